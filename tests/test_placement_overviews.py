@@ -178,3 +178,30 @@ def test_a_training_step(layout: str):
     if layout == "home":
         assert routes["weights"].bytes_each == (64 * 64 + 64 + 64 * 8 + 8) * 4
         assert str(routes["gradients"]).startswith("gradients from each device, ")
+
+
+def test_layers_of_a_mesh_are_called_as_in_their_model():
+    mesh = {"batch": 2, "model": 2}
+    layers = [keras.layers.Dense(8, "relu", name=f"block_{k}") for k in range(7)]
+    net = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(8, name="last")])
+    gs.set_variable_layout(
+        net, {"block_*/kernel": (None, "model"), "block_*/bias": ("model",), "last/kernel": ("model",)}, mesh=mesh
+    )
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(net(x) ** 2)
+        return tape.gradient(loss, net.trainable_variables)
+
+    parallel = gs.parallelize(step, mesh=mesh)
+    placement = parallel.placement(tf.ones((5, 8)))
+    paths = page_paths(placement)
+    outer = {path[0] for path in paths.values() if len(path) > 1}
+    assert not {scope for scope in outer if scope.startswith(("shard", "graphsplit"))}, outer
+    products = [op for op in placement.ops.values() if op.type == "MatMul" and not op.backward]
+    own = {"/".join(paths[op.name]) for op in products}
+    assert own == {f"{net.name}/{layer.name}/MatMul" for layer in net.layers}, own
+    text = str(parallel.plan(tf.ones((5, 8))))
+    assert f"    7 of {net.name}/block_*/kernel: dimension 1 along 'model' (4, 4), used where its parts are\n" in text
+    assert f"    7 of {net.name}/block_*/bias: dimension 0 along 'model' (4, 4), used where its parts are\n" in text
+    assert f"    {net.name}/last/kernel: dimension 0 along 'model' (4, 4), used where its parts are\n" in text

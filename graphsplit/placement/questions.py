@@ -186,9 +186,13 @@ def _is_numbered(layers: Sequence[str], scopes: Sequence[str]) -> bool:
 
 
 def _without_numbers(op: PlacedOp) -> str:
-    *scopes, last = op.own_name.split("/")
-    first = 0 if op.shard is None else 1  # `shard_2` is no layer
-    return op.prefix + "/".join([*scopes[:first], *[re.sub(r"_\d+$", "", scope) for scope in scopes[first:]], last])
+    *scopes, last = op.own_name.removeprefix(op.written).split("/")
+    first = 0 if op.shard is None or op.written else 1  # `shard_2` is no layer
+    return (
+        op.prefix
+        + op.written
+        + "/".join([*scopes[:first], *[re.sub(r"_\d+$", "", scope) for scope in scopes[first:]], last])
+    )
 
 
 def near(ops: Iterable[PlacedOp], pattern: str) -> list[str]:

@@ -68,6 +68,7 @@ def _read_op(
         parameter_bytes=_held_bytes(source.held.get(node.name)),
         argument=source.arguments.get(node.name, ""),
         prefix=node.prefix,
+        written=source.written_of.get(node.root, ""),
         source=source.locate(node.name),
         home_reason=reason,
         gathered_bytes=gathered,

@@ -40,6 +40,8 @@ class PlacedOp:
       body_of: the loop, branch or call in whose body it is; "" at the top level.
       prefix: what its name begins with before the name that graphsplit gave it, if it is in a graph that graphsplit
         wrote and somebody loaded: `StatefulPartitionedCall/`.
+      written: the scopes that graphsplit put before the name that it has in the function, `shard_2/`; on a mesh, those
+        of both axes.
       no_kernel: whether the device that was asked for has no kernel for it, as it is: TensorFlow then runs it on a CPU.
     """
 
@@ -67,6 +69,7 @@ class PlacedOp:
     argument: str = ""
     prefix: str = ""
     role: str = ""
+    written: str = ""
 
     @property
     def own_name(self) -> str:

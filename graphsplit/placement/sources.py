@@ -32,6 +32,7 @@ from graphsplit.tracing.trace import Trace, source_locator
 
 _serial = itertools.count()
 _INFERENCE = re.compile(r"__inference_(.+)_\d+")
+_WRITTEN = re.compile(r"((shard_*\d*|graphsplit_*/[a-z_]+\d+)/(?=.))*")  # of a shard or column, of a move
 Value = tuple[tf.DType, tf.TensorShape]
 
 
@@ -66,6 +67,7 @@ class PlacementSource:
       locate: operation name -> the user's source line.
       shard_of: the shard of the nodes that run on shards.
       role_of: what nodes are there for that are no operations of the function: a move of which kind, ...
+      written_of: the scopes that come before the names that nodes' operations have in the function.
       stage_of: the name of the stage of those of them that are in one.
       at_home: for nodes that carry the batch and run at home: the reason and the bytes gathered for it.
       rows: rows of the batch on each shard; empty if not known.
@@ -85,6 +87,7 @@ class PlacementSource:
     locate: Callable[[str], str] = lambda _: ""
     shard_of: Mapping[str, int] = field(default_factory=dict)
     role_of: Mapping[str, str] = field(default_factory=dict)
+    written_of: Mapping[str, str] = field(default_factory=dict)
     stage_of: Mapping[str, str] = field(default_factory=dict)
     at_home: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     rows: Sequence[int] = ()
@@ -116,6 +119,7 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> PlacementSource:
         arguments=dict(zip(emitted.inputs, plan.program.input_names, strict=True)),
         locate=locate,
         role_of={name: role for name in emitted.origins if (role := emitted.serves(name))},
+        written_of=_written(emitted, plan),
         stage_of=_stages(emitted, plan),
         shard_of={name: origin.shard for name, origin in emitted.origins.items() if origin.shard is not None},
         at_home={op.name: (reason, plan.gathered_bytes(op) if known else 0) for op, reason in plan.stayed_home},
@@ -167,6 +171,20 @@ def _stages(emitted: EmittedGraph, plan: Plan) -> dict[str, str]:
         if origin.shard is not None and origin.op is not None:
             stage = program.ops[origin.op].stage
             found.update({name: stage.name} if stage else {})
+    return found
+
+
+def _written(emitted: EmittedGraph, plan: Plan) -> dict[str, str]:
+    """Return the scopes before the names of operations of the function, or before what is moved or counted for them."""
+    found = {}
+    for name, origin in emitted.origins.items():
+        op = None if origin.op is None else plan.program.ops[origin.op]
+        before, own, _ = (
+            f"/{name}".partition(f"/{op.provenance.origin}") if op and op.provenance.origin else ("", "", "")
+        )
+        if op is None or (plan.mesh.columns and not own):
+            before = f"/{(_WRITTEN.match(name) or [''])[0]}".removesuffix("/")
+        found.update({name: f"{before}/"[1:]} if before else {})
     return found
 
 

@@ -141,7 +141,10 @@ def scope_path(op: PlacedOp, name: str = "") -> list[str]:
       op: the operation.
       name: what to call it instead of its name.
     """
-    parts = (name or op.name).removeprefix(op.prefix).split("/")
+    parts = (name or op.name).removeprefix(op.prefix).removeprefix(op.written).split("/")
+    if op.written:
+        moves = [part for part in re.findall(r"(?<=/)\w+_\d+", f"/{op.written}") if not part.startswith("shard_")]
+        return [*parts[:-1], f"{parts[-1]} ({moves[-1]})" if moves else parts[-1]]
     if op.shard is not None and len(parts) > 1:
         return parts[1:]
     if parts[0] == "graphsplit" and len(parts) > 2:

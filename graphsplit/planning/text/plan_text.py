@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
@@ -125,10 +126,8 @@ def _in_parts(plan: Decisions) -> list[str]:
     if plan.mesh.other_axis:
         rows, columns = len(plan.mesh.columns[0]), len(plan.mesh.columns)
         lines.append(f"  mesh: {rows} of the batch x {columns} of {plan.mesh.other_axis!r}")
-    for name in longest[:_MOST_AT_HOME]:
-        lines.append(f"    {state.in_place[name]}: {_on_mesh(state.divisions[name], name in state.gathered)}")
-    if len(longest) > _MOST_AT_HOME:
-        lines.append(f"    ... and {len(longest) - _MOST_AT_HOME} more along {plan.mesh.other_axis!r}")
+    texts = [_on_mesh(state.divisions[name], name in state.gathered) for name in longest]
+    lines += _named_alike([state.in_place[name] for name in longest], texts)
     for what, chosen in (("in parts", divided), ("mirrored", copied)):
         if chosen:
             own = [i for i, (k, _) in zip(captures, state.parts, strict=True) if k in chosen]
@@ -139,6 +138,20 @@ def _in_parts(plan: Decisions) -> list[str]:
         lines.append(f"  used where their parts are, to which rows go: {', '.join(used[:_MOST_AT_HOME])}{more}")
     lines += [f"  variable {n} is gathered before it is used: {why}" for n, why in state.staying.items() if why]
     return lines + [f"  variable {name} is gathered for each call: {why}" for name, why in state.whole.items()]
+
+
+def _named_alike(names: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """Return a line for each variable; of many, one for those whose names differ in numbers, and that lie alike."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, text in zip(names, texts, strict=True):
+        pattern = re.sub(r"\d+", "*", name) if len(names) > _MOST_AT_HOME else name
+        alike.setdefault((pattern, text), []).append(name)
+    lines = []
+    for (_, text), own in alike.items():
+        scopes = zip(*[name.split("/") for name in own], strict=True)
+        name = "/".join([one[0] if len(set(one)) == 1 else re.sub(r"\d+", "*", one[0]) for one in scopes])
+        lines.append(f"    {f'{len(own)} of ' if len(own) > 1 else ''}{name}: {text}")
+    return lines
 
 
 def _only_held(plan: Decisions, sends: Traffic) -> list[str]:
