@@ -10,6 +10,7 @@ import tf_keras
 
 import graphsplit as gs
 from graphsplit.placement import Edge, PlacedOp, Placement, PlacementError, placement_of_graph
+from graphsplit.placement.views.pages import page_data
 from tests.helpers.placements import placeholder, synthetic, two_device_graph
 
 
@@ -53,13 +54,27 @@ def test_critical_path(two_devices):
     assert path.flops == 1024 + 32 + 128
 
 
+def test_the_critical_path_names_the_machine(two_devices):
+    by_default = two_devices.critical_path()
+    assert by_default == two_devices.critical_path(machine="cpu")
+    assert by_default.machine == "cpu"
+    assert " ms by machine 'cpu', " in str(by_default)
+    assert f"{1e3 * by_default.seconds:.3g} ms by what" in page_data(two_devices)["criticalText"]
+    assert " ms by the speeds given, " in str(two_devices.critical_path(bytes_per_second=1e9))
+
+
+def test_sent_bytes_of_edges_add_up_to_what_is_sent(two_devices):
+    sent = [data["sent_bytes"] for *_, data in two_devices.graph.edges(data=True)]
+    assert sum(sent) == sum(transfer.bytes for transfer in two_devices.transfers) == 512 + 128
+
+
 def test_networkx_graph(two_devices):
     graph = two_devices.graph
     assert isinstance(graph, nx.MultiDiGraph)
     assert graph.nodes["product"]["device"] == "/device:CPU:1"
     assert graph.number_of_edges("product", "twice") == 2
     [edge] = graph.get_edge_data("x", "product").values()
-    assert edge == {"bytes": 512, "dtype": "float32", "output": 0, "control": False, "crosses": True}
+    assert edge == {"bytes": 512, "dtype": "float32", "output": 0, "control": False, "crosses": True, "sent_bytes": 512}
     [control] = graph.get_edge_data("relu", "short").values()
     assert control["control"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from graphsplit.core.devices import canonical_name, short_name
@@ -14,7 +15,7 @@ from graphsplit.costs.machine_files import machine as machine_of
 from graphsplit.placement import questions
 from graphsplit.placement.gradients import GradientPair, pair_gradients
 from graphsplit.placement.recorded.placed_times import placed_times
-from graphsplit.placement.records import Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
+from graphsplit.placement.records import NO_DATA, Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 class PlacementError(CheckError):
     """An assertion about a placement does not hold."""
+
+
+_MACHINES = {"GPU": "dgx-a100", "CPU": "cpu"}  # by whose costs the longest chain is found, by kind of device
 
 
 class PlacementGraph:
@@ -60,7 +64,9 @@ class PlacementGraph:
         """The placement as a `networkx.MultiDiGraph`: a node per operation, an edge per tensor and control dependency.
 
         A node has the fields of `PlacedOp` as attributes, and `device`. An edge has `bytes`, `dtype`, `output`,
-        `control` and `crosses`.
+        `control` and `crosses`. A tensor that several operations of a device read has several edges and is sent there
+        once: the first such edge has its `sent_bytes`, the others 0, so that these add up to what is sent. (`transfers`
+        also sees through operations that TensorFlow removed.)
         """
         import networkx as nx  # hundreds of modules, for those who ask
 
@@ -68,8 +74,12 @@ class PlacementGraph:
         for op in self.ops.values():
             fields = {name: value for name, value in vars(op).items() if name != "name"}
             graph.add_node(op.name, **fields, device=op.device)
+        sent: set[tuple[str, int, str]] = set()
         for edge in self.edges:
             crosses = questions.crosses(self.ops[edge.source], self.ops[edge.target])
+            key = edge.source, edge.output, self.ops[edge.target].device
+            is_sent = crosses and not edge.control and edge.dtype not in NO_DATA and key not in sent
+            sent.update([key] if is_sent else [])
             graph.add_edge(
                 edge.source,
                 edge.target,
@@ -78,6 +88,7 @@ class PlacementGraph:
                 output=edge.output,
                 control=edge.control,
                 crosses=crosses,
+                sent_bytes=edge.bytes if is_sent else 0,
             )
         return graph
 
@@ -120,28 +131,30 @@ class PlacementGraph:
     def critical_path(
         self,
         *,
-        flops_per_second: float = 1e12,
-        bytes_per_second: float = 1e10,
-        seconds_per_op: float = 1e-6,
+        flops_per_second: float | None = None,
+        bytes_per_second: float | None = None,
+        seconds_per_op: float | None = None,
         machine: str | os.PathLike[str] | Machine | None = None,
     ) -> CriticalPath:
         """Return the chain of operations that takes longest. No queueing; loop bodies count once.
 
         An operation takes what it takes on a device of the `machine`, and a tensor that crosses devices what its link
-        takes, as in `predict`. Without one, speed is as simple as can be: an operation takes `flops / flops_per_second
-        + seconds_per_op`, a tensor that crosses `bytes / bytes_per_second`; the defaults are of the order of one GPU.
+        takes, as in `predict`. Without one, that is "dgx-a100" where there are GPUs, else "cpu", as on the page that
+        `save` writes. With any of the speeds, an operation takes `flops / flops_per_second + seconds_per_op` instead,
+        a tensor that crosses `bytes / bytes_per_second`; those not given are 1e12, 1e10 and 1e-6, as of one GPU.
 
         Raises:
           ArgumentError: for an unknown machine.
         """
-        if machine is not None:
-            times = placed_times(self.ops, self.edges, machine_of(machine))
-        else:
-            times = (
-                lambda op: (op.flops or 0) / flops_per_second + seconds_per_op,
-                lambda count: count / bytes_per_second,
-            )
-        return questions.find_critical_path(self.graph, self.ops, *times)
+        if machine is None and any(speed is not None for speed in (flops_per_second, bytes_per_second, seconds_per_op)):
+            flops_speed, link_speed = flops_per_second or 1e12, bytes_per_second or 1e10
+            start = 1e-6 if seconds_per_op is None else seconds_per_op
+            times = (lambda op: (op.flops or 0) / flops_speed + start, lambda count: count / link_speed)
+            return questions.find_critical_path(self.graph, self.ops, *times)
+        kind = "GPU" if any("GPU" in device for device in self.devices) else "CPU"
+        by = machine_of(machine or _MACHINES[kind])
+        found = questions.find_critical_path(self.graph, self.ops, *placed_times(self.ops, self.edges, by))
+        return replace(found, machine=by.name)
 
     def select(self, pattern: str) -> list[PlacedOp]:
         """Return the operations whose name or type matches a shell pattern: `"dense/*"`, `"MatMul"`.

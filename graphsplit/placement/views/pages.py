@@ -66,7 +66,6 @@ def in_frame(page: str, height: int = 640) -> str:
     )
 
 
-_MACHINES = {"GPU": "dgx-a100", "CPU": "cpu"}  # by whose costs the longest chain is found, by kind of device
 _LARGEST = 25  # tensors that the page names one by one
 
 
@@ -79,8 +78,7 @@ def page_data(placement: PlacementGraph) -> dict[str, Any]:
     colors = device_colors(devices)
     index = {device: i for i, device in enumerate(devices)} | {"": -1}
     lane_of = lanes_of(placement.ops.values())
-    machine = _MACHINES["GPU" if any("GPU" in device for device in devices) else "CPU"]
-    critical = placement.critical_path(machine=machine)
+    critical = placement.critical_path()
     paths = page_paths(placement)
     return {
         "title": placement.title,
@@ -93,7 +91,7 @@ def page_data(placement: PlacementGraph) -> dict[str, Any]:
         "variables": {number[op.name]: op.variable for op in placement.ops.values() if op.variable},
         "folded": folded_scopes(placement, paths),
         "critical": [number[name] for name in critical.ops],
-        "criticalText": _critical_text(critical, machine),
+        "criticalText": _critical_text(critical),
         "edges": [x for e in placement.edges for x in (number[e.source], number[e.target], int(e.control))],
         **_transfers(placement, index, number),
         "largest": _largest(placement, number, paths),
@@ -204,12 +202,12 @@ def _largest(placement: PlacementGraph, number: Mapping[str, int], paths: Mappin
     ]
 
 
-def _critical_text(path: CriticalPath, machine: str) -> str:
+def _critical_text(path: CriticalPath) -> str:
     """Return the critical path in a sentence, with what it rests on."""
     return (
         f"{len(path.ops)} operations wait for each other: {format_flops(path.flops)}, "
         f"{format_bytes(path.transfer_bytes)} sent, {path.seconds * 1e3:.3g} ms by what gs.predict takes operations "
-        f"and links of the machine {machine!r} to need, without queues; not measured."
+        f"and links of the machine {path.machine!r} to need, without queues; not measured."
     )
 
 
