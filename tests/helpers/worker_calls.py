@@ -132,6 +132,22 @@ def callbacks_run_in_the_client(workers, cluster) -> None:
 
 
 @case("calls")
+def predicted_where_they_lie(workers, cluster) -> None:
+    network = Network(device="/job:worker/task:0/device:CPU:0")
+    gs.set_variable_layout(network, "sharded")
+    try:
+        predicted = gs.predict(network.train, rows(8), devices=4, machine="cpu")
+        division = next(iter(predicted.plan.state.divisions.values()))
+        assert len(set(division.devices)) == len(division.devices), division.devices
+        would = gs.predict(network.train, rows(8), devices=4, machine="cpu", layout="sharded")
+        assert {k: own.devices for k, own in predicted.plan.state.divisions.items()} == {
+            k: own.devices for k, own in would.plan.state.divisions.items()
+        }
+    finally:
+        gs.set_variable_layout(network, "home")
+
+
+@case("calls")
 def what_really_ran(workers, cluster) -> None:
     w = tf.Variable(rows(6, 3))
     products = gs.parallelize(lambda x: tf.tanh(x @ w)).placement(rows(8), actual=True).select("MatMul")

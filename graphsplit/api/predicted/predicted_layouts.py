@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import tensorflow as tf
@@ -11,7 +11,7 @@ from graphsplit.api.layouts.layout_spellings import WORDS, VariableLayout, check
 from graphsplit.api.layouts.new_variables import slots_by_name
 from graphsplit.api.layouts.variable_layouts import PLACES, divided, divisions_on_mesh, mirrored, wanted_layouts
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
-from graphsplit.core.devices import short_name
+from graphsplit.core.devices import available_devices, short_name
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.hosts import host_devices
 from graphsplit.core.layouts import Copied, Cut, MeshDivision
@@ -86,7 +86,7 @@ def _elsewhere(variables: Sequence[tf.Variable], grid: DeviceMesh | None) -> lis
 
 def _as_they_lie(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[int, MeshDivision]:
     found: dict[int, MeshDivision] = {}
-    wrong = []
+    wrong, number_of = list[str](), _numbers_of_devices()
     for variable in variables:
         parts = parts_of_variable(variable)
         if parts is None:
@@ -94,12 +94,12 @@ def _as_they_lie(variables: Sequence[tf.Variable], devices: Sequence[str]) -> di
         division = parts.division
         assert isinstance(division, (Cut, Copied))  # (of others the layout says how they lie)
         every = (*division.devices, *(division.sums if isinstance(division, Copied) else ()))
-        if any(_number(device) >= len(devices) for device in every):
+        if any(number_of(device) >= len(devices) for device in every):
             wrong.append(f"{name_of(variable)} on {len(set(division.devices))} devices")
             continue
-        on = tuple([devices[_number(device)] for device in division.devices])
+        on = tuple([devices[number_of(device)] for device in division.devices])
         if isinstance(division, Copied):
-            sums = tuple([devices[_number(device)] for device in division.sums])
+            sums = tuple([devices[number_of(device)] for device in division.sums])
             found[id(variable)] = replace(division, devices=on, sums=sums)
         else:
             found[id(variable)] = replace(division, devices=on)
@@ -133,7 +133,9 @@ def notes_on_layout(
         lying = [division for own, division in held if type(division) is kind and own != "host"]
         if not lying:
             continue
-        used, could = _numbers(lying), _numbers(divisions_for(trace, what, devices).values())
+        number_of, would = _numbers_of_devices(), divisions_for(trace, what, devices).values()
+        used = {0, *[number_of(device) for division in lying for device in division.devices]}
+        could = {devices[0], *[device for division in would for device in division.devices]}
         if len(used) < len(could):
             notes.append(
                 f"variables are {what} over {len(used)} devices, as they are here, and {len(devices) - len(used)} of "
@@ -142,10 +144,7 @@ def notes_on_layout(
     return tuple(notes)
 
 
-def _numbers(divisions: Iterable[MeshDivision]) -> set[int]:
-    """Return the numbers of the devices that hold variables: home, and those of parts and copies."""
-    return {0, *[_number(device) for division in divisions for device in division.devices]}
-
-
-def _number(device: str) -> int:
-    return int(device.rpartition(":")[2])
+def _numbers_of_devices() -> Callable[[str], int]:
+    """Return what numbers devices in the order in which a number of devices is filled: worker after worker."""
+    numbers = {device: number for number, device in enumerate(available_devices())}
+    return lambda device: numbers.get(device, int(device.rpartition(":")[2]))
