@@ -40,7 +40,8 @@ ROOT = Path(__file__).parent.parent
         (
             {"stages": 0},
             "stages=0: it is the number of parts, at least 1, into which the function is cut, each with devices of its "
-            "own; None leaves it whole.",
+            "own; or patterns of names of the layers at which new ones begin, ['block4_*', 'block9_*']; None leaves "
+            "it whole.",
         ),
     ],
 )

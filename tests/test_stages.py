@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from typing import Any
 
 import keras
@@ -285,6 +286,43 @@ def assert_together(plan: gs.Plan) -> None:
 # What a user reads
 
 
+def test_stages_begin_at_layers_and_scopes_by_name():
+    """In the order of the layers, whatever the order of the names; outside of a model's own `fit`."""
+
+    def make():
+        keras.utils.set_random_seed(2)
+        layers = [
+            keras.layers.Dense(6, "tanh", dtype="float64", name=name)
+            for name in ("block_1", "block_2", "block_20", "out")
+        ]
+        model = keras.Sequential([keras.Input((6,), dtype="float64"), *layers[:3]])
+        layers[3].build((None, 6))
+
+        variables = [variable.value for variable in (*model.variables, *layers[3].variables)]
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                h = model(x)
+                with tf.name_scope("joint"):
+                    h = tf.sin(h)
+                loss = tf.reduce_mean((layers[3](h) - y) ** 2)
+            for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+                variable.assign_sub(0.1 * gradient)
+            return loss
+
+        return step, variables
+
+    options: dict[str, Any] = {"stages": ["joint", "block_2"], "micro_batches": 2, "schedule": "1f1b"}
+    given = rows(7, 6), rows(7, 6)
+    plan = assert_law(make, [given, given], devices=3, sharded=["Tanh", "Sin"], **options)
+    assert [cut.asked for cut in plan.stage_cuts.stages] == ["", "block_2", "joint"]
+    first = [plan.program.ops[cut.first].name for cut in plan.stage_cuts.stages]
+    assert "/block_2_1/" in first[1], first
+    assert first[2] == "joint/Sin"
+    with pytest.raises(gs.ArgumentError, match=re.escape("stages=['blok_2']: no operation is in a layer whose name")):
+        gs.parallelize(make()[0], devices=2, stages=["blok_2"]).plan(*given)
+
+
 def test_the_plan_says_where_and_why():
     step, _ = perceptron(4, 16)()
     plan = gs.parallelize(step, devices=2, stages=2, micro_batches=2).plan(rows(64, 16), rows(64, 16))
@@ -314,11 +352,12 @@ def test_a_broken_cut_is_seen():
         assert message(gs.CheckError, dataclasses.replace(plan, program=program).check) == expected
 
 
-@pytest.mark.parametrize("stages", [0, -1, 1.5, True, "2", ["block"]])
+@pytest.mark.parametrize("stages", [0, -1, 1.5, True, "2", [], [3]])
 def test_bad_numbers(stages: Any):
     assert message(gs.ArgumentError, lambda: gs.parallelize(abs, stages=stages)) == (
         f"stages={stages!r}: it is the number of parts, at least 1, into which the function is cut, each with devices "
-        "of its own; None leaves it whole."
+        "of its own; or patterns of names of the layers at which new ones begin, ['block4_*', 'block9_*']; None leaves "
+        "it whole."
     )
 
 

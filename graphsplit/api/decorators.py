@@ -61,7 +61,7 @@ def parallelize(
     reduce_retracing: bool = False,
     micro_batches: int = 1,
     schedule: str | None = None,
-    stages: int | None = None,
+    stages: int | Sequence[str] | None = None,
     jit_compile: bool = False,
     bucket_bytes: int | None = None,
     recompute: str | float | Sequence[str] | None = None,
@@ -110,8 +110,9 @@ def parallelize(
         all stages and back before the next one. `plan(...).schedule` is the chart.
       stages: how many parts of equal time the function is cut into, each on a device of its own, forward and backward:
         `stages=4` on 8 devices are two pipelines with half of the rows each, and `weights` are their shares. Cuts are
-        where few bytes pass, and on GPUs each stage fits into memory. The plan says where. None does not cut the
-        function, and keeps stages from `on_device`.
+        where few bytes pass, and on GPUs each stage fits into memory. Or patterns of names of layers, or other scopes,
+        at which new stages begin, `["block4_*", "block9_*"]`. The plan says where. None does not cut the function, and
+        keeps stages from `on_device`.
       jit_compile: let XLA compile what each device computes between two moves. A `tf.function(jit_compile=True)` sets
         it. Operations without an XLA kernel, random numbers, sizes that depend on data, and effects run between the
         compiled parts; the plan lists them. Each size is compiled separately. If XLA refuses an operation in spite of
@@ -155,7 +156,7 @@ def parallelize(
         reduce_retracing=reduce_retracing,
         micro_batches=micro_batches,
         schedule=schedule,
-        stages=stages,
+        stages=stages,  # type: ignore[arg-type]  # names become their beginnings there
         jit_compile=jit_compile,
         bucket_bytes=bucket_bytes,
         recompute=recompute,  # type: ignore[arg-type]  # a list becomes a tuple there

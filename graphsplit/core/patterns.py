@@ -7,14 +7,18 @@ import fnmatch
 import functools
 import glob
 import inspect
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar
+
+from graphsplit.core.errors import ArgumentError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _NEAR, _MOST_NEAR = 0.5, 3  # how alike names are that are suggested, of which 1 are equal ones; and how many
 _NEAR_OPTION = 0.7  # how alike, of 1: `variables` and `devices`, which are no misspellings of each other, are 0.5
+_NUMBER = re.compile(r"_\d+$")  # by which Keras and TensorFlow tell calls of one layer apart
 _LAYOUTS = "Where variables live is said of them: gs.set_variable_layout(model, 'sharded', devices=...)."
 _ELSEWHERE = dict.fromkeys(("variables", "layout", "layouts", "variable_layout"), _LAYOUTS)
 """What others call something that is said in another way here."""
@@ -59,6 +63,35 @@ def fits(name: str, pattern: str) -> bool:
     (False, True)
     """
     return fnmatch.fnmatchcase(f"/{name}", pattern if pattern.startswith("/") else f"*/{pattern}")
+
+
+def scopes_of(name: str) -> list[str]:
+    """Return the scopes of an operation, the outermost first.
+
+    >>> scopes_of("sequential/dense_1/MatMul")
+    ['sequential', 'sequential/dense_1']
+    """
+    parts = name.split("/")[:-1]
+    return ["/".join(parts[: k + 1]) for k in range(len(parts))]
+
+
+def layers_fitting(option: str, patterns: Iterable[str], scopes: Sequence[str]) -> dict[str, list[str]]:
+    """Return for each pattern of layers' names the scopes, of what a function computes, that it fits.
+
+    Raises:
+      ArgumentError: if one fits none; it names those near it.
+
+    >>> layers_fitting("stages", ["dense"], ["sequential", "sequential/dense_1"])
+    {'dense': ['sequential/dense_1']}
+    """
+    found = {p: [s for s in scopes if fits(s, p) or fits(_NUMBER.sub("", s), p)] for p in patterns}
+    for pattern in [pattern for pattern, own in found.items() if not own]:
+        like = near(pattern, [_NUMBER.sub("", scope.rpartition("/")[2]) for scope in scopes]) or scopes[:3]
+        raise ArgumentError(
+            f"{option}: no operation is in a layer whose name {pattern!r} fits. "
+            f"Names here are like {', '.join(map(repr, like)) or 'none, as no layer has one'}."
+        )
+    return found
 
 
 def pattern_of(name: str) -> str:

@@ -6,7 +6,6 @@ What a layer computes is named by its name: Keras calls it in a name scope.
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,14 +49,7 @@ def stages_of_model(model: Any, stages: object, flavor: Flavor) -> int | Beginni
             f"layers are:\n{bullet_list(names, _MOST_NAMES)}"
         )
     suffix = r"_\d+" if flavor is KERAS_3 else ""
-    in_order = sorted(fitting, key=lambda pattern: names.index(fitting[pattern][0]))
-    operations = []
-    for pattern in in_order:
-        first = names.index(fitting[pattern][0])
-        others = [[name] for name in names[first + 1 :] if name not in fitting[pattern]]
-        groups = [fitting[pattern], *others]
-        operations.append(tuple([f"(^|/)({'|'.join(map(re.escape, group))}){suffix}/" for group in groups]))
-    return Beginnings(tuple(in_order), tuple(operations))
+    return Beginnings.at(fitting, names, f"(^|/)({{}}){suffix}/")
 
 
 def _layer_names(model: Any) -> Iterator[str]:

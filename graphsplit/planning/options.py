@@ -46,6 +46,8 @@ class PlanOptions:
                 "computes one after the other; 1 computes the rows of a device at once."
             )
         _check_schedule(self.schedule, self.random)
+        if isinstance(self.stages, (list, tuple)) and all(isinstance(name, str) for name in self.stages or [0]):
+            object.__setattr__(self, "stages", Beginnings(tuple(dict.fromkeys(self.stages))))
         _check_stages(self.stages, self.random)
         if self.bucket_bytes is not None and not _is_count(self.bucket_bytes, 0):
             raise ArgumentError(
@@ -103,7 +105,8 @@ def _check_stages(stages: object, random: str) -> None:
     if not isinstance(stages, Beginnings) and not _is_count(stages, 1):
         raise ArgumentError(
             f"stages={stages!r}: it is the number of parts, at least 1, into which the function is cut, each with "
-            "devices of its own; None leaves it whole."
+            "devices of its own; or patterns of names of the layers at which new ones begin, ['block4_*', 'block9_*']; "
+            "None leaves it whole."
         )
     if random == "independent":
         raise ArgumentError(

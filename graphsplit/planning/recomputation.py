@@ -11,14 +11,12 @@ for its block is kept, statistics above all: so what all rows have added up to i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
-from graphsplit.core.errors import ArgumentError
-from graphsplit.core.patterns import fits, near
+from graphsplit.core.patterns import layers_fitting, scopes_of
 from graphsplit.costs.seconds import seconds_of
 from graphsplit.graph.walks import in_order
 from graphsplit.planning.amounts import format_bytes
@@ -32,7 +30,6 @@ Recompute = str | float | tuple[str, ...] | None
 
 _SMALL = 1 / 32  # of the largest value of a block: what has fewer bytes is kept
 _SHARES = [2 ** (-k / 2) for k in range(2, 15)]  # of all bytes: the most that a block may make
-_NUMBER = re.compile(r"_\d+$")  # by which Keras and TensorFlow tell calls of one layer apart
 
 
 @dataclass(frozen=True)
@@ -189,31 +186,16 @@ def _blocks_of(passes: _Passes, crossing: Sequence[int], most: float) -> list[in
 
 def _named(passes: _Passes, patterns: Sequence[str]) -> list[list[int]]:
     """Return the operations of each layer whose name a pattern fits: of the outermost such layer."""
-    scopes = {i: list(_scopes(passes.program.ops[i])) for i in passes.active}
+    named = [passes.program.ops[i] for i in passes.active]
+    scopes = {op.index: scopes_of(op.provenance.origin or op.name) for op in named}
     names = list(dict.fromkeys(name for own in scopes.values() for name in own))
-    fitting = {pattern: {name for name in names if _fits(name, pattern)} for pattern in patterns}
-    for pattern in [pattern for pattern, own in fitting.items() if not own]:
-        like = near(pattern, [name.rpartition("/")[2] for name in names]) or names[:3]
-        raise ArgumentError(
-            f"recompute: no operation is in a layer whose name {pattern!r} fits. "
-            f"Names here are like {', '.join(map(repr, like)) or 'none, as no layer has one'}."
-        )
+    fitting = layers_fitting("recompute", patterns, names)
     chosen = set().union(*fitting.values())
     found: dict[str, list[int]] = {}
     for i, own in scopes.items():
         for name in [name for name in own if name in chosen][:1]:
             found.setdefault(name, []).append(i)
     return list(found.values())
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return fits(name, pattern) or fits(_NUMBER.sub("", name), pattern)
-
-
-def _scopes(op: Op) -> Iterator[str]:
-    """Return the scopes of an operation, the outermost first."""
-    parts = (op.provenance.origin or op.name).split("/")[:-1]
-    yield from ("/".join(parts[: k + 1]) for k in range(len(parts)))
 
 
 def _of_share(blocks: Sequence[Block], share: float, kept: int) -> list[Block]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graphsplit.core.errors import ArgumentError, CheckError, bullet_list
+from graphsplit.core.patterns import layers_fitting, scopes_of
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.schedule.chains import Room, cut
@@ -31,10 +32,28 @@ class Beginnings:
       names: as the user says it: patterns of names of layers.
       operations: for each the regular expression for the names of what these layers compute, and those of all layers
         behind them, in order: a Dropout computes nothing while predicting, and then the stage begins with the next.
+        None until the function is traced, whose scopes are its layers.
     """
 
     names: tuple[str, ...]
-    operations: tuple[tuple[str, ...], ...]
+    operations: tuple[tuple[str, ...], ...] = ()
+
+    @classmethod
+    def at(cls, fitting: Mapping[str, Sequence[str]], layers: Sequence[str], form: str) -> Beginnings:
+        """Return the beginnings at those layers that fit patterns.
+
+        Args:
+          fitting: the layers by the patterns.
+          layers: all of them, in order.
+          form: of the regular expression, with `{}` for the layers.
+        """
+        first = {pattern: layers.index(own[0]) for pattern, own in fitting.items()}
+        in_order = sorted(first, key=lambda pattern: first[pattern])
+        operations = []
+        for pattern in in_order:
+            others = [[name] for name in layers[first[pattern] + 1 :] if name not in fitting[pattern]]
+            operations.append(tuple([form.format("|".join(map(re.escape, o))) for o in [fitting[pattern], *others]]))
+        return cls(tuple(in_order), tuple(operations))
 
     @property
     def count(self) -> int:
@@ -120,10 +139,13 @@ def cut_into_stages(
     devices = asked.devices[: units.most_stages] if may_be_fewer else asked.devices
     if not devices:
         return program, StageCuts(asked)
-    if asked.begins is not None:
-        starts = _asked_starts(units, asked.begins)
-        idle = set(asked.begins.names).difference(starts.values())
-        called = ["", *asked.begins.names]
+    if (begins := asked.begins) is not None:
+        if not begins.operations:
+            scopes = list(dict.fromkeys(scope for op in program.ops for scope in scopes_of(op.name)))
+            begins = Beginnings.at(layers_fitting(f"stages={begins}", begins.names, scopes), scopes, "^({})/")
+        starts = _asked_starts(units, begins)
+        idle = set(begins.names).difference(starts.values())
+        called = ["", *begins.names]
         devices = tuple([own for own, name in zip(asked.devices, called, strict=True) if name not in idle])
     else:
         starts = _equal_starts(units, len(devices), asked, mesh, schedule)
