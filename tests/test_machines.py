@@ -118,7 +118,7 @@ def test_all_that_is_wrong_with_a_file_is_named(tmp_path: Path):
     with raises(
         gs.ArgumentError,
         "The machine file has figures that cannot be:\n"
-        f"  - {path}, line 2: devices is a whole number of at least 1, got -2\n"
+        f"  - {path}, line 2: devices is a whole number from 1 to 1,000,000, got -2\n"
         f"  - {path}, line 3: device.bytes_per_s is missing\n"
         f'  - {path}, line 5: device.kind is "CPU" or "GPU", got \'TPU\'\n'
         f"  - {path}, line 7: device.bytes_per_sec is not known; did you mean bytes_per_s?\n"
@@ -132,8 +132,11 @@ def test_all_that_is_wrong_with_a_file_is_named(tmp_path: Path):
     ("line", "what"),
     [
         ("[link]", "link.matmul is not known; there are name, bytes_per_s, latency_s, source, shared, copies"),
-        ("[host]\nthreads = 2.5", "host.threads is a whole number of at least 1, got 2.5"),
-        ("[host]\nthreads = true", "host.threads is a whole number of at least 1, got True"),
+        ("[host]\nthreads = 2.5", "host.threads is a whole number from 1 to 1,000,000, got 2.5"),
+        (f"[host]\nthreads = {10**20}", f"host.threads is a whole number from 1 to 1,000,000, got {10**20}"),
+        ("[host]\nthreads.a = 1", "host.threads is a whole number from 1 to 1,000,000, got {'a': 1}"),
+        ("[network]\nbytes_per_s = inf", "network.bytes_per_s is a positive, finite number, got inf"),
+        ("[host]\nthreads = true", "host.threads is a whole number from 1 to 1,000,000, got True"),
         ("[host]\ncall_s = nan", "host.call_s is a finite number of at least 0, got 'nan'"),
         ("[host]\ncall_s = inf", "host.call_s is a finite number of at least 0, got inf"),
         ("[host]\nslowdown = [1.0, 0]", "host.slowdown is a list of positive numbers, got [1.0, 0]"),

@@ -72,7 +72,10 @@ def test_names_of_devices():
     assert task_of(canonical_name("/job:localhost/task:0/GPU:0")) is None
 
 
-@pytest.mark.parametrize("wrong", ["10.0.0.1", ":2222", "10.0.0.1:0", "10.0.0.1:99999", "grpc://a:2222", 5, None])
+@pytest.mark.parametrize(
+    "wrong",
+    ["10.0.0.1", ":2222", "10.0.0.1:0", "10.0.0.1:99999", "grpc://a:2222", "a:1,b:2", "a b:1", "::1:2222", 5, None],
+)
 def test_what_is_no_address(wrong: object):
     with pytest.raises(gs.ArgumentError) as raised:
         gs.connect([wrong])

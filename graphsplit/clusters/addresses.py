@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import ipaddress
+import re
 import socket
 import struct
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from graphsplit.core.errors import ArgumentError, DeviceError, UnsupportedError
 
+_ADDRESS = re.compile(r"(?:[\w.-]+|\[[\w:.%]+\]):(\d+)", re.ASCII)
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
 _IPV6_TABLE = "/proc/net/if_inet6"
 WARNING = (
@@ -29,8 +31,8 @@ def checked_address(address: object) -> str:
     >>> checked_address("worker-1:2222")
     'worker-1:2222'
     """
-    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
+    found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    if found is None or not 0 < int(found[1]) < 65536:
         raise ArgumentError(f"{address!r} is not the address of a worker; write it like '10.0.0.1:2222'.")
     return str(address)
 

@@ -16,7 +16,7 @@ from graphsplit.core.tensorflow_internals import eager_context_started, own_task
 from graphsplit.core.user_code import user_stack_level
 
 _OF_TASK = re.compile(r"^/job:(\w+)/replica:\d+/task:(\d+)/device:")
-_SHORT_OF_TASK = re.compile(r"^(\w+):(\d+)/(?=\w+:)")
+_SHORT_OF_TASK = re.compile(r"^(?!(?i:[cg]pu):)(\w+):(\d+)/(?=\w+:)")  # (of a worker, not of a device)
 MOST_DEVICES = 1000  # shares of a batch of unknown size are told apart to a thousandth
 
 
@@ -220,7 +220,7 @@ def canonical_name(name: str, argument: str = "devices") -> str:
         spec = tf.DeviceSpec.from_string(name if name.startswith("/") else f"/{name}")
     except ValueError as error:
         raise ArgumentError(f"{argument}: {name!r} is not a device name; write it like 'GPU:0'.") from error
-    if spec.device_type is None or spec.device_index is None:
+    if spec.device_type is None or spec.device_index is None or spec.device_index < 0 or spec.job == "":
         raise ArgumentError(f"{argument}: {name!r} is not a device name; write it like 'GPU:0'.")
     if spec.job in (None, "localhost") or (spec.job, spec.task or 0) == own_task():
         return f"/device:{spec.device_type}:{spec.device_index}"

@@ -25,7 +25,7 @@ else:
 _MOST = sys.float_info.max
 _TEXT = {"type": "string", "minLength": 1, "description": "a text"}
 _FLAG = {"type": "boolean", "description": "true or false"}
-_COUNT = {"type": "integer", "minimum": 1, "description": "a whole number of at least 1"}
+_COUNT = {"type": "integer", "minimum": 1, "maximum": 1_000_000, "description": "a whole number from 1 to 1,000,000"}
 _AMOUNT = {"type": "number", "minimum": 0, "maximum": _MOST, "description": "a finite number of at least 0"}
 _ABOVE_0 = {"type": "number", "minimum": 0, "exclusiveMinimum": True}
 _RATE = {**_ABOVE_0, "description": "a positive number"}
@@ -68,7 +68,7 @@ _SAMPLE = _table(
 )
 _DEVICE = _table(
     {"name": _TEXT, "kind": {"enum": ["CPU", "GPU"], "description": '"CPU" or "GPU"'}, "memory_bytes": _POSITIVE}
-    | {"bytes_per_s": _RATE, "source": _TEXT, "matrix_flops_per_s": _BY_DTYPE, "vector_flops_per_s": _BY_DTYPE},
+    | {"bytes_per_s": _POSITIVE, "source": _TEXT, "matrix_flops_per_s": _BY_DTYPE, "vector_flops_per_s": _BY_DTYPE},
     {"launch_s": _AMOUNT, "overhead_s": _AMOUNT, "attainable": _by_family(_SHARE), "curves": _by_family(_CURVE)},
 )
 _HOST = _table(
@@ -80,7 +80,12 @@ _HOST = _table(
 _BETWEEN = _table({**_LINK, "source": _TEXT}, {"shared": _FLAG, "copies": _FLAG})
 _MACHINE = _table(
     {"name": _TEXT, "devices": _COUNT, "device": _DEVICE, "link": _BETWEEN},
-    {"calibrated": _FLAG, "network": _table({**_LINK, "source": _TEXT}, {}), "host": _HOST, "host_link": _BETWEEN}
+    {
+        "calibrated": _FLAG,
+        "network": _table({**_LINK, "bytes_per_s": _POSITIVE, "source": _TEXT}, {}),
+        "host": _HOST,
+        "host_link": _BETWEEN,
+    }
     | {"samples": {"type": "array", "items": {"type": "object"}, "description": "tables, [[samples]]"}},
 )
 
