@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.variables.parted_variables import parts_of_variable
+from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable
 from tests.helpers.law import assert_close
 from tests.helpers.layout_cases import (
     keras_model,
@@ -40,32 +40,90 @@ def test_files_do_not_know_of_it(tmp_path: Path):
     assert_close(apply(tf.ones((2, 30))), tf.fill((2, 40), 30.0))
 
 
-def test_saved_models(tmp_path: Path):
-    module = tf.Module()
-    module.weight = tf.Variable(numbers(30, 40), name="weight")
-    gs.set_variable_layout(module, "sharded", 3)
-    parallel = gs.parallelize(lambda x: x @ module.weight, devices=3)  # (which lives until the end, and is not saved)
-    parallel(numbers(2, 30))
-    x = numbers(4, 30)
+def never_whole(*_: Any) -> None:
+    raise AssertionError("a variable in parts was put together")
 
-    def serve() -> Any:
-        return tf.function(lambda x: x @ module.weight, input_signature=[tf.TensorSpec((None, 30))])
 
-    module.serve = serve()
-    tf.saved_model.save(module, str(tmp_path / "model"))
-    expected = module.serve(x)
+@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+def test_saved_models(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch):
+    module, x = tf.Module(), numbers(4, 30)
+    module.weight, module.calls = tf.Variable(numbers(30, 40), name="weight"), tf.Variable(tf.zeros(40))
+
+    def scores(x: Any) -> Any:
+        return x @ module.weight
+
+    @tf.function
+    def count(x: Any) -> Any:
+        if tf.reduce_sum(x) > -1e9:
+            module.calls.assign_add(tf.ones(40))
+        return module.inner(x) + module.calls
+
+    parallel = gs.parallelize(scores, devices=3)
+    module.inner, module.count = tf.function(scores), count
+    module.before = tf.function(scores).get_concrete_function(x)
+    module.serve = tf.function(scores, input_signature=[tf.TensorSpec((None, 30))])
+    module.several = tf.function(lambda x: parallel(x))
+    gs.set_variable_layout(module, layout, 3)
+    module.after = tf.function(scores).get_concrete_function(x)
+    functions = ("inner", "before", "after", "serve", "several")
+    expected = scores(x)
+    module.count(x)
+    module.several(x)
+    parallel(x)  # (the parts have the value)
+    with monkeypatch.context() as patch:
+        if layout == "sharded":
+            patch.setattr(VariableParts, "put_together", never_whole)
+        tf.saved_model.save(module, str(tmp_path / "model"), signatures=module.serve)
+        assert parts_of_variable(module.weight).in_parts  # type: ignore[union-attr]
+        assert parallel.plan(x).state.parts  # (not the one that was traced for the file)
+        assert_close(parallel(x), expected)
     loaded = tf.saved_model.load(str(tmp_path / "model"))
-    assert_close(loaded.serve(x), expected)
-    module.serve = serve()
-    module.serve(x)
-    with pytest.raises(gs.UnsupportedError, match="'weight:0' is in parts, and these functions were traced while it"):
-        tf.saved_model.save(module, str(tmp_path / "again"))
-    gs.set_variable_layout(module, "home")
-    module.serve = serve()
-    module.serve(x)
-    tf.saved_model.save(module, str(tmp_path / "again"))
-    loaded = tf.saved_model.load(str(tmp_path / "again"))
-    assert_close(loaded.serve(x), expected)
+    for model in (loaded, module):
+        assert_close(model.count(x), expected + 2.0)
+        for name in functions:
+            assert_close(getattr(model, name)(x), expected, name)
+    assert_close(loaded.signatures["serving_default"](x)["output_0"], expected)
+    module.weight.assign(2.0 * module.weight)
+    for name in functions:
+        assert_close(getattr(module, name)(x), 2.0 * expected, name)
+    assert b"part_" not in (tmp_path / "model" / "saved_model.pb").read_bytes()
+
+
+MESH = {"mesh": {"batch": 2, "model": 2}, "variables": {"*up/kernel": (None, "model"), "*": "home"}}
+
+
+@pytest.mark.parametrize("options", [{"gpus": 3, "variables": "sharded"}, MESH], ids=["sharded", "mesh"])
+def test_keras_models_are_exported_and_train_on(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    x, y = numbers(5, 20), numbers(5, 2)
+
+    def trained(**options: Any) -> Any:
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((20,)), keras.layers.Dense(64, "relu", name="up"), keras.layers.Dense(2)]
+        template = keras.Sequential(layers)
+        model = gs.multi_gpu_model(template, **options) if options else template
+        model.compile("adam", "mse")
+        model.fit(x, y, verbose=0)
+        return template, model
+
+    template, model = trained(**options)
+    expected = model.predict(x, verbose=0)
+    parts = [own for v in model.variables if (own := parts_of_variable(v.value)) is not None]
+    with monkeypatch.context() as patch:
+        patch.setattr(VariableParts, "put_together", never_whole)
+        model.export(str(tmp_path / "wrapped"), verbose=False)
+        template.export(str(tmp_path / "template"), verbose=False)
+        tf.saved_model.save(model, str(tmp_path / "saved"))
+        assert [own.in_parts for own in parts] == [True] * len(parts) != []
+        model.fit(x, y, verbose=0)
+    for name in ("wrapped", "template", "saved"):
+        [scores] = tf.saved_model.load(str(tmp_path / name)).signatures["serving_default"](x).values()
+        assert_close(scores, expected, name)
+    one, _ = trained()
+    one.fit(x, y, verbose=0)
+    for found, own in zip(template.get_weights(), one.get_weights(), strict=True):
+        assert_close(found, own)
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core import structures
+from graphsplit.core.tensorflow_internals import in_save_context
 
 
 def open_scopes() -> Hashable:
@@ -22,9 +23,9 @@ def open_scopes() -> Hashable:
 
     What is traced there (whether it trains, the dtype and the values of variables) must not serve elsewhere. Keras 3:
     the context of the layer that is being called, above all `training`, and the dtype to which variables are cast.
-    tf_keras: the same, and the learning phase.
+    tf_keras: the same, and the learning phase. TensorFlow: whether a SavedModel is written, with variables whole.
     """
-    return tuple(_of_keras_3()) + tuple(_of_keras_2())
+    return (*_of_keras_3(), *_of_keras_2(), *(["SavedModel"] if in_save_context() else []))
 
 
 def _of_keras_3() -> Iterator[Hashable]:

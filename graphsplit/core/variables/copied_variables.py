@@ -7,7 +7,6 @@ reads them in between.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,15 +38,8 @@ class VariableCopies(VariableParts):
         if not only_read:
             self.put_together()
 
-    @property
-    def _asks_for_moves(self) -> weakref.WeakSet[Any]:
-        return self._writing  # what only reads finds the value at any time
-
     def _how(self) -> str:
         return f"copied on {', '.join(map(short_name, self.devices))}"
-
-    def _lies(self) -> str:
-        return "copied on several devices"
 
     def _take_apart(self) -> None:
         if not is_initialized(self._own):  # a new variable: it takes its value, and then the copies do

@@ -81,11 +81,6 @@ def _parted_class(kind: type) -> type:
             own: Any = type(spec)
             return _given_spec(own)(spec.shape, spec.dtype, spec.trainable, spec.alias_id)
 
-        # a SavedModel copies each variable by this method, and no public one hears of it
-        def export(variable: Any, *args: Any, **options: Any) -> Any:
-            variable._graphsplit_parts.check_can_be_saved(variable.name)
-            return kind._export_to_saved_model_graph(variable, *args, **options)  # type: ignore[attr-defined]
-
         own: dict[str, Any] = {"_handle": property(handle), "device": property(device)}
 
         def is_initialized(variable: Any, name: str | None = None) -> Any:  # (checkpoints ask)
@@ -98,8 +93,12 @@ def _parted_class(kind: type) -> type:
 
         # Keras' optimizers know a variable by its container, if it is in one; if not, they look for that at its handle
         own |= {"_distributed_container": _itself}
-        own |= {"_read_variable_op": read, "_export_to_saved_model_graph": export}
-        own |= {"is_initialized": is_initialized, "numpy": numpy, "__tf_tracing_type__": tracing_type}
+        own |= {
+            "_read_variable_op": read,
+            "is_initialized": is_initialized,
+            "numpy": numpy,
+            "__tf_tracing_type__": tracing_type,
+        }
         _classes[kind] = type(kind.__name__, (kind,), {**own, **_writes(kind), "__module__": kind.__module__})
     return _classes[kind]
 

@@ -14,7 +14,6 @@ whenever it is called; one that was traced before the variable was laid out, too
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 import threading
 import warnings
@@ -28,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name
-from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.layouts import Copied, Cut, MeshDivision, part_ranges, part_shapes
 from graphsplit.core.tensorflow_internals import (
     ask_at_call,
@@ -76,11 +75,10 @@ class VariableParts:
         self.path = name_of(variable)
         self._lock = threading.RLock()
         if not hasattr(variable, "_graphsplit_asking"):
-            variable._graphsplit_asking = weakref.WeakSet(), weakref.WeakSet(), weakref.WeakSet()
-        self._asking: weakref.WeakSet[Any]  # graphs of functions that are told at each call, also since other layouts
-        self._writing: weakref.WeakSet[Any]  # those that may write the variable
+            variable._graphsplit_asking = weakref.WeakSet(), weakref.WeakSet()
+        self._writing: weakref.WeakSet[Any]  # graphs of functions that may write the variable, also since other layouts
         self._given: weakref.WeakSet[Any]  # those whose argument it is
-        self._asking, self._writing, self._given = variable._graphsplit_asking
+        self._writing, self._given = variable._graphsplit_asking
         self._in_a_row = 0
         with raw_handles():
             self._own = variable.handle
@@ -125,14 +123,15 @@ class VariableParts:
         Args:
           only_read: whether it is asked for by what reads the variable.
         """
-        graph = None if tf.executing_eagerly() or in_save_context() else function_graph()
+        if in_save_context() and not tf.executing_eagerly():
+            return self._own  # (in the file it stands for the variable, whoever holds the value now)
+        graph = None if tf.executing_eagerly() else function_graph()
         if graph is not None and graph in self._given:  # whoever calls it gives it the handle that holds the value
             if not graph.outer_graph.building_function:
                 return self._own
             with graph.outer_graph.as_default():
                 return self.whole_handle(only_read)
         if graph is not None:
-            self._asking.add(graph)
             if not only_read:
                 self._writing.add(graph)
             writing = self._writing  # one handle for all that the function does, which TensorFlow keeps in order
@@ -169,27 +168,6 @@ class VariableParts:
     @property
     def _bytes(self) -> int:
         return int(self._dtype.size) * int(self._shape.num_elements() or 0)
-
-    def check_can_be_saved(self, name: str) -> None:
-        """Raise `UnsupportedError` if a function that lives asks for the value at each call: no file can say that."""
-        if self._asks_for_moves:
-            gc.collect()  # a graph that nobody holds any more asks for nothing
-        names = sorted({graph.name for graph in self._asks_for_moves if not getattr(graph, OWN_TRACE, False)})
-        if names:
-            raise UnsupportedError(
-                f"Variable {name!r} is {self._lies()}, and these functions were traced while it was: "
-                f"{', '.join(names)}. They ask for its value whenever they are called, which a SavedModel cannot "
-                "contain. Call set_variable_layout(..., 'home') and trace the functions again before saving them; "
-                "checkpoints, weights and .keras files can be written at any time."
-            )
-
-    @property
-    def _asks_for_moves(self) -> weakref.WeakSet[Any]:
-        """The graphs of functions for which the value has to move."""
-        return self._asking
-
-    def _lies(self) -> str:
-        return "in parts"
 
     @property
     def raw_handle(self) -> tf.Tensor:
@@ -391,8 +369,11 @@ def handle_at_call(handle: tf.Tensor, only_reads: Callable[[], bool]) -> tf.Tens
 
 
 def parts_of(handle: tf.Tensor) -> VariableParts | None:
-    """Return the parts of the variable behind a handle; None for all other handles."""
-    return _by_handle.get(id(handle)) if _by_handle else None
+    """Return the parts of the variable behind a handle; None for all other handles.
+
+    Also None while a SavedModel is written: its variables are whole, and its functions are listed and not called.
+    """
+    return _by_handle.get(id(handle)) if _by_handle and not in_save_context() else None
 
 
 def are_any_parts() -> bool:
