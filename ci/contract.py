@@ -618,9 +618,9 @@ def slots_of_optimizers() -> None:
 
 
 @check
-@relies_on("__dict__", "__class__", "_compile_config", "_*_counter")
+@relies_on("__dict__", "__class__", "_compile_config", "_*_counter", "_flatten_layers")
 def models_seen_again() -> None:
-    """A wrapped model has the template's state and class, makes its step anew when compiled, and counts its steps."""
+    """A wrapped model has the template's state and class, makes its steps anew when needed, and counts its steps."""
     x, y = np.ones((ROWS, 4), "float32"), np.ones((ROWS, 1), "float32")
     for kind in kinds_of_keras():
         template = kind.Sequential([kind.layers.Input((4,)), kind.layers.Dense(1, kernel_initializer="zeros")])
@@ -632,6 +632,11 @@ def models_seen_again() -> None:
             np.testing.assert_allclose(model.train_on_batch(x, y), expected, rtol=1e-6)
         if kind is not keras:
             assert int(keras_internals.step_counter(template, "train")) == 2
+        assert keras_internals.quantization_of(template) == ()
+        assert keras_internals.layers_not_built(template) == []
+        if hasattr(template, "quantize"):
+            template.quantize("int8")
+            assert keras_internals.quantization_of(template) == ("int8",)
 
 
 def run_all() -> int:

@@ -1,6 +1,7 @@
 """What Keras users do with a model: kinds of data, weights of samples, callbacks, steps of their own."""
 
 import re
+from contextlib import nullcontext
 
 import keras
 import numpy as np
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.tensorflow_internals import partition_graphs
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from tests.helpers.float64 import EXACT, float64
 from tests.helpers.keras_cases import CASES, ROWS, SPARSE, assert_same, assert_sharded, classes, copied, numbers, state
 
@@ -410,3 +412,82 @@ def test_a_layer_with_fit_that_is_no_model():
     assert isinstance(models[1], Trained)
     assert_sharded(models[1], ("MatMul",), 3)
     assert gs.verify(models[1], numbers(6), numbers(3)).passed
+
+
+class Gan(keras.Model):
+    """Two networks that `train_step` trains, each with an optimizer of its own; there is no `call`."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = keras.Sequential([keras.Input((4,)), layers.Dense(30, "relu"), layers.Dense(3)])
+        self.discriminator = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+
+    def compile(self, first, second):
+        super().compile()
+        self.first, self.second = first, second
+
+    def train_step(self, x):
+        x = x[0] if isinstance(x, tuple) else x
+        generator, discriminator = (part.trainable_variables for part in (self.generator, self.discriminator))
+        with tf.GradientTape(persistent=True) as tape:
+            made = self.generator(tf.ones((tf.shape(x)[0], 4)))
+            loss = tf.reduce_mean(self.discriminator(made) - self.discriminator(x))
+            other = -tf.reduce_mean(self.discriminator(made))
+        self.second.apply(tape.gradient(loss, discriminator), discriminator)
+        self.first.apply(tape.gradient(other, generator), generator)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("variables", ["home", "sharded"])
+def test_a_model_that_has_a_train_step_and_no_call(variables):
+    results = []
+    for gpus in (1, 3):
+        keras.utils.set_random_seed(1)
+        model = gs.multi_gpu_model(Gan(), gpus, variables=variables)
+        model.compile(keras.optimizers.Adam(), keras.optimizers.Adam())
+        history = model.fit(numbers(3), batch_size=5, epochs=2, verbose=0, shuffle=False).history
+        kept = [*model.weights, *model.first.variables, *model.second.variables]
+        results.append([("loss", history["loss"]), *[(v.path, v.numpy()) for v in kept]])
+    assert_same(results[1], results[0])
+    assert_sharded(model, ("MatMul",), 3)
+
+
+def test_a_model_without_call_whose_layers_are_not_built():
+    model = Gan()
+    model.other = layers.Dense(2, name="other")
+    with pytest.raises(gs.ArgumentError, match=r"no call\(\), and some of its layers have no variables(.|\n)*- other"):
+        gs.multi_gpu_model(model, 2)
+
+
+@pytest.mark.parametrize("on", ["wrapped", "template"])
+def test_quantized_after_a_prediction(on):
+    def scores(wrap, on):
+        keras.utils.set_random_seed(1)
+        template = keras.Sequential([keras.Input((32,)), layers.Dense(64, "gelu"), layers.Dense(8)])
+        model = wrap(template)
+        before = model.predict(x, verbose=0)
+        (model if on == "wrapped" else template).quantize("int8", filters="dense.*")
+        return before, model.predict(x, verbose=0), template.predict(x, verbose=0)
+
+    x = numbers(32)
+    before, expected, _ = scores(lambda template: template, on)
+    assert np.abs(before - expected).max() > 1e-3
+    for found in scores(lambda template: gs.multi_gpu_model(template, 2), on)[1:]:
+        assert_same([("scores", found)], [("scores", expected)])
+
+
+def test_layouts_of_an_optimizer_that_compile_brings_after_a_prediction():
+    results = []
+    for gpus in (1, 4):
+        keras.utils.set_random_seed(1)
+        template = keras.Sequential([keras.Input((20,)), layers.Dense(64, "relu"), layers.Dense(1)])
+        layout = {"adam*": "sharded", "*": "mirrored"}
+        model = template if gpus == 1 else gs.multi_gpu_model(template, gpus, variables=layout)
+        with pytest.warns(UserWarning, match=r"fits 'adam\*'.*once compile\(\)") if gpus > 1 else nullcontext():
+            model.predict(numbers(20), verbose=0)
+        model.compile("adam", "mse")
+        model.fit(numbers(20), numbers(1), batch_size=5, verbose=0, shuffle=False)
+        results.append(state(model))
+    assert_same(results[1], results[0])
+    found = [parts_of_variable(v.value) for v in model.optimizer.variables[2:4]]
+    assert [parts.layout for parts in found if parts is not None] == ["sharded", "sharded"]

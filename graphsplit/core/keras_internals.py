@@ -119,6 +119,17 @@ def compilation_of(model: Any) -> Any:
     return getattr(model, "_compile_config", None)
 
 
+def quantization_of(model: Any) -> tuple[str, ...]:
+    """Return how layers of a model are quantized. Keras then drops the functions of the template, and tells nobody."""
+    modes = [getattr(layer, "quantization_mode", None) for layer in model._flatten_layers()]
+    return tuple([mode for mode in modes if mode is not None])
+
+
+def layers_not_built(model: Any) -> list[str]:
+    """Return the names of the layers in a model that have no variables yet."""
+    return [layer.name for layer in model._flatten_layers(include_self=False) if not layer.built]
+
+
 def step_counter(model: Any, kind: str) -> tf.Variable:
     """Return the variable in which tf_keras counts the steps of a kind: its callbacks read it, its functions write it.
 

@@ -20,8 +20,17 @@ from graphsplit.api.layouts.variable_layouts import set_variable_layout
 from graphsplit.api.options import Options
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
-from graphsplit.core.keras_internals import SharedState, compilation_of, make_slots, sharing_state, step_counter
+from graphsplit.core.keras_internals import (
+    SharedState,
+    compilation_of,
+    make_slots,
+    quantization_of,
+    sharing_state,
+    step_counter,
+)
+from graphsplit.core.patterns import fits
 from graphsplit.core.user_code import user_stack_level
+from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.keras_models.answers import STEPS, arguments_of, busiest, kind_of_step
 from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last, last_sorted, step_of_parts
 from graphsplit.keras_models.flavors import KERAS_3, Flavor
@@ -61,11 +70,12 @@ class ParallelModel(SharedState):
       model_devices: where this one runs.
     """
 
-    __slots__ = ("_compiled_by_xla", "_functions", "model_devices")
+    __slots__ = ("_compiled_by_xla", "_functions", "_quantization", "model_devices")
 
     model_devices: ModelDevices
     _functions: dict[str, tuple[Any, Any]]
     _compiled_by_xla: bool
+    _quantization: tuple[str, ...]
 
     def __repr__(self) -> str:
         names = ", ".join(map(short_name, self.model_devices.devices))
@@ -151,6 +161,9 @@ class ParallelModel(SharedState):
         self._functions[kind] = (compilation_of(self.template), function)
 
     def _make(self, kind: str, force: bool) -> Any:
+        if (quantization := quantization_of(self.template)) != self._quantization:
+            self._functions.clear()  # they have the weights of before
+            object.__setattr__(self, "_quantization", quantization)
         if force or self._function(kind) is None:
             self._lay_out()
             self._set_function(kind, self._eager(kind) if self.template.run_eagerly else self._batch_function(kind))
@@ -176,7 +189,22 @@ class ParallelModel(SharedState):
                 "mesh": dict(axes.sizes),
                 "batch_axis": axes.batch_axis if axes.batch_axis in dict(axes.sizes) else None,
             }
-        set_variable_layout(self.template, where.variables, where.devices, **given)
+        layout = where.variables if optimizer is not None else self._without_patterns_of_slots(where.variables)
+        set_variable_layout(self.template, layout, where.devices, **given)
+
+    def _without_patterns_of_slots(self, layout: Any) -> Any:
+        """Return a layout without the patterns that fit nothing: `compile` may bring an optimizer that they fit."""
+        if not isinstance(layout, Mapping):
+            return layout
+        names = [name_of(variable) for variable in variables_of(self.template)]
+        later = [pattern for pattern in layout if not any(fits(name, pattern) for name in names)]
+        if later:
+            warnings.warn(
+                f"No variable of {self.template.name!r} has a name that fits {', '.join(map(repr, later))}. It has no "
+                "optimizer yet: the pattern counts once compile() has brought one.",
+                stacklevel=user_stack_level(),
+            )
+        return {pattern: own for pattern, own in layout.items() if pattern not in later}
 
     def _eager(self, kind: str) -> Any:
         """Return the template's own function after a word on what that costs."""
@@ -280,7 +308,7 @@ def wrapped(template: Any, base: type[ParallelModel], model_devices: ModelDevice
       model_devices: where it runs.
       **more: values of attributes of its own.
     """
-    own = {"model_devices": model_devices, "_functions": {}, "_compiled_by_xla": False, **more}
+    own = {"model_devices": model_devices, "_functions": {}, "_compiled_by_xla": False, "_quantization": (), **more}
     return sharing_state(_parallel_class(type(template), base), template, **own)
 
 

@@ -15,6 +15,7 @@ from graphsplit.core.device_mesh import device_mesh, devices_of, mesh_axes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.gpus.logical_gpus import has_gpus
+from graphsplit.core.keras_internals import layers_not_built
 from graphsplit.core.patterns import suggesting_options
 from graphsplit.costs.machine import Machine
 from graphsplit.keras_models.answers import STEPS
@@ -160,10 +161,16 @@ def _check_model(model: Any) -> Flavor:
             f"{model.name!r} is wrapped already, on {model.model_devices}. "
             "Wrap its template, model.template, to run it on others."
         )
-    if not model.built:
+    if not model.built and type(model).call is not flavor.module().Model.call:
         raise ArgumentError(
             f"{model.name!r} is not built: it has no variables yet that could be shared. Give it an Input, or call "
             "it once on a batch, before it is wrapped."
+        )
+    if not model.built and (unbuilt := layers_not_built(model)):
+        raise ArgumentError(
+            f"{model.name!r} has no call(), and some of its layers have no variables yet that could be shared:\n"
+            f"{bullet_list(unbuilt, 5)}\n"
+            "Give each an Input, or call it once on a batch, before the model is wrapped."
         )
     if own := own_functions(model):
         raise UnsupportedError(
