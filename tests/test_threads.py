@@ -11,12 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.api.calls import traces
 from graphsplit.api.calls.traces import PerInstance
+from graphsplit.core.variables import running_calls
 from graphsplit.runtime import undo_log
 from tests.helpers.law import assert_close
 
@@ -223,3 +225,88 @@ def test_a_cluster_has_one_log_and_a_device_one_counter(monkeypatch: pytest.Monk
     monkeypatch.setattr(undo_log.tf, "Variable", slowly(variable))
     counter, *more = at_once(lambda _: log.counter("/device:CPU:0"))
     assert all(other is counter for other in more)
+
+
+@pytest.mark.parametrize("under_a_tape", [False, True])
+def test_layouts_change_while_others_call(under_a_tape: bool):
+    """No step is lost or half done, and no value, whatever lies how by the time that a call runs."""
+    w, total = tf.Variable(tf.ones((40, 40), DOUBLE)), tf.Variable(tf.zeros(64, DOUBLE))
+    x, ended = tf.ones((8, 40), DOUBLE), threading.Event()
+
+    @gs.parallelize(devices=2)
+    def step(x):
+        total.assign_add(tf.ones(64, DOUBLE))
+        w.assign_add(tf.ones((40, 40), DOUBLE))
+        return x @ (0.0 * w + 1.0)
+
+    def call() -> int:
+        for count in itertools.count():
+            if ended.is_set():
+                return count
+            with tf.GradientTape() as tape:
+                if under_a_tape:
+                    tape.watch(x)
+                y = step(x)
+            for found in [y, tape.gradient(y, x)] if under_a_tape else [y]:
+                assert_close(found, tf.fill((8, 40), tf.constant(40.0, DOUBLE)))
+        raise AssertionError
+
+    def work(i: int) -> int:
+        try:
+            if i:
+                return call()
+            for layout in ("sharded", "home", "mirrored", "home", "host", "sharded"):
+                gs.set_variable_layout([w, total], layout, devices=2)
+                time.sleep(0.1)
+            return 0
+        finally:
+            ended.set()
+
+    counts = at_once(work, 3)
+    gs.set_variable_layout([w, total], "home")
+    assert_close(w.value(), tf.fill((40, 40), tf.constant(sum(counts) + 1.0, DOUBLE)))
+    assert_close(total.value(), tf.fill((64,), tf.constant(float(sum(counts)), DOUBLE)))
+
+
+def test_calls_of_several_threads_run_at_the_same_time():
+    meet = threading.Barrier(2, timeout=60)
+    w = tf.Variable(rows(3))
+    gs.set_variable_layout(w, "sharded", devices=2)
+
+    @gs.parallelize(devices=2)
+    def f(x):
+        tf.numpy_function(lambda: meet.wait() * 0.0, [], tf.float64)  # ends when the other call is there, too
+        return x @ w
+
+    f.plan(rows(5))
+    for found in at_once(lambda _: f(rows(5)), 2):
+        assert_close(found, rows(5) @ w)
+
+
+def test_python_code_inside_of_a_call(monkeypatch: pytest.MonkeyPatch):
+    """It may read variables and call functions; what would have to move a value that the call uses is an error."""
+    monkeypatch.setattr(running_calls, "_PATIENCE_S", 0.2)
+    w, other = tf.Variable(tf.ones((64, 64), DOUBLE)), tf.Variable(tf.ones((64, 64), DOUBLE))
+    gs.set_variable_layout([w, other], "sharded", devices=2)
+    inner = gs.parallelize(lambda x: tf.reduce_sum(x @ w), devices=2)
+    inner(tf.ones((2, 64), DOUBLE))
+    asked: dict[str, Callable[[], Any]] = {
+        "numpy": lambda: w.numpy().sum(),
+        "call": lambda: inner(tf.ones((2, 64), DOUBLE)),
+        "other": lambda: tf.reduce_sum(other),
+        "read": lambda: tf.reduce_sum(w),
+        "layout": lambda: gs.set_variable_layout(w, "home"),
+    }
+    which = ["numpy"]
+
+    @gs.parallelize(devices=2)
+    def f(x):
+        return tf.reduce_sum(x @ w) + tf.numpy_function(lambda: np.float64(asked[which[0]]()), [], tf.float64)
+
+    x, before = tf.ones((5, 64), DOUBLE), w.numpy()
+    for which[0] in ("numpy", "call", "other"):
+        assert np.isfinite(float(f(x)))
+    for which[0] in ("read", "layout"):
+        with pytest.raises(tf.errors.OpError, match=r"would have to move while a call runs.*\.numpy\(\)"):
+            f(x)
+    np.testing.assert_array_equal(w.numpy(), before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 import warnings
@@ -18,6 +17,7 @@ from graphsplit.clusters.local_workers import LocalWorkers
 from graphsplit.clusters.status import Status, ask_all
 from graphsplit.core.devices import canonical_name, task_of
 from graphsplit.core.errors import DeviceError, UnsupportedError, WorkerLostError, bullet_list
+from graphsplit.core.living_objects import living_objects, with_derived
 from graphsplit.core.tensorflow_internals import eager_context_started, own_task
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.core.version import __version__
@@ -257,7 +257,7 @@ def apply_settings() -> None:
 def _check_nothing_there() -> None:
     if not eager_context_started():
         return
-    found = [v for v in gc.get_objects() if issubclass(type(v), tf.Variable)]
+    found = living_objects(*with_derived(tf.Variable))
     if found:
         names = ", ".join([v.name for v in found[:3]]) + (", ..." if len(found) > 3 else "")
         raise UnsupportedError(

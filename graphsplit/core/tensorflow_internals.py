@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -72,6 +71,7 @@ from tensorflow.python.types import core
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from graphsplit.core.errors import CheckError
+from graphsplit.core.living_objects import living_objects, with_derived
 
 
 def op_definition(op_type: str) -> Any:
@@ -202,8 +202,7 @@ def ask_at_call(values: Mapping[int, Callable[[bool], tf.Tensor]], leave: str) -
         reads the variable.
       leave: the attribute of the graphs of functions that stay as they are.
     """
-    kinds = {concrete_function.ConcreteFunction, *concrete_function.ConcreteFunction.__subclasses__()}
-    for function in [found for found in gc.get_objects() if type(found) in kinds]:  # (of millions)
+    for function in living_objects(*with_derived(concrete_function.ConcreteFunction)):
         if getattr(function.graph, leave, False) or not any(
             id(tensor) in values for tensor in function._captured_inputs
         ):

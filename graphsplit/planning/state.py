@@ -13,7 +13,7 @@ from graphsplit.core.devices import canonical_name
 from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested
 from graphsplit.core.tensorflow_internals import resource_value
 from graphsplit.core.variables.parted_classes import raw_handles
-from graphsplit.core.variables.parted_variables import parts_of, parts_of_variable
+from graphsplit.core.variables.parted_variables import layout_changes, parts_of, parts_of_variable
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.variables.branches import without_branches
 from graphsplit.planning.variables.division import Divided, divide
@@ -57,6 +57,7 @@ class State:
       staying: variables that users want to be used where their parts are along the batch's axis, whose rows go there:
         by what users call them why they are put together all the same, or "".
       captured: what the traced function captured; empty where nothing is known of that.
+      changes: how often a layout had been changed before this was read; None if it is not how variables lie.
     """
 
     devices: Mapping[str, str] = field(default_factory=dict)
@@ -69,6 +70,7 @@ class State:
     gathered: frozenset[str] = frozenset()
     staying: Mapping[str, str] = field(default_factory=dict)
     captured: tuple[Captured, ...] = ()
+    changes: int | None = field(default=None, compare=False, repr=False)
 
     def is_everywhere(self, op: Op) -> bool:
         """Return whether every device has the value of an op, or makes it from nothing but sizes."""
@@ -132,9 +134,10 @@ def _parts_of(size: int, division: MeshDivision) -> list[int]:
 
 def state_of(trace: Trace) -> State:
     """Return where the variables and tables are that a traced function captured, and how they are several."""
+    changes = layout_changes()
     pairs = zip(trace.program.captures, trace.captures, strict=True)
     held = {trace.program.ops[i].name: parts.division for i, handle in pairs if (parts := parts_of(handle)) is not None}
-    return State(_devices(trace), divisions=held)
+    return State(_devices(trace), divisions=held, changes=changes)
 
 
 def state_elsewhere(_: Trace) -> State:

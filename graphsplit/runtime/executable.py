@@ -22,7 +22,7 @@ from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.grappler import optimizer_config
-from graphsplit.runtime.handles import captured
+from graphsplit.runtime.handles import Layouts, held_captures
 from graphsplit.runtime.undo_log import ClusterFunction
 from graphsplit.tracing.trace import Trace
 
@@ -33,14 +33,24 @@ Function = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 """What TensorFlow's runtime has: from flat arguments, captures last, to flat results."""
 
 
-def with_captures(function: Function, trace: Trace, plan: Plan) -> Function:
+def with_captures(function: Function, trace: Trace, plan: Plan, layouts: Layouts | None) -> Function:
     """Return a function that is given the captures at each call: what the variables hold by then."""
-    return lambda tensors: function([*tensors, *captured(trace, plan)])
+
+    def run(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        with held_captures(trace, plan, layouts) as captures:
+            return function([*tensors, *captures])
+
+    return run
 
 
 @collection_paused()
-def make_executable(trace: Trace, plan: Plan, name: str) -> Function:
-    """Return a plan made runnable: call it with the flat argument tensors, get the flat results."""
+def make_executable(trace: Trace, plan: Plan, name: str, layouts: Layouts | None = None) -> Function:
+    """Return a plan made runnable: call it with the flat argument tensors, get the flat results.
+
+    Args:
+      trace, plan, name: what was planned, how, and what to call it.
+      layouts: how the variables have to lie in each call; see `held_captures`.
+    """
     with phase("writing the graph"):
         graph = emit(plan)
     inputs, program = (*graph.inputs, *graph.captures), plan.program
@@ -49,7 +59,7 @@ def make_executable(trace: Trace, plan: Plan, name: str) -> Function:
     results = [without_sizes(program.shape(tensor)) for tensor in program.outputs]
     parts = (graph, graph.nodes, inputs, graph.outputs, graph.effects, shapes, results)
     with phase("handing the graph to TensorFlow"):
-        return with_captures(runtime_function(name, *parts, whole=True), trace, plan)
+        return with_captures(runtime_function(name, *parts, whole=True), trace, plan, layouts)
 
 
 def runtime_function(

@@ -29,6 +29,7 @@ from graphsplit.graph.graph import Graph
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.empty_shards import DeadTensors, dead_tensors
 from graphsplit.runtime.executable import Function, runtime_function, with_captures
+from graphsplit.runtime.handles import Layouts
 from graphsplit.tracing.trace import Trace
 
 _AHEAD = frozenset({"scatter", "sizes", RELAY_ROLE})  # what cuts, and counts what is cut, and sends the counts on
@@ -79,8 +80,10 @@ def cut_ahead(graph: EmittedGraph, home: str, readers: Sequence[str] = ()) -> Cu
     return CutAhead([*nodes, *sent], graph.inputs, pieces, cutting, dead)
 
 
-def make_fed_executable(trace: Trace, plan: Plan, name: str, readers: Sequence[str] = ()) -> tuple[Function, Function]:
-    """Return a plan made runnable in two steps; see `cut_ahead` for the readers.
+def make_fed_executable(
+    trace: Trace, plan: Plan, name: str, readers: Sequence[str] = (), layouts: Layouts | None = None
+) -> tuple[Function, Function]:
+    """Return a plan made runnable in two steps; see `cut_ahead` for the readers, `make_executable` for the others.
 
     The first cuts the flat arguments, of one reader after the other, and returns the pieces, each where it is read. The
     second takes the pieces.
@@ -95,7 +98,7 @@ def make_fed_executable(trace: Trace, plan: Plan, name: str, readers: Sequence[s
     shapes = [without_sizes(plan.program.shape(tensor)) for tensor in plan.program.outputs]
     inputs = (*pieces, *graph.captures)
     run = runtime_function(name, graph, [*arguments, *rest], inputs, outputs, graph.effects, {}, shapes)
-    return feed, with_captures(run, trace, plan)
+    return feed, with_captures(run, trace, plan, layouts)
 
 
 def _arguments(graph: EmittedGraph, ahead: CutAhead, home: str) -> tuple[list[Any], Pieces]:

@@ -2,22 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import tensorflow as tf
 
 from graphsplit.clusters.cluster import current_cluster
 from graphsplit.core.devices import task_of
+from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.tensorflow_internals import tape_watches
 from graphsplit.core.variables.initial_values import check_values
 from graphsplit.core.variables.parted_classes import raw_handles
-from graphsplit.core.variables.parted_variables import VariableParts, are_any_parts, parts_of
+from graphsplit.core.variables.parted_variables import VariableParts, are_any_parts, layout_changes, parts_of
+from graphsplit.core.variables.running_calls import calls
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.undo_log import log_of
 from graphsplit.tracing.trace import Trace
 
 Found = TypeVar("Found")
+
+
+class LayoutsChangedError(UnsupportedError):
+    """Another thread changed layouts of a function's variables since it was planned. Calls catch it and plan again."""
+
+    def __init__(self, name: str):
+        super().__init__(f"{name}: another thread changed layouts of its variables. Nothing has run. Call it again.")
+
+
+class Layouts:
+    """How the variables lay that a function captured, when it was planned."""
+
+    def __init__(self, trace: Trace, plan: Plan):
+        self._trace = trace
+        self._found: Sequence[VariableParts | None] | None = layouts_of(trace)
+        self._changes = layout_changes()
+        if plan.state.changes not in (None, self._changes):  # how they lay while it was planned, nobody knows any more
+            self._found = None
+
+    @property
+    def hold(self) -> bool:
+        """Whether they lie so now."""
+        changes = layout_changes()
+        if self._found is None or (self._changes != changes and self._found != layouts_of(self._trace)):
+            return False
+        self._changes = changes
+        return True
+
+
+@contextlib.contextmanager
+def held_captures(trace: Trace, plan: Plan, layouts: Layouts | None = None) -> Iterator[list[tf.Tensor]]:
+    """Give the `captured` tensors to a call, and let no value move as long as it runs.
+
+    Args:
+      trace, plan: see there.
+      layouts: how the variables have to lie; None for anyhow.
+
+    Raises:
+      LayoutsChangedError: if they do not.
+    """
+    if not tf.executing_eagerly():  # it runs when somebody calls the graph
+        yield captured(trace, plan)
+        return
+
+    def find() -> list[tf.Tensor]:
+        if layouts is not None and not layouts.hold:
+            raise LayoutsChangedError(trace.function.name)
+        return _arrived(trace, plan) if are_any_parts() else list(trace.captures)
+
+    def ask(settled: Callable[[], Found]) -> Found:
+        return asked_of_workers(trace, settled) if are_any_parts() else settled()
+
+    check_values(trace.captures)
+    call = object()
+    try:
+        yield calls.begin(call, trace.captures, find, ask)
+    finally:
+        calls.end(call)
 
 
 def captured(trace: Trace, plan: Plan) -> list[tf.Tensor]:

@@ -46,6 +46,7 @@ from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import state_elsewhere, state_of
 from graphsplit.program.program import Program
 from graphsplit.runtime.gradients.differentiable import Differentiable
+from graphsplit.runtime.handles import LayoutsChangedError
 from graphsplit.tracing.trace import inside_trace
 
 if TYPE_CHECKING:
@@ -125,16 +126,27 @@ class ParallelFunction(Generic[P, R]):
         check_no_replica(self._name())
         self._chosen.check()
         tensors, arguments = self._flatten(args, kwargs)
-        compiled = self._get(arguments)
-        if not tf.executing_eagerly():
-            warn_of_outer_graph(self._name(), self._traces, (*self.devices, compiled.plan.home))
-        if compiled.runs:
-            results = compiled(tensors)
-        else:
+
+        def run(compiled: Differentiable) -> list[tf.Tensor]:
+            if not tf.executing_eagerly():
+                warn_of_outer_graph(self._name(), self._traces, (*self.devices, compiled.plan.home))
+            if compiled.runs:
+                return compiled(tensors)
             with phase(self._name()), phase("building and running it for the first time"):
-                results = compiled(tensors)
-        compiled.runs += 1
-        return structures.unflatten(compiled.trace.result, results)
+                return compiled(tensors)
+
+        return self._run_planned(arguments, run)
+
+    def _run_planned(self, arguments: structures.Branch, run: Callable[[Differentiable], list[tf.Tensor]]) -> Any:
+        """Return what the compiled form for this signature returns; another one's, if layouts change before it runs."""
+        while True:
+            compiled = self._get(arguments)
+            try:
+                results = run(compiled)
+            except LayoutsChangedError:
+                continue
+            compiled.runs += 1
+            return structures.unflatten(compiled.trace.result, results)
 
     # (a batch may be any structure)
     def map(self, batches: Iterable[Any] | Callable[[], Iterable[Any]], *, prefetch: int = 1) -> Iterator[R]:

@@ -6,6 +6,7 @@ import collections
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -75,8 +76,8 @@ def _results(function: Any, batches: Iterator[list[Any]], count: int, readers: t
         return tensors, tree, compiled, compiled.send(tensors, readers) if sends else None
 
     for tensors, tree, sender, pieces in ahead(batches, prepare, count):
-        compiled = function._get(tree)  # another one, if layouts changed meanwhile, or scopes are open here
-        yield _run(compiled, tensors, pieces if compiled is sender else None, readers)
+        # another one, if layouts changed meanwhile, or scopes are open here
+        yield function._run_planned(tree, partial(_run, tensors, readers, sender, pieces))
 
 
 class ReadCall:
@@ -98,13 +99,12 @@ class ReadCall:
         if not self._found:
             return END
         tensors, tree = _flatten(function, [self._found[host] for host in hosts])
-        return _run(function._get(tree), tensors, None, hosts)
+        return function._run_planned(tree, partial(_run, tensors, hosts, None, None))
 
 
-def _run(compiled: Any, tensors: Any, pieces: Any, readers: tuple[str, ...]) -> Any:
-    result = structures.unflatten(compiled.trace.result, compiled.run_sent(tensors, pieces, readers))
-    compiled.runs += 1
-    return result
+def _run(tensors: Any, readers: tuple[str, ...], sender: Any, pieces: Any, compiled: Any) -> list[tf.Tensor]:
+    found: list[tf.Tensor] = compiled.run_sent(tensors, pieces if compiled is sender else None, readers)
+    return found
 
 
 def _flatten(function: Any, found: list[Any]) -> tuple[list[tf.Tensor], structures.Branch]:

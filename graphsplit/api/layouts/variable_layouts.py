@@ -25,7 +25,9 @@ from graphsplit.core.hosts import host_devices
 from graphsplit.core.layouts import Copied, Cut, MeshDivision, Shard, copied, part_shapes
 from graphsplit.core.patterns import fits, near, scopes_and_names
 from graphsplit.core.variables.copied_variables import VariableCopies
+from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import VariableParts, name_of, parts_of_variable, tell_functions
+from graphsplit.core.variables.running_calls import calls
 from graphsplit.planning.variables.partitioning import Held, shares
 
 
@@ -121,6 +123,23 @@ def lay_out(
     on_mesh = {} if grid is None else divisions_on_mesh(variables, wanted, grid, slots, reshard_after_forward)
     _check_free(variables, wanted, devices)
     check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"], devices)
+    with raw_handles():
+        handles = [variable.handle for variable, own in zip(variables, wanted, strict=True) if own is not None]
+    with calls.lock:  # no call of another thread begins until all of them lie as they are wanted
+        calls.wait_for(handles, "A variable whose layout is set")
+        _lay_out(variables, wanted, slots, devices, on_mesh, reshard_after_forward, loads)
+
+
+def _lay_out(
+    variables: Sequence[tf.Variable],
+    wanted: Sequence[VariableLayout | None],
+    slots: Mapping[int, tf.Variable],
+    devices: Sequence[str],
+    on_mesh: Mapping[int, MeshDivision],
+    reshard_after_forward: bool,
+    loads: dict[str, int] | None,
+) -> None:
+    """Lay variables out; see `lay_out`, and `divisions_on_mesh` for `on_mesh`."""
     for variable, own in zip(variables, wanted, strict=True):
         parts, division = parts_of_variable(variable), on_mesh.get(id(variable))
         lies_so = parts is not None and (parts.layout == own if division is None else parts.division == division)

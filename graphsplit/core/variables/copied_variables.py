@@ -16,6 +16,7 @@ from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.layouts import Copied
 from graphsplit.core.variables.parted_classes import waiting_of
 from graphsplit.core.variables.parted_variables import VariableParts, assign, is_initialized, read_handle
+from graphsplit.core.variables.running_calls import calls
 
 
 class VariableCopies(VariableParts):
@@ -69,8 +70,12 @@ class VariableCopies(VariableParts):
 
     def put_together(self) -> None:
         """Let only the variable itself hold the value: the copies may be old from now on."""
-        with self._lock:
-            self.in_parts = False
+        with calls.lock:
+            calls.moves += self.in_parts
+            self._put_together()
+
+    def _put_together(self) -> None:
+        self.in_parts = False
 
     def _handles(self) -> Sequence[tf.Tensor]:
         return [part.handle for part in self._parts]

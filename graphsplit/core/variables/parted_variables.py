@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +39,7 @@ from graphsplit.core.tensorflow_internals import (
 from graphsplit.core.variables.divided_values import pieces_of, whole_of
 from graphsplit.core.variables.host_tensors import host_tensor, indices_of
 from graphsplit.core.variables.parted_classes import are_raw, give_parts, raw_handles, take_parts
+from graphsplit.core.variables.running_calls import calls
 
 OWN_TRACE = "_graphsplit_own_trace"
 """The attribute of the graphs of parallelized functions: these find the parts themselves, and are never saved."""
@@ -73,7 +73,6 @@ class VariableParts:
         self.in_parts = False
         self.name = variable.name.partition(":")[0]
         self.path = name_of(variable)
-        self._lock = threading.RLock()
         if not hasattr(variable, "_graphsplit_asking"):
             variable._graphsplit_asking = weakref.WeakSet(), weakref.WeakSet()
         self._writing: weakref.WeakSet[Any]  # graphs of functions that may write the variable, also since other layouts
@@ -86,8 +85,9 @@ class VariableParts:
         self._parts = [self._new_part(part) for part in range(len(self.devices))]
         self._variable = weakref.ref(variable)
         give_parts(variable, self)
-        _by_handle[id(self._own)] = self  # last: from now on calls move the value, and the class has to know
-        _changes[0] += 1
+        with calls.lock:
+            _by_handle[id(self._own)] = self  # last: from now on calls move the value, and the class has to know
+            _changes[0] += 1
 
     def _new_part(self, part: int) -> tf.Variable:
         with tf.init_scope(), tf.device(self.devices[part]):
@@ -138,8 +138,11 @@ class VariableParts:
             find = partial(handle_at_call, self._own, lambda: graph not in writing)
             return value_at_call(graph, find, self._own, (id(self._own), None))
         with tf.init_scope():  # a graph of TensorFlow 1 has no calls
-            if not are_raw():
-                self._ask(only_read)
+            try:
+                if not are_raw():
+                    self._ask(only_read)
+            except UnsupportedError as error:  # TensorFlow's eager runtime crashes if this raises: what reads it fails
+                return tf.raw_ops.VarHandleOp(dtype=self._dtype, shape=self._shape, shared_name=str(error))
             return self._own
 
     def become_argument(self, graph: Any) -> None:
@@ -176,12 +179,17 @@ class VariableParts:
 
     def take_apart(self) -> bool:
         """Let the parts hold the value, and return whether they did not."""
-        with self._lock:
+        with calls.lock:
             if self.in_parts:  # (asked in each call: to enter a scope takes longer than all else)
                 return False
+            self._wait_for_calls()
             with tf.init_scope():
                 self._take_apart()
             return True
+
+    def _wait_for_calls(self) -> None:
+        calls.wait_for([self._own], f"Variable {self.path!r}")
+        calls.moves += 1
 
     # A value may be interrupted on its way, by a signal or for want of memory. So the side to which it goes has all of
     # it before that side counts, and only then is the other one emptied.
@@ -216,7 +224,7 @@ class VariableParts:
         """
         if not tf.executing_eagerly():
             return False
-        with self._lock:
+        with calls.lock:
             if not self.in_parts:
                 return False
             by_part = can_be_read_by_part(value)
@@ -231,6 +239,7 @@ class VariableParts:
             else:
                 self._give(parts, pieces_of(value, self.division), value.device)
             self._parts = parts
+            calls.moves += 1
             self._empty(self._own)  # that it is there says that there is a value
             return True
 
@@ -248,12 +257,12 @@ class VariableParts:
 
     def on_host(self) -> tf.Tensor | None:
         """Return the value in the host's memory, put together there; None if it is not the parts that hold it."""
-        with self._lock, tf.device("CPU:0"):
+        with calls.lock, tf.device("CPU:0"):
             return self._joined() if self.in_parts else None
 
     def as_array(self) -> np.ndarray[Any, Any] | None:
         """Return the value as an array, read one part after the other; None if it is not the parts that hold it."""
-        with self._lock:
+        with calls.lock:
             if not self.in_parts or not tf.executing_eagerly():
                 return None
             self._check_has_value()
@@ -276,9 +285,13 @@ class VariableParts:
 
     def put_together(self) -> None:
         """Let the variable itself hold the value."""
-        with self._lock, tf.init_scope():
-            if not self.in_parts:
-                return
+        with calls.lock:
+            if self.in_parts:
+                self._wait_for_calls()
+                self._put_together()
+
+    def _put_together(self) -> None:
+        with tf.init_scope():
             with tf.device(self._own.device):
                 assign(self._own, self._joined())
             self.in_parts = False
@@ -313,7 +326,7 @@ class VariableParts:
 
     def value_without(self, is_lost: Callable[[str], bool]) -> tf.Tensor | None:
         """Return the value as devices have it that are not lost; None if a part of it is gone, or all copies are."""
-        with self._lock, tf.init_scope():
+        with calls.lock, tf.init_scope():
             if not self.in_parts:
                 return None if is_lost(canonical_name(self._own.device)) else read_handle(self._own, self._dtype)
             pairs = zip(self.devices, self._parts, strict=True)
@@ -322,16 +335,20 @@ class VariableParts:
 
     def release(self, variable: tf.Variable) -> None:
         """Make the variable an ordinary one again; it holds its value, if there is one."""
-        if is_initialized(self._own):
-            self.put_together()
-        self.forget(variable)
+        with calls.lock:
+            self._wait_for_calls()
+            if self.in_parts and is_initialized(self._own):
+                self._put_together()
+            self.forget(variable)
 
     def forget(self, variable: tf.Variable) -> None:
         """Make the variable an ordinary one again, whatever it holds."""
-        _changes[0] += 1  # (and again below: an interrupt may come in between, and so may a plan of another thread)
-        del _by_handle[id(self._own)]  # first: no call moves the value from now on
-        _changes[0] += 1
-        take_parts(variable)
+        with calls.lock:
+            _changes[0] += 1  # (and again below: an interrupt may come in between, and so may a plan of another thread)
+            del _by_handle[id(self._own)]  # first: no call moves the value from now on
+            _changes[0] += 1
+            calls.moves += 1
+            take_parts(variable)
 
 
 def tell_functions(variables: Sequence[tf.Variable]) -> None:

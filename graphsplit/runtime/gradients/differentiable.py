@@ -7,7 +7,8 @@ also returns the residuals, which stay where they are, and a backward part that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -26,7 +27,7 @@ from graphsplit.core.tensorflow_internals import (
     set_graph_gradient,
     tapes_watch_twice,
 )
-from graphsplit.core.variables.parted_variables import layout_changes
+from graphsplit.core.variables.running_calls import calls
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
@@ -38,7 +39,7 @@ from graphsplit.runtime.feeding import make_fed_executable
 from graphsplit.runtime.gradients.cutting import CutGraph, cut_graph
 from graphsplit.runtime.gradients.joint_trace import JointTrace, differentiable_outputs, gradients_only, joint_trace
 from graphsplit.runtime.gradients.kept_values import KeptValues
-from graphsplit.runtime.handles import captured, layouts_of, origins_of, watches
+from graphsplit.runtime.handles import Layouts, LayoutsChangedError, captured, held_captures, origins_of, watches
 from graphsplit.tracing.trace import Trace
 
 Key = TypeVar("Key")
@@ -60,23 +61,19 @@ class Differentiable:
         self._pairs: dict[tuple[bool, ...], ForwardAndBackward] = {}
         self._has_gradients = bool(differentiable_outputs(trace.program))
         self.runs = 0  # how often it was called
-        self._changes, self._layouts = layout_changes(), layouts_of(trace)
+        self.layouts = Layouts(trace, plan)
 
     @property
     def is_current(self) -> bool:
         """Whether the variables lie as they did when this was planned."""
-        if self._changes != layout_changes():
-            if self._layouts != layouts_of(self.trace):
-                return False
-            self._changes = layout_changes()
-        return True
+        return self.layouts.hold
 
     @property
     def executable(self) -> Function:
         """The function alone, as it runs when no tape is watching."""
         if self._executable is None:
             with self.trace.lock:
-                self._executable = self._executable or make_executable(self.trace, self.plan, self.name)
+                self._executable = self._executable or make_executable(self.trace, self.plan, self.name, self.layouts)
         return self._executable
 
     def made_once(self, made: dict[Key, Made], key: Key, make: Callable[[], Made]) -> Made:
@@ -99,7 +96,7 @@ class Differentiable:
           readers: hosts that have them all; then the tensors are those of one after the other.
         """
         feed, _ = self.made_once(
-            self._fed, readers, lambda: make_fed_executable(self.trace, self.plan, self.name, readers)
+            self._fed, readers, lambda: make_fed_executable(self.trace, self.plan, self.name, readers, self.layouts)
         )
         with Located(self.plan, tensors):
             return feed(tensors)
@@ -198,11 +195,11 @@ class ForwardAndBackward:
     def __call__(self, tensors: Sequence[tf.Tensor], kept: KeptValues | None = None) -> list[tf.Tensor]:
         """Run forward and tell the tapes how to run backward."""
         given = [*tensors, *self.joint.trace.captures]
-        planned = self._as_planned(given, kept)
         may_go_on = not tf.executing_eagerly() or tapes_watch_twice(given)  # (in a graph what nobody reads is not read)
-        values = kept or (self._kept(planned) if may_go_on else None)
-        run = partial(self._run_forward_again, kept=kept) if kept else partial(self._run_forward, kept=values)
-        outputs, residuals = run(given, planned)
+        with self._held(given, kept, self.single.layouts) as planned:
+            values = kept or (self._kept(planned) if may_go_on else None)
+            run = partial(self._run_forward_again, kept=kept) if kept else partial(self._run_forward, kept=values)
+            outputs, residuals = run(given, planned)
         for g, group in enumerate(self.joint.groups):
             sources = self.joint.sources(g)
 
@@ -322,9 +319,11 @@ class ForwardAndBackward:
             flat = self._again(g).watched([*given[: len(single.inputs)], *seeds], kept)
         elif tf.executing_eagerly():
             with no_recording(), Located(self.plan, given):
-                # (variables that were laid out otherwise meanwhile: it goes back on what the forward part had)
-                planned = planned if planned and not self.single.is_current else self._as_planned(given)
-                flat = self.cut.run_backward(g, planned, seeds, residuals)
+                try:
+                    with self._held(given, layouts=self.single.layouts if planned else None) as found:
+                        flat = self.cut.run_backward(g, found, seeds, residuals)
+                except LayoutsChangedError:  # since the forward part: it goes back on what that had
+                    flat = self.cut.run_backward(g, planned, seeds, residuals)
             if is_watched:
                 record_on_tapes(f"{self.single.name}_gradient", flat, sources, self._refuse)
         else:
@@ -342,6 +341,17 @@ class ForwardAndBackward:
         """Return arguments and captures as the plan takes them: captures that hold what was kept, or as they are."""
         find = kept.handles if kept else captured
         return [*given[: len(self.single.trace.inputs)], *find(self.joint.trace, self.plan)]
+
+    @contextlib.contextmanager
+    def _held(
+        self, given: Sequence[tf.Tensor], kept: KeptValues | None = None, layouts: Layouts | None = None
+    ) -> Iterator[list[tf.Tensor]]:
+        """Give what `_as_planned` returns to a call, and let no value move as long as it runs."""
+        if kept is not None:
+            yield self._as_planned(given, kept)
+            return
+        with held_captures(self.joint.trace, self.plan, layouts) as captures:
+            yield [*given[: len(self.single.trace.inputs)], *captures]
 
     def _run_backward_in_graph(
         self,
@@ -407,7 +417,13 @@ def _forward_and_backward(single: Differentiable, watched: Sequence[bool]) -> Fo
     """Return a function with its gradients by what is watched."""
     program, joint = single.trace.program, joint_trace(single.trace, watched)
     layouts = [_layout_of(single, k) for group in joint.groups for k in group]
-    plan = _plan_like(single.plan, joint.trace, (*single.plan.input_layouts, *layouts))
+    while True:
+        plan = _plan_like(single.plan, joint.trace, (*single.plan.input_layouts, *layouts))
+        with calls.lock:  # layouts change under it: both are planned for the same ones
+            if not single.is_current:
+                raise LayoutsChangedError(single.name)
+            if Layouts(joint.trace, plan).hold:
+                break
     graph, known = emit(plan), {program.ops[i].name for i in program.captures}
     names = zip(origins_of(joint.trace, plan), graph.captures, strict=True)
     late = [name for (origin, _), name in names if origin not in known]
