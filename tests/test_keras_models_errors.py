@@ -101,7 +101,7 @@ def test_automatic_xla_stays_off():
     template.compile("sgd", "mse", jit_compile=True)  # what "auto" becomes where there is a GPU
     model = gs.multi_gpu_model(template, 2)
     model.fit(tf.ones((5, 3)), tf.ones((5, 2)), verbose=0)
-    definition = model.train_function.step.graph_def(False, tf.ones((5, 3)), tf.ones((5, 2)))
+    definition = model.train_function.step.graph_def(None, tf.ones((5, 3)), tf.ones((5, 2)))
     assert not any("_XlaMustCompile" in node.attr for node in definition.node)
 
 

@@ -63,12 +63,12 @@ def arguments_of(model: Any, kind: str, function: Any, batch: tuple[Any, Any, An
         "predict": lambda: model.predict_on_batch(x),
     }
     with _metrics_kept(model):
-        data, rows_open = function.arguments_in(calls[kind])
+        data = function.batch_in(calls[kind])
     found = tf.nest.flatten(data)
     asked = iter(given)
     if len([leaf for leaf in found if leaf is not None]) == len(given):
         found = [leaf if leaf is None else _asked_or(next(asked), leaf) for leaf in found]
-    return parts_of_batch(tf.nest.pack_sequence_as(data, found), rows_open)
+    return parts_of_batch(tf.nest.pack_sequence_as(data, found))
 
 
 def _asked_or(asked: Any, leaf: Any) -> Any:

@@ -1,14 +1,15 @@
 """Batch functions: what Keras calls for every batch, `f(iterator) -> logs`, on top of a parallelized step.
 
-The iterator is advanced outside of the parallelized step, eagerly, so that every batch arrives with its true shape
-and the last, smaller batch is one more signature. (Inside a graph Keras' array datasets have an unknown batch size.)
+The iterator is advanced outside of the parallelized step, eagerly, so that every batch arrives with its true shape,
+for which it is planned. What the step's code knows of that shape is another matter: see `seen_shapes.py`.
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +18,7 @@ from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.core import structures
 from graphsplit.core.errors import CheckError
 from graphsplit.core.user_code import user_stack_level
+from graphsplit.keras_models.seen_shapes import Retracing, SeenShapes, is_open, tree_of_elements, with_open_rows
 from graphsplit.planning.plan import Plan
 from graphsplit.rules.families.random import has_seeded_kernels
 
@@ -44,7 +46,7 @@ class BatchFunction:
       step: the attribute.
       steps: returns the most batches for one call.
       finish: joins what the steps returned.
-      open_rows: whether steps on several targets are not to know their rows where the iterator does not say.
+      is_graph: whether Keras' own function is one graph, for one batch or a list of them, whatever it is called with.
     """
 
     def __init__(
@@ -52,14 +54,14 @@ class BatchFunction:
         step: ParallelFunction[..., Any],
         steps: Callable[[], int],
         finish: Callable[[list[Any]], Any],
-        open_rows: bool = False,
+        is_graph: bool = False,
     ):
         self.step = step
         self.batches = 0
         self.before: Callable[[ParallelFunction[..., Any], tuple[Any, ...]], None] | None = None
         self.owner: Any = None
         self._only_asked = False
-        self._open_rows = open_rows
+        self._of_graphs, self._of_steps = Retracing(), None if is_graph else Retracing()
         self._steps = steps
         self._finish = finish
         self._last: tuple[Any, ...] = ()
@@ -68,16 +70,20 @@ class BatchFunction:
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Return what the steps returned, joined; raise `StopIteration` if there is no batch left."""
-        return self.run(_take(iterator, self._steps()), self._open_rows and _leaves_rows_open(iterator))
+        seen = None
+        if isinstance(iterator, tf.data.Iterator):  # a graph reads it
+            seen = self._of_graphs.seen(tree_of_elements(iterator.element_spec))
+        return self.run((batch, seen) for batch in _take(iterator, self._steps()))
 
-    def run(self, batches: Iterator[Any], rows_open: bool = False) -> Any:
-        """Run the step on every batch; `rows_open` if Keras itself would not know their rows while tracing."""
+    def run(self, batches: Iterable[tuple[Any, structures.Tree | None]]) -> Any:
+        """Run the step on every batch, given with what the graph of Keras' own that has it sees, if one does."""
         outputs = []
-        for batch in batches:
+        for batch, in_graph in batches:
             data = _without_optionals(batch)
             if self._only_asked:
                 raise _HandedError(data)
-            self._last = parts_of_batch(data, rows_open and _several_targets(data))
+            seen = structures.flatten(data)[1] if in_graph is None else in_graph
+            self._last = parts_of_batch(data, seen if self._of_steps is None else self._of_steps.seen(seen))
             if self.before is not None:
                 self.before(self.step, self._last)
             outputs.append(self._run_step())
@@ -133,13 +139,13 @@ class BatchFunction:
             return ""
         return f"The batch has parts of different numbers of rows: {', '.join(f'{p} {n}' for p, n in rows.items())}."
 
-    def arguments_in(self, call: Callable[[], Any]) -> tuple[Any, bool]:
-        """Return the arguments of the step as `fit` would have them for the batch that `call` brings; nothing runs."""
+    def batch_in(self, call: Callable[[], Any]) -> Any:
+        """Return the batch that `call` brings, as the step has it; nothing runs."""
         self._only_asked = True
         try:
             call()
         except _HandedError as handed:
-            return handed.data, self._open_rows and _several_targets(handed.data)
+            return handed.data
         finally:
             self._only_asked = False
         raise CheckError("Keras runs a step in another way than graphsplit knows.")
@@ -149,46 +155,59 @@ class BatchFunction:
         return self.step.plan(*self._last)
 
 
-def step_of_parts(step: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return a step of a model's data as a function of what `parts_of_batch` gives, which has the user's names.
+class BatchesFunction(BatchFunction):
+    """Runs a list of batches, which Keras 3 hands to `predict_function`."""
 
-    It may be told not to know the numbers of rows while it is traced: Keras 3 weights the losses of several outputs by
-    rows only where it knows their number while tracing, and its own `fit` on arrays does not.
-    """
+    def __call__(self, batches: Any) -> Any:
+        """Return the predictions of all, joined."""
+        seen = self._of_graphs.seen(structures.flatten(list(map(_without_optionals, batches)))[1])
+        assert isinstance(seen, structures.Branch)
+        return self.run(zip(batches, seen.entries, strict=True))
+
+
+def step_of_parts(step: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a step of a model's data as a function of what `parts_of_batch` gives, which has the user's names."""
 
     def run(
-        rows_open: bool, x: Any = _LEFT_OUT, y: Any = _LEFT_OUT, sample_weight: Any = _LEFT_OUT, data: Any = _LEFT_OUT
+        seen: SeenShapes | None,
+        x: Any = _LEFT_OUT,
+        y: Any = _LEFT_OUT,
+        sample_weight: Any = _LEFT_OUT,
+        data: Any = _LEFT_OUT,
     ) -> Any:
         if data is _LEFT_OUT:
             data = tuple(part for part in (x, y, sample_weight) if part is not _LEFT_OUT)
-        return step(tf.nest.map_structure(_with_open_rows, data) if rows_open else data)
+        return step(data if seen is None else seen.of(data))
 
     run.__name__ = step.__name__
     made: Callable[..., Any] = tf.autograph.experimental.do_not_convert(run)
     return made
 
 
-def parts_of_batch(data: Any, rows_open: bool) -> tuple[Any, ...]:
-    """Return the arguments of a step for a batch: `x, y, sample_weight`, as Keras takes tuples, else `data` whole."""
+class ModelStep(ParallelFunction[..., Any]):
+    """A step of a model, of what `parts_of_batch` gives."""
+
+    def _seen(self, arguments: structures.Branch) -> structures.Branch:
+        [seen, *batch] = arguments.entries
+        if not isinstance(seen, structures.StaticLeaf) or seen.value is None:
+            return arguments
+        tree = replace(arguments, keys=arguments.keys[1:], entries=tuple(batch))
+        return replace(arguments, entries=(seen, *seen.value.in_place_of(tree).entries))
+
+
+def parts_of_batch(data: Any, seen: structures.Tree | None = None) -> tuple[Any, ...]:
+    """Return the arguments of a step for a batch: `x, y, sample_weight`, as Keras takes tuples, else `data` whole.
+
+    Args:
+      data: the batch.
+      seen: its structure as the step's code sees it; None for a code that does not know the number of rows.
+    """
+    if seen is None:
+        seen = with_open_rows(structures.flatten(data, specs=True)[1])
+    first = SeenShapes(seen) if is_open(seen) else None
     if type(data) is tuple and 1 <= len(data) <= 3:
-        return rows_open, *data
-    return rows_open, _LEFT_OUT, _LEFT_OUT, _LEFT_OUT, data
-
-
-def _with_open_rows(part: Any) -> Any:
-    if not isinstance(part, tf.Tensor) or not part.shape.rank:
-        return part
-    return tf.compat.v1.placeholder_with_default(part, [None, *part.shape[1:]])
-
-
-def _leaves_rows_open(iterator: Any) -> bool:
-    """Return whether an iterator does not say how many rows its batches have: a graph that reads it does not know."""
-    specs = tf.nest.flatten(getattr(iterator, "element_spec", ()))
-    return any(isinstance(s, tf.TensorSpec) and s.shape.rank and s.shape.as_list()[0] is None for s in specs)
-
-
-def _several_targets(data: Any) -> bool:
-    return isinstance(data, tuple) and len(data) > 1 and len(tf.nest.flatten(data[1])) > 1
+        return first, *data
+    return first, _LEFT_OUT, _LEFT_OUT, _LEFT_OUT, data
 
 
 def last(outputs: list[Any]) -> Any:

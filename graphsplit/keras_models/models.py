@@ -32,7 +32,15 @@ from graphsplit.core.patterns import fits
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.keras_models.answers import STEPS, arguments_of, busiest, kind_of_step
-from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last, last_sorted, step_of_parts
+from graphsplit.keras_models.batches import (
+    BatchesFunction,
+    BatchFunction,
+    ModelStep,
+    joined_predictions,
+    last,
+    last_sorted,
+    step_of_parts,
+)
 from graphsplit.keras_models.flavors import KERAS_3, Flavor
 from graphsplit.keras_models.saving import save_whole
 from graphsplit.placement.placements import Placement
@@ -220,7 +228,7 @@ class ParallelModel(SharedState):
             trains = kind == "train" or getattr(self.template, "optimizer", None) is None
             home, automatic = None, replace(automatic, lays_out=automatic.lays_out and trains)
         own = replace(where.options, home=home, jit_compile=self._compiled_by_xla, automatic=automatic)
-        return ParallelFunction(step, own)
+        return ModelStep(step, own)
 
     def _batch_function(self, kind: str) -> Any:
         raise NotImplementedError
@@ -250,15 +258,8 @@ class ParallelKeras3Model(ParallelModel):
     def _batch_function(self, kind: str) -> Any:
         steps = lambda: int(self.template.steps_per_execution)  # noqa: E731
         if kind != "predict":
-            return BatchFunction(self._step(kind), steps, last_sorted, open_rows=True)
-        return _OnLists(self._step(kind), steps, joined_predictions)
-
-
-class _OnLists(BatchFunction):
-    """Keras 3 hands `predict_function` a list of batches."""
-
-    def __call__(self, iterator: Any) -> Any:
-        return self.run(iterator)
+            return BatchFunction(self._step(kind), steps, last_sorted)
+        return BatchesFunction(self._step(kind), steps, joined_predictions, is_graph=True)
 
 
 class ParallelKeras2Model(ParallelModel):
@@ -277,7 +278,7 @@ class ParallelKeras2Model(ParallelModel):
             variable = self.template.steps_per_execution
             return 1 if variable is None else int(variable.numpy())
 
-        return BatchFunction(self._step(kind), steps, finish_and_count)
+        return BatchFunction(self._step(kind), steps, finish_and_count, is_graph=True)
 
 
 def warn_of_eager(model: Any, devices: str) -> None:

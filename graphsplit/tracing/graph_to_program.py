@@ -15,12 +15,13 @@ import tensorflow as tf
 from graphsplit.core.devices import names_device
 from graphsplit.core.protos.graphdefs import GraphDef, fill_defaults, source_of
 from graphsplit.core.sizes.symbolic_sizes import Shape
-from graphsplit.graph.function_calls import check_nesting
+from graphsplit.graph.function_calls import CONTROL_FLOW, check_nesting
 from graphsplit.graph.inlining import inline_calls
 from graphsplit.program.asked_layouts import write_marks
 from graphsplit.program.program import Program
-from graphsplit.program.reading.reader import build_for_any_batch, build_program
-from graphsplit.program.reading.shape_inference import known_shape
+from graphsplit.program.reading.function_bodies import Memo
+from graphsplit.program.reading.reader import build_for_any_batch, build_for_sizes, build_program
+from graphsplit.program.reading.shape_inference import ELEMENT_SHAPE, known_shape
 from graphsplit.program.stages import StageCalls, stage_calls
 from graphsplit.tracing.branch_effects import ShapeOf
 from graphsplit.tracing.common_subexpressions import drop_idle_waits, merge
@@ -41,6 +42,7 @@ class Reading:
       outputs: references (`node:0`) of what is returned.
       effects: names of operations that must run.
       shapes: of the inputs, where more is known than the placeholders say: multiples of unknown sizes.
+      sizes: of the inputs, in the calls that the program is for, if they are to be known, and were not to the trace.
       known: the graph as TensorFlow reads it, calls not inlined. It knows shapes that were set by hand.
       held: what the variables among the captures hold, by placeholder name.
       locate: operation name -> the user's source line.
@@ -64,9 +66,10 @@ class Reading:
     seeds: int = 0
     notes: Sequence[str] = ()
     names_stay: bool = False
-    bodies: dict[Any, Program] = field(default_factory=dict)
+    bodies: Memo = field(default_factory=dict)
     shapes_inside: ShapeOf = lambda *_: ()
     compiled: bool = False
+    sizes: Sequence[Shape | None] | None = None
     adjust: Callable[[Sequence[Any]], None] = field(default=lambda _: None)
 
 
@@ -122,6 +125,10 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
         memo=reading.bodies,
     )
     given = dict(zip(reading.inputs, reading.shapes, strict=bool(reading.shapes)))
+    if reading.sizes is not None:
+        sizes = dict(zip(reading.inputs, reading.sizes, strict=True))
+        behind_loops = any(node.op in CONTROL_FLOW or node.op in ELEMENT_SHAPE for node in nodes)
+        return build_for_sizes(functools.partial(build, notes=notes), given if behind_loops else {}, sizes)
     return build_for_any_batch(build, given, notes)
 
 

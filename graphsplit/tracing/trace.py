@@ -20,6 +20,7 @@ from graphsplit.core.user_code import user_line
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import OWN_TRACE
 from graphsplit.program.program import Program, is_stateful, is_write
+from graphsplit.program.reading.function_bodies import Memo
 from graphsplit.tracing.branch_effects import ShapeOf
 from graphsplit.tracing.captured_variables import variables_of
 from graphsplit.tracing.graph_to_program import Reading, graph_to_program
@@ -41,9 +42,39 @@ class SharedByTraces:
     """
 
     lock: Any = field(default_factory=threading.RLock)
-    bodies: dict[Any, Program] = field(default_factory=dict)
+    bodies: Memo = field(default_factory=dict)
     compiled: bool = False
     captured: dict[str, tf.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class TracedFunction:
+    """A function that TensorFlow has traced, of which `read` makes a program.
+
+    Attributes:
+      function: TensorFlow's traced function.
+      result: the structure of what it returns.
+      shared: what traces of its graph have in common.
+    """
+
+    function: Any
+    result: structures.Tree
+    shared: SharedByTraces
+
+    def read(
+        self, names: Sequence[str], shapes: Sequence[Shape | None], sizes: Sequence[Shape | None] | None = None
+    ) -> Trace:
+        """Return what it computes, for all sizes that the trace leaves open, or for some.
+
+        Args:
+          names: how the user calls each flat argument.
+          shapes: of each, with what is said of open sizes: which axes are a batch.
+          sizes: of each in a call, if the program is for calls of these shapes only.
+        """
+        function = self.function
+        effects = [operation.name for operation in function.graph.control_outputs]
+        read = function, function.inputs[: len(names)], function.outputs, effects, self.result
+        return read_graph(*read, names, shapes, shared=self.shared, sizes=sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,20 +117,15 @@ class Trace:
         return next((tensor.graph for tensor in self.captures if not hasattr(tensor, "numpy")), None)
 
 
-def trace(
-    fn: Callable[..., Any],
-    arguments: structures.Tree,
-    names: Sequence[str],
-    shapes: Sequence[Shape | None] | None = None,
-    compiled: bool = False,
-) -> Trace:
+def trace_function(
+    fn: Callable[..., Any], arguments: structures.Tree, names: Sequence[str], compiled: bool = False
+) -> TracedFunction:
     """Trace `fn`.
 
     Args:
       fn: called as `fn(*args, **kwargs)`.
       arguments: the structure of `(args, kwargs)`.
       names: how the user calls each tensor in it.
-      shapes: of each tensor in it, if more is known than the structure says: which axes are a batch of unknown size.
       compiled: whether XLA is going to compile all of it.
 
     Raises:
@@ -122,10 +148,7 @@ def trace(
     traced = tf.function(flat_function, autograph=False, jit_compile=compiled or None)
     function = traced.get_concrete_function(*specs)
     _check_result(results[-1])
-    effects = [operation.name for operation in function.graph.control_outputs]
-    inputs = function.inputs[: len(specs)]
-    shared = SharedByTraces(compiled=compiled)
-    return read_graph(function, inputs, function.outputs, effects, results[-1], names, shapes, shared=shared)
+    return TracedFunction(function, results[-1], SharedByTraces(compiled=compiled))
 
 
 def read_graph(
@@ -138,6 +161,7 @@ def read_graph(
     shapes: Sequence[Shape | None] | None = None,
     seeds: int = 0,
     shared: SharedByTraces | None = None,
+    sizes: Sequence[Shape | None] | None = None,
 ) -> Trace:
     """Return some of a traced function's graph as a trace of its own, calls inlined.
 
@@ -149,9 +173,10 @@ def read_graph(
       effects: names of the operations that must run; if there are none, nothing in the graph waits for any.
       result: the structure of the outputs.
       names: how the user calls each input.
-      shapes: of each input, see `trace`.
+      shapes: of each input, if more is known than the graph says: which axes are a batch of unknown size.
       seeds: how many of the inputs, the last, are gradients of outputs.
       shared: by the traces of this graph, if there is one already.
+      sizes: see `TracedFunction.read`.
     """
     graph, shared = function.graph, shared or SharedByTraces()
     pairs = captures_in_order(graph, shared)
@@ -177,6 +202,7 @@ def read_graph(
         bodies=shared.bodies,
         shapes_inside=_shapes_inside(graph),
         compiled=shared.compiled,
+        sizes=sizes,
     )
     program = graph_to_program(graph.as_graph_def(), reading)
     captures = tuple(captured)

@@ -102,6 +102,23 @@ def resolve_split(split: Split, arguments: Branch) -> Splitting:
     return Splitting(tuple(layouts), _with_lengths(shapes, names), count, tuple(_notes(batch, deciding, found)))
 
 
+def open_shapes(splitting: Splitting, leaves: Sequence[TensorLeaf], names: Sequence[str]) -> tuple[Shape | None, ...]:
+    """Return the shapes that arguments of a call have for code that does not know all of their sizes.
+
+    Args:
+      splitting: of the call.
+      leaves: what the code knows of each argument.
+      names: of each.
+    """
+    shapes: list[Shape | None] = []
+    for leaf, layout in zip(leaves, splitting.layouts, strict=True):
+        batch = layout.axis if isinstance(layout, Shard) else None
+        sizes = enumerate(leaf.shape or ())
+        shape = tuple([rows(1) if size is None and axis == batch else size for axis, size in sizes])
+        shapes.append(None if leaf.shape is None else shape)
+    return _with_lengths(shapes, names)
+
+
 def _with_lengths(shapes: Sequence[Shape | None], names: Sequence[str]) -> tuple[Shape | None, ...]:
     """Return shapes with symbols for the sizes that are not known, apart from the batch; for the first few of them."""
     numbers = iter(range(MOST_LENGTHS))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.calls.argument_splitting import Splitting, resolve_split
+from graphsplit.api.calls.argument_splitting import Splitting, open_shapes, resolve_split
 from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
 from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh, mesh_lain_on
 from graphsplit.api.layouts.new_variables import slots_by_name, slots_for_host
@@ -22,8 +22,9 @@ from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.hosts import host_name
+from graphsplit.core.keras_internals import open_scopes
 from graphsplit.core.progress import phase
-from graphsplit.core.sizes.symbolic_sizes import Size
+from graphsplit.core.sizes.symbolic_sizes import Size, has_sizes
 from graphsplit.core.variables.parted_variables import layout_changes, name_of, parts_of_variable
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.mesh import Mesh, mesh_of
@@ -37,7 +38,7 @@ from graphsplit.search.automatic import AS_THEY_ARE, Automatic, Choices, choose,
 from graphsplit.search.candidates import LAYOUTS, Candidate
 from graphsplit.search.plan_search import Choice
 from graphsplit.search.question import Question
-from graphsplit.tracing.trace import Trace, trace
+from graphsplit.tracing.trace import Trace, TracedFunction, trace_function
 
 
 def trace_and_plan(
@@ -51,12 +52,13 @@ def trace_and_plan(
     notes: Sequence[str] = (),
     runs: bool = True,
     choices: Choices | None = None,
+    functions: dict[Hashable, TracedFunction] | None = None,
 ) -> tuple[Trace, Plan]:
     """Trace `fn` for one structure of arguments, and decide what runs where.
 
     Args:
       fn: called as the structure `call` of `(args, kwargs)` says.
-      call: see there.
+      call: see there. Sizes that it leaves open are open for `fn`: the plan has them from `arguments`.
       arguments: the same leaves by the names under which users know them.
       options: all but the devices are taken from here.
       devices, home: full names. They need not exist here. Where the options give no home, see `default_home`.
@@ -64,11 +66,12 @@ def trace_and_plan(
       notes: for the plan.
       runs: whether the plan is to run: then an automatic one lays the variables out.
       choices: automatic ones that were made for the function before; a new one is put there.
+      functions: those that were traced before, by what they are valid for; None to trace anew.
     """
     splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
     names = [path for path, _ in structures.paths(arguments)]
     with phase("tracing"):
-        traced = trace(fn, call, names, splitting.shapes, bool(options.jit_compile))
+        traced = trace_call(fn, call, names, splitting, bool(options.jit_compile), functions)
     check_no_others(traced.program, options)
     check_stages(traced.program.all_stages(), len(devices))
     if options.automatic is not None and not options.mesh:
@@ -90,6 +93,24 @@ def trace_and_plan(
     with phase("planning"):
         near = None if options.home is None else home
         return traced, _plan_traced(traced, splitting, options, devices, near, find_state(traced), grid)
+
+
+def trace_call(
+    fn: Callable[..., Any],
+    call: structures.Tree,
+    names: Sequence[str],
+    splitting: Splitting,
+    compiled: bool,
+    functions: dict[Hashable, TracedFunction] | None = None,
+) -> Trace:
+    """Trace `fn` for a call; see `trace_and_plan`. The trace has the sizes of the call, `fn` those that `call` says."""
+    functions, valid = {} if functions is None else functions, (call, open_scopes(), layout_changes())
+    if valid not in functions:
+        functions[valid] = trace_function(fn, call, names, compiled)
+    seen = structures.leaves(call)
+    if all(leaf.shape == shape or has_sizes(shape) for leaf, shape in zip(seen, splitting.shapes, strict=True)):
+        return functions[valid].read(names, splitting.shapes)
+    return functions[valid].read(names, open_shapes(splitting, seen, names), splitting.shapes)
 
 
 def _plan_traced(

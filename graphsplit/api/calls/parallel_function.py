@@ -108,6 +108,10 @@ class ParallelFunction(Generic[P, R]):
         """What is traced: the single-device function, or (a subclass) something around it."""
         return self._fn
 
+    def _seen(self, arguments: structures.Branch) -> structures.Branch:
+        """Return the arguments as the function sees them while it is traced: all, or (a subclass) not every size."""
+        return arguments
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run on the devices."""
         run = self._run if tf.executing_eagerly() else tf.autograph.experimental.do_not_convert(self._run)
@@ -409,8 +413,10 @@ class ParallelFunction(Generic[P, R]):
         chosen = self._chosen
         where = chosen.devices, chosen.home, state_elsewhere if chosen.missing else state_of, chosen.notes
         with phase(self._name()):
-            call, choices = as_call(arguments), self._traces.choices
-            traced, plan = trace_and_plan(fn, call, named, self._options, *where, runs, choices)
+            seen, choices = self._seen(arguments), self._traces.choices
+            functions = None if seen == arguments else self._traces.functions
+            call = as_call(seen)
+            traced, plan = trace_and_plan(fn, call, named, self._options, *where, runs, choices, functions)
         return Differentiable(traced, plan, self._name())
 
     def _name(self) -> str:

@@ -12,6 +12,7 @@ from graphsplit.core import structures
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.runtime.gradients.differentiable import Differentiable
 from graphsplit.search.automatic import Choices
+from graphsplit.tracing.trace import TracedFunction
 
 MOST_COVERED = 1000
 
@@ -31,6 +32,7 @@ class Traces:
       compiled: the compiled forms of each signature; several if they captured tensors of different graphs.
       covered: arguments of calls that run as wider ones.
       choices: plans that were chosen automatically.
+      functions: what TensorFlow traced without knowing all sizes, for calls that have them.
       lock: held while tracing.
       told_of_graph: whether the user was told what a call over workers is in a graph that somebody else runs.
       told_of_scope: whether the user was told that a call in a stateless scope runs on one device.
@@ -40,6 +42,7 @@ class Traces:
     compiled: dict[Signature, list[Differentiable]] = field(default_factory=dict)
     covered: dict[structures.Branch, structures.Branch] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)
+    functions: dict[Hashable, TracedFunction] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)  # type: ignore[valid-type]  # a function until 3.13
     told_of_graph: bool = False
     told_of_scope: bool = False

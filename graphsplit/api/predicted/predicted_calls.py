@@ -10,7 +10,7 @@ from typing import Any
 from graphsplit.api.calls.argument_splitting import Splitting, check_split, resolve_split
 from graphsplit.api.calls.call_signatures import as_call, by_bound_arguments, parameters_of, signature_of, spread
 from graphsplit.api.calls.chosen_devices import check_no_others
-from graphsplit.api.calls.compilation import plan_as_if, variables_elsewhere
+from graphsplit.api.calls.compilation import plan_as_if, trace_call, variables_elsewhere
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.options import Options
 from graphsplit.api.predicted.predicted_layouts import Layout
@@ -20,7 +20,7 @@ from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import Shard
 from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.planning.plan import Plan
-from graphsplit.tracing.trace import Trace, trace
+from graphsplit.tracing.trace import Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,7 @@ class PredictedCall:
       arguments: their structure, as the function's signature binds them.
       splitting: how they are split.
       run_trace: traces the function.
+      seen: returns arguments as the function sees them while it is traced.
       notes: for predictions.
     """
 
@@ -41,6 +42,7 @@ class PredictedCall:
     arguments: structures.Branch
     splitting: Splitting
     run_trace: Callable[[], Trace] = field(repr=False)
+    seen: Callable[[structures.Branch], structures.Branch] = field(repr=False)
     notes: tuple[str, ...] = ()
 
     @property
@@ -79,7 +81,7 @@ class PredictedCall:
 
         wide = structures.map_leaves(widen, self.arguments)
         assert isinstance(wide, structures.Branch)
-        return _call_of(self.function, self.options, wide, self.notes)
+        return _call_of(self.function, self.options, wide, self.seen, self.notes)
 
     @collection_paused()
     def plan(self, devices: Sequence[str], layout: Layout = None, **options: Any) -> Plan:
@@ -121,11 +123,16 @@ def predicted_call(
     bound = signature.bind(*args, **kwargs)
     _, tree = structures.flatten(dict(bound.arguments), specs=True)
     assert isinstance(tree, structures.Branch)
-    return _call_of(function, options, tree, notes)
+    seen = fn._seen if isinstance(fn, ParallelFunction) else lambda arguments: arguments
+    return _call_of(function, options, tree, seen, notes)
 
 
 def _call_of(
-    function: Callable[..., Any], options: Options, arguments: structures.Branch, notes: tuple[str, ...] = ()
+    function: Callable[..., Any],
+    options: Options,
+    arguments: structures.Branch,
+    seen: Callable[[structures.Branch], structures.Branch],
+    notes: tuple[str, ...],
 ) -> PredictedCall:
     signature = signature_of(function)
     named = spread(arguments, signature)
@@ -133,8 +140,8 @@ def _call_of(
     _check_known(paths)
     splitting = resolve_split(options.split, named)
     fn, names = by_bound_arguments(function, signature), [path for path, _ in paths]
-    traced = functools.partial(trace, fn, as_call(arguments), names, splitting.shapes, bool(options.jit_compile))
-    return PredictedCall(function, options, arguments, splitting, traced, notes)
+    traced = functools.partial(trace_call, fn, as_call(seen(arguments)), names, splitting, bool(options.jit_compile))
+    return PredictedCall(function, options, arguments, splitting, traced, seen, notes)
 
 
 def _check_known(paths: Sequence[tuple[str, structures.TensorLeaf]]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -202,6 +202,24 @@ def shape_at(shape: Shape | None, point: Point) -> Shape | None:
     return shape and tuple([size.polynomial.at(point) if isinstance(size, Size) else size for size in shape])
 
 
+def point_of(shapes: Mapping[str, Shape | None], sizes: Mapping[str, Shape | None]) -> Point | None:
+    """Return what the unknown sizes in shapes are, given some of the same names that are known; None if none are these.
+
+    >>> point_of({"x": (rows(1), 4), "y": (rows(1),)}, {"x": (3, 4), "y": (3,)})
+    {rows: 3}
+    """
+    point = {}
+    for name, shape in shapes.items():
+        for size, known in zip(shape or (), sizes[name] or (), strict=False):
+            if isinstance(size, Size) and known is not None:
+                point.update(dict.fromkeys(symbols_in([(size,)]), known))
+    try:
+        fits = all(shape_at(shape, point) == sizes[name] for name, shape in shapes.items())
+    except KeyError:
+        return None
+    return point if fits else None
+
+
 def without_sizes(shape: Shape | None) -> Shape | None:
     """Return a shape as TensorFlow has it: what follows from unknown sizes is unknown."""
     return shape and tuple([None if isinstance(size, Size) else size for size in shape])
@@ -282,6 +300,17 @@ def with_sizes(shape: Shape | None, hint: Shape | None) -> Shape | None:
     if shape is None or hint is None or len(shape) != len(hint):
         return shape
     return tuple([h if s is None and isinstance(h, Size) else s for s, h in zip(shape, hint, strict=True)])
+
+
+def merged(shape: Shape | None, hint: Shape | None) -> Shape | None:
+    """Return a shape with the sizes that only a hint knows.
+
+    >>> merged((None, 4, None), (3, 5, None))
+    (3, 4, None)
+    """
+    if shape is None or hint is None:
+        return hint if shape is None else shape
+    return tuple([known if size is None else size for size, known in zip(shape, hint, strict=True)])
 
 
 def confirmed(claimed: Shape | None, found: Shape | None, hint: Shape | None = None) -> Shape | None:

@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name
-from graphsplit.core.errors import ArgumentError, bullet_list
+from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.layouts import Copied, Cut, MeshDivision, part_ranges, part_shapes
 from graphsplit.core.tensorflow_internals import (
     ask_at_call,

@@ -15,12 +15,12 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.protos.graphdefs import constant_value, functions_named
-from graphsplit.core.sizes.polynomials import Symbol
-from graphsplit.core.sizes.symbolic_sizes import Shape, agreed, are_same, has_sizes, with_sizes, without_sizes
+from graphsplit.core.sizes.polynomials import Point, Polynomial, Symbol
+from graphsplit.core.sizes.symbolic_sizes import Shape, agreed, are_same, has_sizes, shape_at, with_sizes, without_sizes
 from graphsplit.graph.function_calls import function_names
 from graphsplit.graph.inlining import function_graph, inline_calls
 from graphsplit.program.program import Op, Program, Provenance
-from graphsplit.program.reading.shape_inference import InferenceError
+from graphsplit.program.reading.shape_inference import Findings, InferenceError
 from graphsplit.program.reading.trip_counts import origin
 from graphsplit.program.stages import stage_calls
 
@@ -49,6 +49,22 @@ class Given:
     empty: frozenset[int] = frozenset()
     counts: Mapping[int, int] = field(default_factory=dict)
 
+    def holds(self, given: Given, point: Point) -> bool:
+        """Return whether all that is known here of any sizes is so of what is given, if the sizes are these."""
+        shapes = [*zip(self.shapes, given.shapes, strict=True)]
+        shapes += [(shape, given.elements.get(i, (dtype, None))[1]) for i, (dtype, shape) in self.elements.items()]
+        held = [(value, given.held.get(i)) for i, value in self.held.items()]
+        return (
+            all(_says_no_more(shape_at(shape, point), other) for shape, other in shapes)
+            and all(other is not None and _at(value, point) == _at(other, point) for value, other in held)
+            and all(Polynomial.of(count).at(point) == given.counts.get(i) for i, count in self.counts.items())
+            and (self.kept, self.empty) == (given.kept, given.empty)
+        )
+
+
+Memo = dict[Any, tuple[Program, Given, Findings]]
+"""Functions that were read: what is known of their arguments, and what was found in them."""
+
 
 class Bodies:
     """Reads functions, each once for what is known of its arguments.
@@ -59,6 +75,7 @@ class Bodies:
       symbols: the unknown sizes of the program.
       memo: what was read before, of this graph or of others: functions are told apart by all that they consist of.
       provenances: what says where their operations come from, by their names.
+      point: what sizes are, in a program that is for some only.
     """
 
     def __init__(
@@ -67,8 +84,9 @@ class Bodies:
         library: Any,
         versions: Any,
         symbols: tuple[Symbol, ...],
-        memo: dict[Any, Program],
+        memo: Memo,
         provenances: Mapping[str, Callable[[str], Provenance]],
+        point: Point | None = None,
     ):
         self._build = build
         self._library = {function.signature.name: function for function in library.function}
@@ -76,6 +94,7 @@ class Bodies:
         self._symbols = symbols
         self._memo = memo
         self._provenances = provenances
+        self._point = point
         self._digests: dict[str, bytes] = {}
 
     def of_branches(self, node: Any, given: Given) -> tuple[dict[str, Program], list[Shape | None]]:
@@ -120,8 +139,18 @@ class Bodies:
     def _read(self, name: str, given: Given) -> Program:
         key = self._digest(name), self._symbols, repr(given)
         if key not in self._memo:
-            self._memo[key] = self._program(self._library[name], given)
-        return self._memo[key]
+            found: list[Findings] = []
+            program = self._program(self._library[name], given, self._found_before(key[0], given), found)
+            self._memo[key] = program, given, found[-1]
+        return self._memo[key][0]
+
+    def _found_before(self, digest: bytes, given: Given) -> Findings:
+        """Return what was found in a function for all sizes, if what was known of its arguments then still is so."""
+        if self._point is not None:
+            for (read, symbols, _), (_, known, found) in reversed(self._memo.items()):
+                if read == digest and symbols and known.holds(given, self._point):
+                    return found
+        return Findings()
 
     def _digest(self, name: str) -> bytes:
         """Return what tells a function from every other: its content, and that of all functions that it calls."""
@@ -133,7 +162,7 @@ class Bodies:
             self._digests[name] = digest.digest()
         return self._digests[name]
 
-    def _program(self, function: Any, given: Given) -> Program:
+    def _program(self, function: Any, given: Given, before: Findings, found: list[Findings]) -> Program:
         known = [without_sizes(shape) for shape in given.shapes]
         graph, outputs = function_graph(function, self._library.values(), self._versions, known)
         calls = stage_calls(graph)
@@ -155,10 +184,26 @@ class Bodies:
             held={names[i]: value for i, value in given.held.items()},
             counts={names[i]: count for i, count in given.counts.items()},
             memo=self._memo,
+            before=before,
+            point=self._point,
+            found=found,
             calls=calls,
             provenance=self._provenances.get(function.signature.name),
             provenances=self._provenances,
         )
+
+
+def _says_no_more(shape: Shape | None, other: Shape | None) -> bool:
+    """Return whether another shape has all sizes that a shape has."""
+    if shape is None:
+        return True
+    pairs = zip(shape, other or (), strict=False)
+    return other is not None and len(shape) == len(other) and all(a is None or a == b for a, b in pairs)
+
+
+def _at(value: np.ndarray, point: Point) -> list[int]:
+    """Return integers that follow from sizes, if these are so."""
+    return [Polynomial.of(entry).at(point) for entry in value.flat]
 
 
 def _passed_on(function: Any) -> list[int]:

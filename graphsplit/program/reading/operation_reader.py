@@ -21,6 +21,7 @@ from graphsplit.core.sizes.symbolic_sizes import (
     confirmed,
     has_sizes,
     joined_shapes,
+    merged,
     with_sizes,
 )
 from graphsplit.graph.function_calls import CONTROL_FLOW
@@ -35,6 +36,7 @@ from graphsplit.program.reading.trip_counts import pushed_counters, turns_of
 from graphsplit.program.stages import StageCalls
 
 _GRADIENTS = frozenset({"gradient_tape", "gradients"})  # how TensorFlow's tapes and `tf.gradients` name what they make
+_REDUCTIONS = frozenset({"Max", "Mean", "Min", "Prod", "Sum"})
 _NO_BODIES: dict[str, Any] = {}
 
 
@@ -143,7 +145,7 @@ class OperationReader:
         for k, output in enumerate(cases[-1].outputs):
             hint = hints[k] if k < len(hints) and hints[k].dtype == output.dtype else None  # (hoisting changes dtypes)
             shape = joined_shapes([known_shape(case.outputs[k].shape) for case in cases], self._unknown)
-            shapes.append(shape if hint is None else _merged(shape, hint.shape))
+            shapes.append(shape if hint is None else merged(shape, known_shape(hint.shape)))
             if output.dtype in (tf.variant, tf.resource):
                 found = [case.outputs[k] for case in cases]
                 self._lists.infer(Tensor(len(self.ops), k), found, hint, self._unknown)
@@ -190,8 +192,9 @@ class OperationReader:
             return
         if op.type == "IdentityN":  # keeps all its inputs in memory until the last one is there
             self._replaced.update({Tensor(op.index, k): tensor for k, tensor in enumerate(op.inputs)})
+        reduces_nothing = op.type in _REDUCTIONS and np.size(op.constants.get(1, 0)) == 0
         is_same = op.type == "Reshape" and is_known(op.in_shapes[0], op.out_shapes[0])
-        if is_same or (op.type == "GatherV2" and self._row_numbers.takes_all(op)):
+        if reduces_nothing or is_same or (op.type == "GatherV2" and self._row_numbers.takes_all(op)):
             self._replaced[Tensor(op.index, 0)] = op.inputs[0]
 
     def _read_turns(self, op: Op) -> None:
@@ -285,13 +288,6 @@ class OperationReader:
 def _entry(number: int, dtype: Any) -> np.ndarray:
     """Return a number, or a size that follows from unknown ones, as an array without axes."""
     return np.array(as_exact(number), object if isinstance(number, Size) else dtype)
-
-
-def _merged(shape: Shape | None, hint: tf.TensorShape) -> Shape | None:
-    """Return a shape with the sizes that only a hint knows."""
-    if shape is None or hint.rank is None:
-        return known_shape(hint) if shape is None else shape
-    return tuple([known if size is None else size for size, known in zip(shape, known_shape(hint) or (), strict=True)])
 
 
 def _bytes(dtype: tf.DType, shape: Shape | None) -> int:

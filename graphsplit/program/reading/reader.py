@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -11,11 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.sizes.polynomials import Symbol
-from graphsplit.core.sizes.symbolic_sizes import ROWS, Shape, has_sizes, symbols_in, witnesses
+from graphsplit.core.sizes.polynomials import Point, Symbol
+from graphsplit.core.sizes.symbolic_sizes import ROWS, Shape, has_sizes, point_of, symbols_in, witnesses
 from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Op, Program, Provenance
-from graphsplit.program.reading.function_bodies import Bodies, Elements
+from graphsplit.program.reading.function_bodies import Bodies, Elements, Memo
 from graphsplit.program.reading.operation_reader import OperationReader
 from graphsplit.program.reading.shape_inference import Findings, InferenceError, import_for_shapes
 from graphsplit.program.stages import Stage, StageCalls
@@ -39,7 +39,10 @@ def build_program(
     symbols: tuple[Symbol, ...] = (),
     held: Mapping[str, np.ndarray] | None = None,
     counts: Mapping[str, int] | None = None,
-    memo: dict[Any, Program] | None = None,
+    memo: Memo | None = None,
+    before: Findings = Findings(),  # noqa: B008  # frozen
+    point: Point | None = None,
+    found: list[Findings] | None = None,
     notes: Sequence[str] = (),
     locate: Callable[[str], str] = lambda _: "",
     calls: StageCalls = StageCalls(),  # noqa: B008  # frozen
@@ -62,6 +65,9 @@ def build_program(
       held: for inputs that are lists of integers known beforehand, each of their elements alike: that element.
       counts: for inputs that are lists: how many elements they have, where that is known.
       memo: functions that were read before, with what was known of their arguments; those read now are added.
+      before: what was found beforehand, for all sizes.
+      point: what these sizes are, in a program that is for some only: all given shapes are numbers then.
+      found: takes what was found.
       calls: those of stages among the calls that were inlined.
       shapes: shape and dtype of all that each node makes, by name, each behind what it reads: where they are known,
         TensorFlow is not asked.
@@ -71,39 +77,27 @@ def build_program(
     Raises:
       InferenceError: if shapes cannot be inferred for all sizes.
     """
-    given = {name: shape for name, shape in (given_shapes or {}).items() if has_sizes(shape)}
+    given = {name: shape for name, shape in (given_shapes or {}).items() if has_sizes(shape) or point is not None}
     symbols = symbols or symbols_in(list(given.values()))
     by_name, hints = {node.name: node for node in nodes}, _known_outputs(inlined_from)
-    doubted: dict[str, tuple[Shape | None, ...]] = {}
-    known = Findings()
-    bodies = Bodies(build_program, library, versions, symbols, {} if memo is None else memo, provenances)
+    bodies = Bodies(build_program, library, versions, symbols, {} if memo is None else memo, provenances, point)
 
     def make_reader() -> OperationReader:
         of_lists = held or {}, counts or {}
         return OperationReader(by_name, hints, resources, *of_lists, bodies, symbols, calls, provenance)
 
-    while shapes is None:
-        try:
-            cases = [import_for_shapes(nodes, versions, resources, given, known, point) for point in witnesses(symbols)]
-        except InferenceError:
-            if doubted or known != Findings():
-                raise
-            doubted = _claims(nodes)
-            if not doubted:
-                raise
-            known = Findings(doubted)
-            continue
-        reader = make_reader()
-        for operations in zip(*cases, strict=True):
-            reader.read(operations)
-        found = replace(reader.found, outputs={**doubted, **reader.found.outputs})
-        if found == known:
-            break
-        known = found  # what is behind a loop or branch is only known when that is
-    else:
+    def infer(known: Findings) -> Any:
+        points = witnesses(symbols) if point is None else [point]
+        return [import_for_shapes(nodes, versions, resources, given, known, point) for point in points]
+
+    if shapes is not None:
         reader = make_reader()
         for name, made in shapes.items():
             reader.read_as(name, [shape for shape, _ in made], [dtype for _, dtype in made])
+    else:
+        reader, known = _read_until_known(nodes, make_reader, infer, before)
+        if found is not None:
+            found.append(known)
     return Program(
         ops=tuple(reader.ops),
         inputs=tuple(reader.positions[name] for name in inputs),
@@ -119,6 +113,39 @@ def build_program(
         locate=locate,
         stages=_in_order(reader.ops, calls),
     )
+
+
+def _read_until_known(
+    nodes: Sequence[Any],
+    make_reader: Callable[[], OperationReader],
+    infer: Callable[[Findings], Sequence[Sequence[tf.Operation]]],
+    before: Findings = Findings(),  # noqa: B008  # frozen
+) -> tuple[OperationReader, Findings]:
+    """Read operations again and again, until nothing more is found: what is behind a loop is only known when that is.
+
+    Args:
+      nodes: see `build_program`.
+      make_reader: begins anew.
+      infer: returns the operations with shapes, for each choice of sizes.
+      before: what is known beforehand. TensorFlow decides whether that fits.
+    """
+    known = before
+    while True:
+        try:
+            cases = infer(known)
+        except InferenceError:
+            doubted = Findings(_claims(nodes))
+            if known != before or before == doubted:
+                raise
+            before = known = Findings() if before != Findings() else doubted
+            continue
+        reader = make_reader()
+        for operations in zip(*cases, strict=True):
+            reader.read(operations)
+        found = before.joined(reader.found)
+        if found == known:
+            return reader, known
+        known = found
 
 
 def _in_order(ops: Sequence[Op], calls: StageCalls) -> tuple[Stage, ...]:
@@ -169,6 +196,26 @@ def build_for_any_batch(
             else:
                 given = {}
                 notes.append(f"shapes do not follow for every batch size, so everything runs on one device: {reason}")
+
+
+def build_for_sizes(
+    build: Callable[..., Program], given_shapes: Mapping[str, Shape | None], sizes: Mapping[str, Shape | None]
+) -> Program:
+    """Return the program for calls of some sizes, of a function that was traced without knowing them.
+
+    It is read for all sizes first: what is behind loops, and in lists, follows from sizes that were open to TensorFlow.
+    Then it is read again, where that has its numbers.
+
+    Args:
+      build: see `build_for_any_batch`.
+      given_shapes: see there.
+      sizes: the shapes of the same inputs in these calls.
+    """
+    point, found = point_of(given_shapes, sizes), [Findings()]
+    if point:
+        with contextlib.suppress(InferenceError):  # (what does not follow for all sizes may do for these)
+            build(given_shapes=given_shapes, found=found)
+    return build(given_shapes=sizes, before=found[-1], point=point or {})
 
 
 def _without(shape: Shape | None, symbol: Symbol) -> Shape | None:

@@ -60,6 +60,12 @@ class Findings:
     counts: dict[str, int] = field(default_factory=dict)
     values: dict[tuple[str, int], Integers] = field(default_factory=dict)
 
+    def joined(self, more: Findings) -> Findings:
+        """Return this and more, which counts where both say something."""
+        return Findings(
+            *[{**own, **others} for own, others in zip(vars(self).values(), vars(more).values(), strict=True)]
+        )
+
 
 def import_for_shapes(
     nodes: Sequence[Any],

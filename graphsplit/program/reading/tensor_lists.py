@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.sizes.polynomials import Polynomial, Symbol
-from graphsplit.core.sizes.symbolic_sizes import Shape, Size, as_exact, has_sizes, joined_shapes, with_sizes
+from graphsplit.core.sizes.symbolic_sizes import Shape, Size, as_exact, has_sizes, joined_shapes, merged, with_sizes
 from graphsplit.core.tensorflow_internals import resource_value
 from graphsplit.program.program import Op, Tensor
 from graphsplit.program.reading.function_bodies import ITEM, Elements, Given, grows
@@ -73,8 +73,8 @@ class Lists:
             maker, result = ops[inputs[i].op], Tensor(len(ops), i)
             if has_sizes(shape) and maker.type in ELEMENT_SHAPE:
                 self._found.elements[maker.name] = shape
-            if has_sizes(shape) or result not in self._elements:  # a loop that was inlined has no hints
-                self._elements[result] = dtype, shape
+            hint = self._elements.get(result, (dtype, shape))[1]  # (a loop that was inlined has none)
+            self._elements[result] = dtype, shape if has_sizes(shape) else merged(hint, shape)
             if i in carried.kept and inputs[i] in self.counts:
                 self.counts[result] = self.counts[inputs[i]]
             if maker.type == "EmptyTensorList" and i in carried.held:
