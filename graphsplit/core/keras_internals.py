@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core import structures
-from graphsplit.core.tensorflow_internals import in_save_context
+from graphsplit.core.tensorflow_internals import captures_of_graph, in_save_context, lifting_variables
+from graphsplit.core.user_code import user_stack_level
+from graphsplit.core.variables.parted_classes import raw_handles
+from graphsplit.core.variables.parted_variables import OWN_TRACE
 
 
 def open_scopes() -> Hashable:
@@ -106,9 +110,45 @@ def slots_of(optimizer: Any, variables: Sequence[Any]) -> Iterator[tuple[Any, An
 def make_slots(optimizer: Any, variables: Sequence[Any]) -> None:
     """Let an optimizer make its slots for variables now, if it has not; old ones of tf_keras have no public way."""
     if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
-        optimizer.build(variables)
+        keras = sys.modules.get("keras")
+        if keras is not None and isinstance(optimizer, keras.optimizers.Optimizer):
+            _build_in_graph(optimizer, variables)
+        else:
+            optimizer.build(variables)
     elif hasattr(optimizer, "_create_all_weights"):
         optimizer._create_all_weights(variables)
+
+
+def _build_in_graph(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Build an optimizer of Keras 3 as `fit` does: in a graph that makes variables and never runs.
+
+    What `build` assigns is lost there. Slots are made outside of it, one by one, as if there were no graph.
+    """
+    outside = tf.compat.v1.get_default_graph()
+    graphs: list[Any] = []
+
+    def build() -> None:
+        if not optimizer.built:  # (TensorFlow may trace twice)
+            graphs.append(tf.compat.v1.get_default_graph())
+            setattr(graphs[0], OWN_TRACE, True)
+            with lifting_variables(outside):
+                optimizer.build(variables)
+
+    tf.function(build, autograph=False).get_concrete_function()
+    with raw_handles():
+        placeholders, handles = captures_of_graph(graphs[0])
+        pairs = zip(placeholders, handles, strict=True)
+        written = [id(handle) for p, handle in pairs if any(op.type.startswith("Assign") for op in p.consumers())]
+        of_keras = [v for v in (*optimizer.variables, *variables) if not isinstance(v, tf.Variable)]
+        lost = [v.path for v in of_keras if id(v.value.handle) in written]
+    if lost:
+        warnings.warn(
+            f"{type(optimizer).__name__}.build assigns values to {', '.join(lost[:3])}"
+            f"{f' and {len(lost) - 3} more' if len(lost) > 3 else ''}. Keras builds an optimizer inside of its first "
+            "training step, where they are lost, on one device as on several: training begins with what the variables "
+            "were made with, mostly zeros. Build it before: optimizer.build(model.trainable_variables).",
+            stacklevel=user_stack_level(),
+        )
 
 
 def compilation_of(model: Any) -> Any:

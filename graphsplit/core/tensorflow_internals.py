@@ -517,6 +517,29 @@ def variable_creators() -> list[Any]:
     return [creator for _, creator in tf.compat.v1.get_default_graph()._variable_creator_stack]
 
 
+def lifting_variables(outside: tf.Graph) -> Any:
+    """Return a scope in which a function that is traced makes variables as the code outside of it would.
+
+    `tf.function` makes variables that get their values later, by a creator of its own, which no public name leaves out.
+
+    Args:
+      outside: the default graph there.
+    """
+
+    def create(make: Callable[..., Any], **options: Any) -> Any:
+        if not callable(options.get("initial_value")):  # (a tensor of the graph: TensorFlow lifts it out)
+            return make(**options)
+        graph: Any = tf.compat.v1.get_default_graph()
+        creators, graph._variable_creator_stack = graph._variable_creator_stack, outside._variable_creator_stack
+        try:
+            with tf.init_scope():
+                return tf.Variable(**options)
+        finally:
+            graph._variable_creator_stack = creators
+
+    return tf.variable_creator_scope(create)
+
+
 def give_handle(variable: tf.Variable, handle: tf.Tensor) -> None:
     """Let a variable object stand for another resource: its own went with the process that held it.
 
