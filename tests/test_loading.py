@@ -150,3 +150,89 @@ def test_a_training_checkpoint_that_was_numbered(tmp_path: Path):
     gs.load_weights(tf.train.Checkpoint(model=other), path)
     for a, b in zip(other.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def old_model() -> Any:
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Dense(40, name=f"layer_{i}") for i in range(6)]
+    return keras.Sequential([keras.Input((6,)), *layers], name="model")
+
+
+# no checksums; of an archive the end tells what is where
+NOT_SEEN = {("all.weights.h5", "one bit"), ("all.safetensors", "one bit"), ("all.keras", "begins otherwise")}
+FILES = ["all.keras", "all.weights.h5", "checkpoint", "all.safetensors"]
+
+
+def saved_as(kind: str, folder: Path) -> tuple[Any, Path]:
+    """Return a path to load, of other values than those of `old_model`, and the file to damage."""
+    model = old_model()
+    for variable in model.variables:
+        variable.assign(variable + 1.0)
+    path = folder / kind
+    if kind == "checkpoint":
+        return tf.train.Checkpoint(model=model).write(str(path)), Path(f"{path}.data-00000-of-00001")
+    if kind.endswith(".safetensors"):
+        safetensors_numpy = pytest.importorskip("safetensors.numpy")
+        safetensors_numpy.save_file({v.path: v.numpy() for v in model.variables}, path)
+    else:
+        model.save(path) if kind.endswith(".keras") else model.save_weights(path)
+    return path, path
+
+
+def load(kind: str, model: Any, path: Any) -> None:
+    gs.load_weights(tf.train.Checkpoint(model=model) if kind == "checkpoint" else model, path)
+
+
+@pytest.mark.parametrize("layout", ["home", "sharded"])
+@pytest.mark.parametrize("damage", ["cut off", "empty", "begins otherwise", "one bit"])
+@pytest.mark.parametrize("kind", FILES)
+def test_damaged_files_change_nothing(kind: str, damage: str, layout: str, tmp_path: Path) -> None:
+    path, file = saved_as(kind, tmp_path)
+    content = bytearray(file.read_bytes())
+    if (kind, damage) in NOT_SEEN:
+        pytest.skip("nothing in the file tells")
+    if damage == "one bit":
+        content[len(content) // 2] ^= 1
+    elif damage == "begins otherwise":
+        content[:8] = b"\xff" * 8
+    file.write_bytes(content[: {"cut off": len(content) // 2, "empty": 0}.get(damage, len(content))])
+    model = old_model()
+    gs.set_variable_layout(model, layout, devices=2)
+    before = model.get_weights()
+    with pytest.raises(gs.GraphsplitError, match=kind):
+        load(kind, model, path)
+    for was, now in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(now, was)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("no memory")], ids=["interrupt", "memory"])
+@pytest.mark.parametrize("kind", FILES)
+def test_the_error_says_which_variables_are_new(
+    kind: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = saved_as(kind, tmp_path)
+    model, taken, take = old_model(), [], VariableParts.take
+    gs.set_variable_layout(model, "sharded", devices=2)
+    before = model.get_weights()
+
+    def take_some(parts: Any, value: Any) -> bool:
+        taken.append(parts)
+        if len(taken) >= 4:
+            raise error
+        return take(parts, value)
+
+    monkeypatch.setattr(VariableParts, "take", take_some)
+    with pytest.raises(gs.ArgumentError if isinstance(error, Exception) else KeyboardInterrupt) as raised:
+        load(kind, model, path)
+    names = [v.path for v, was in zip(model.variables, before, strict=True) if not np.array_equal(v.numpy(), was)]
+    assert 3 <= len(names) < len(before)
+    assert str(path) in str(raised.value)
+    assert names == [line.removeprefix("  - ") for line in str(raised.value).splitlines() if line.startswith("  - ")]
+
+
+def test_damaged_indices(tmp_path: Path) -> None:
+    path = tmp_path / "all.safetensors.index.json"
+    for content in ("", "{", "[]", "3", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', "[" * 100_000):
+        path.write_text(content)
+        with pytest.raises(gs.GraphsplitError, match=path.name):
+            gs.load_weights(old_model(), path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -240,3 +241,17 @@ def test_operations_that_differ_have_other_keys():
         for other in (tensor, ((3, 3), tf.float32))
     }
     assert len(keys) == 4
+
+
+@pytest.mark.parametrize("content", ["a = " + "[" * 5000, f"devices = {'9' * 5000}"], ids=["nested", "digits"])
+def test_files_that_python_does_not_read(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "here.toml"
+    file.write_text(content)
+    with pytest.raises(gs.ArgumentError, match=re.escape(f"{file} is no TOML file: ")):
+        machine(str(file))
+
+
+@pytest.mark.parametrize("name", ["9" * 5000 + "xH100-SXM5", "\u00b2xH100-SXM5"], ids=["digits", "power"])
+def test_counts_that_are_none(name: str) -> None:
+    with pytest.raises(gs.ArgumentError, match="There is no machine"):
+        machine(name)

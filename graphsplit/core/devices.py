@@ -220,7 +220,8 @@ def canonical_name(name: str, argument: str = "devices") -> str:
         spec = tf.DeviceSpec.from_string(name if name.startswith("/") else f"/{name}")
     except ValueError as error:
         raise ArgumentError(f"{argument}: {name!r} is not a device name; write it like 'GPU:0'.") from error
-    if spec.device_type is None or spec.device_index is None or spec.device_index < 0 or spec.job == "":
+    numbers_fit = all(n is not None and 0 <= n < 2**31 for n in (spec.device_index, spec.task or 0))
+    if spec.device_type is None or spec.job == "" or not numbers_fit or not name.isascii():
         raise ArgumentError(f"{argument}: {name!r} is not a device name; write it like 'GPU:0'.")
     if spec.job in (None, "localhost") or (spec.job, spec.task or 0) == own_task():
         return f"/device:{spec.device_type}:{spec.device_index}"

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
+import itertools
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -114,7 +116,7 @@ def _by_name(asked: str) -> Machine:
     if asked in known:
         return known[asked]
     parts = asked.split("x")
-    counts = [int(part) for part in parts[: next((i for i, p in enumerate(parts) if not p.isdecimal()), len(parts))]]
+    counts = [int(part) for part in itertools.takewhile(re.compile("[0-9]{1,9}").fullmatch, parts)]
     base = "x".join(parts[len(counts) :])
     own = next((m for m in known.values() if base in (m.name, m.device.name)), None)
     if own is None or len(counts) > (1 if base in known else 2) or 0 in counts:

@@ -118,11 +118,11 @@ def parse(path: str, text: str) -> dict[str, Any]:
     """Return what a file says.
 
     Raises:
-      ArgumentError: if it is no TOML; the message has the line.
+      ArgumentError: if it is no TOML, or none that Python reads; the message has the line.
     """
     try:
         found: dict[str, Any] = tomllib.loads(text, parse_float=_float)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # (numbers of thousands of digits; a thousand lists in each other)
         raise ArgumentError(f"{path} is no TOML file: {error}") from error
     return found
 

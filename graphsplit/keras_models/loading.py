@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,11 +17,12 @@ from graphsplit.core.tensorflow_internals import parse_checkpoint_objects
 from graphsplit.core.variables.host_tensors import host_tensor
 from graphsplit.core.variables.parted_variables import can_be_read_by_part, name_of, parts_of_variable
 from graphsplit.keras_models.flavors import KERAS_3, flavor_of
-from graphsplit.keras_models.safetensors_files import SUFFIXES, Names, sources_of
+from graphsplit.keras_models.safetensors_files import SUFFIXES, Names, readable, sources_of
 
 _WEIGHTS = "model.weights.h5"  # in a .keras file
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # a checkpoint's tensor that says what the others belong to
 _VALUE = "VARIABLE_VALUE"
+_SHOWN = 20  # names in an error
 
 
 def load_weights(
@@ -31,7 +32,9 @@ def load_weights(
 
     The host reads one variable at a time, and each device gets its parts. (`model.load_weights` also makes variables
     whole on the first device, and reads a whole `.keras` file into memory, as TensorFlow does with a checkpoint.) The
-    loaded weights are the same. Of safetensors the host reads one part at a time.
+    loaded weights are the same. Of safetensors the host reads one part at a time. A checkpoint is read twice: nothing
+    is written before all checksums are right. If loading ends early all the same (an interrupt, a full memory), the
+    error says which variables are new.
 
     Args:
       target: a Keras model, for a file; for a checkpoint, what was saved, as it was: a `tf.train.Checkpoint`, a module,
@@ -45,7 +48,8 @@ def load_weights(
 
     Raises:
       ArgumentError: if a checkpoint lacks variables of the target, or has them in other shapes; for safetensors also,
-        if a tensor is left over, two variables have one name, or floats meet integers. Nothing is loaded then.
+        if a tensor is left over, two variables have one name, or floats meet integers; and if a file is damaged.
+        Nothing is loaded then.
       UnsupportedError: for checkpoints that are not of objects, or with other state than variables (tables, iterators,
         slots of `tf.compat.v1` optimizers); without the library safetensors for such files.
 
@@ -60,39 +64,47 @@ def load_weights(
     """
     name = os.fspath(path)
     if name.endswith(SUFFIXES):
-        for variable, tensor in sources_of(target, name, names, ignore):
-            _assign(variable, tensor)
+        _give(name, sources_of(target, name, names, ignore))
         return
     if names is not None or ignore:
         raise ArgumentError(f"names and ignore are for safetensors, and {name} is another file.")
     if name.endswith(".keras"):
-        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(name) as archive:
-            _load_file(target, archive.extract(_WEIGHTS, folder))
+        with tempfile.TemporaryDirectory() as folder:
+            with readable(name), zipfile.ZipFile(name) as archive:
+                weights = archive.extract(_WEIGHTS, folder)
+            _load_file(target, weights, name)
     elif name.endswith((".h5", ".weights.json")):
-        _load_file(target, name)
+        _load_file(target, name, name)
     else:
         _load_checkpoint(target, name)
 
 
-def _load_file(model: Any, path: str) -> None:
-    assigning = _assigning_by_part() if flavor_of(model) is KERAS_3 else contextlib.nullcontext()
-    with tf.device("CPU:0"), assigning:
-        model.load_weights(path)
+def _load_file(model: Any, weights: str, path: str) -> None:
+    """Load a file of weights, which is what a user calls `path`, or is in it."""
+    with tf.device("CPU:0"), _loading(path) as done, contextlib.ExitStack() as stack:
+        if flavor_of(model) is KERAS_3:
+            stack.enter_context(_assigning_by_part(done))
+        model.load_weights(weights)
 
 
 @contextlib.contextmanager
-def _assigning_by_part() -> Iterator[None]:
-    """Let variables of Keras 3 take arrays part by part: Keras makes a tensor of each before it hands it on."""
+def _assigning_by_part(done: list[str]) -> Iterator[None]:
+    """Let variables of Keras 3 take arrays part by part: Keras makes a tensor of each before it hands it on.
+
+    Args:
+      done: takes the names of those that take values.
+    """
     import keras
 
     kind, own = keras.Variable, vars(keras.Variable).get("assign")
     original = kind.assign
 
     def assign(variable: Any, value: Any) -> Any:
-        if not can_be_read_by_part(value):
-            return original(variable, value)
-        parts = parts_of_variable(variable.value)
-        return value if parts is not None and parts.take(value) else original(variable, _whole(value, variable.value))
+        parts, by_part = parts_of_variable(variable.value), can_be_read_by_part(value)
+        if not by_part or parts is None or not parts.take(value):
+            value = original(variable, _whole(value, variable.value) if by_part else value)
+        done.append(variable.path)
+        return value
 
     kind.assign = assign
     try:
@@ -105,13 +117,15 @@ def _assigning_by_part() -> Iterator[None]:
 
 
 def _load_checkpoint(target: Any, path: str) -> None:
-    reader = tf.train.load_checkpoint(path)
-    if not reader.has_tensor(_OBJECTS):
+    with readable(path):
+        reader = tf.train.load_checkpoint(path)
+        objects = parse_checkpoint_objects(reader.get_tensor(_OBJECTS)) if reader.has_tensor(_OBJECTS) else None
+    if objects is None:
         raise UnsupportedError(
             f"{path} is a checkpoint of names, written by tf.compat.v1.train.Saver, and not of objects. Restore it "
             "with tf.train.Checkpoint, and save it again."
         )
-    nodes = _nodes_of(target, parse_checkpoint_objects(reader.get_tensor(_OBJECTS)).nodes)
+    nodes = _nodes_of(target, objects.nodes)
     _check_has_variables_only(path, list(nodes.values()))
     shapes, found, missing = reader.get_variable_to_shape_map(), [], []
     for owner in tf.train.TrackableView(target).descendants():
@@ -126,8 +140,37 @@ def _load_checkpoint(target: Any, path: str) -> None:
         raise ArgumentError(
             f"The checkpoint {path} lacks variables of the target, or has them in other shapes:\n{bullet_list(missing)}"
         )
-    for variable, key in found:
-        _assign(variable, reader.get_tensor(key))
+    with readable(path):
+        for _, key in found:  # TensorFlow compares the checksums of what it reads; none is written before all are right
+            reader.get_tensor(key)
+    _give(path, ((variable, reader.get_tensor(key)) for variable, key in found))
+
+
+@contextlib.contextmanager
+def _loading(path: str) -> Iterator[list[str]]:
+    """Give a list of names of variables that is to be filled as they take values; if that ends early, say which did."""
+    done: list[str] = []
+    try:
+        with readable(path):
+            yield done
+    except BaseException as error:
+        if not done:
+            raise
+        kind = ArgumentError if isinstance(error, Exception) else type(error)
+        raise kind(
+            f"Loading {path} ended early: {error or type(error).__name__}\n"
+            "These variables have the new values, perhaps one more, and all others the old ones:\n"
+            f"{bullet_list(done, _SHOWN)}\n"
+            "Load it again, or another file, before you use the model."
+        ) from error
+
+
+def _give(path: str, values: Iterable[tuple[tf.Variable, Any]]) -> None:
+    """Give variables what a file has for them."""
+    with _loading(path) as done:
+        for variable, value in values:
+            _assign(variable, value)
+            done.append(name_of(variable))
 
 
 def _assign(variable: tf.Variable, value: Any) -> None:

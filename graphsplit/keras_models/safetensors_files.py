@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
+import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.api.layouts.layout_targets import variables_of
-from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.errors import ArgumentError, GraphsplitError, UnsupportedError, bullet_list
 from graphsplit.core.patterns import fits
 from graphsplit.core.requirements import how_to_install
 from graphsplit.core.variables.parted_variables import name_of
@@ -96,8 +98,9 @@ def stored_tensors(path: str) -> dict[str, Path]:
     if not path.endswith(SUFFIXES[1]):
         with _opened(Path(path)) as file:
             return dict.fromkeys(file.keys(), Path(path))
-    files = json.loads(Path(path).read_text())["weight_map"]
-    found = {name: Path(path).parent / file for name, file in files.items()}
+    with readable(path):
+        files = json.loads(Path(path).read_text("utf-8"))["weight_map"]
+        found = {name: Path(path).parent / file for name, file in files.items()}
     if missing := sorted({str(file) for file in found.values() if not file.exists()}):
         raise ArgumentError(f"The index {path} names files that are not there:\n{bullet_list(missing)}")
     return found
@@ -161,4 +164,16 @@ def _opened(path: Path) -> Any:
         raise UnsupportedError(
             f"To read {path} needs safetensors: {how_to_install('safetensors', 'safetensors')}."
         ) from error
-    return safe_open(str(path), "np")
+    with readable(path):
+        return safe_open(str(path), "np")
+
+
+@contextlib.contextmanager
+def readable(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Say which file it is, if one that is opened or read is damaged, or is not what it is taken for."""
+    try:
+        yield
+    except GraphsplitError:
+        raise
+    except Exception as error:  # each library has its own
+        raise ArgumentError(f"{os.fspath(path)} cannot be read as weights: {error or type(error).__name__}") from error
