@@ -392,3 +392,16 @@ def test_what_is_not_cut_has_one_owner(mesh: dict[str, int]):
     graph = emit(gs.parallelize(step, mesh=mesh).plan(x))
     counts = Counter(node.op for node in graph.nodes)
     assert counts["AssignSubVariableOp"] == counts["Sqrt"] == 1 + 3 * 2  # only the last bias is not cut
+
+
+def test_variables_of_open_shape_are_named() -> None:
+    whole, half = (
+        tf.Variable(tf.ones((3, 4)), shape=tf.TensorShape(shape), name=name)
+        for name, shape in (("whole", None), ("half", (None, 4)))
+    )
+    with pytest.raises(
+        gs.ArgumentError, match=r"whole: its shape is open, <unknown>\n.*half: its shape is open, \(None, 4\)"
+    ):
+        gs.set_variable_layout([whole, half], {"*": (None, "model")}, mesh={"batch": 2, "model": 2})
+    gs.set_variable_layout([whole, half], "sharded", devices=2)
+    np.testing.assert_array_equal((whole + half).numpy(), 2 * np.ones((3, 4), np.float32))

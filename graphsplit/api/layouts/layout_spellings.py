@@ -112,13 +112,13 @@ class Spelling:
         """Return how the dimension that is cut along an axis is cut."""
         return next((own for axes in self.dimensions for own in axes if own.axis == axis), None)
 
-    def plain(self, rank: int) -> Any:
+    def plain(self, rank: int | None) -> Any:
         """Return the layout of a variable as users write it, always in the same way."""
         if not self.named:
             return self.others
         named = [tuple([one.plain for one in axes]) for axes in self.dimensions]
         own: list[Any] = [axes if len(axes) > 1 else next(iter(axes), None) for axes in named]
-        dimensions = (*own, *[None] * (rank - len(own)))
+        dimensions = (*own, *[None] * ((rank or 0) - len(own)))
         return dimensions if self.others == "home" else (dimensions, self.others)
 
 

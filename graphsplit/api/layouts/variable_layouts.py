@@ -69,7 +69,8 @@ def set_variable_layout(
     Raises:
       ArgumentError: for an unknown layout, a pattern that matches no variable, a target without variables, a variable
         that is on other devices, or one that cannot be cut like that: it has fewer dimensions, or fewer entries along
-        a dimension than the axis has devices.
+        a dimension than the axis has devices, or a shape that is not known. (A word, `"sharded"`, leaves a variable of
+        unknown shape where it is.)
       DeviceError: if there are not that many devices.
       UnsupportedError: in a graph, and for variables that are no `tf.Variable` of eager code.
 
@@ -178,12 +179,14 @@ def divisions_on_mesh(
     Raises:
       ArgumentError: for all that cannot lie so.
     """
+    named = [(v, own) for v, own in zip(variables, wanted, strict=True) if own is not None and own not in WORDS]
     layouts = [
         (v, LayoutOnMesh(spelling_of(own), v.shape.as_list(), grid, reshard, _units(v, slots)))
-        for v, own in zip(variables, wanted, strict=True)
-        if own is not None and own not in WORDS
+        for v, own in named
+        if v.shape.is_fully_defined()
     ]
-    wrong = [f"{name_of(variable)}: {why}" for variable, own in layouts for why in own.wrong()]
+    wrong = [f"{name_of(v)}: its shape is open, {v.shape}" for v, _ in named if not v.shape.is_fully_defined()]
+    wrong += [f"{name_of(variable)}: {why}" for variable, own in layouts for why in own.wrong()]
     wrong += [f"{name_of(v)}: TensorFlow cannot cut {v.dtype.name}" for v, _ in layouts if not can_be_parted(v)]
     if wrong:
         raise ArgumentError(f"These variables cannot have these layouts on mesh {grid}:\n{bullet_list(wrong)}")
