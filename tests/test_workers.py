@@ -74,7 +74,10 @@ def test_names_of_devices():
 
 @pytest.mark.parametrize(
     "wrong",
-    ["10.0.0.1", ":2222", "10.0.0.1:0", "10.0.0.1:99999", "grpc://a:2222", "a:1,b:2", "a b:1", "::1:2222", 5, None],
+    [
+        *("10.0.0.1", ":2222", "10.0.0.1:0", "10.0.0.1:99999", "grpc://a:2222", "a:\u00b2", "a:1,b:2", "a b:1"),
+        *("::1:2222", "[::1:1", "\0:1", 5, None),
+    ],
 )
 def test_what_is_no_address(wrong: object):
     with pytest.raises(gs.ArgumentError) as raised:
@@ -182,6 +185,9 @@ def test_a_port_in_use_and_a_public_address(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(gs.UnsupportedError, match=r"^This machine has a public address, 8\.8\.8\.8\. .*--insecure"):
         addresses.check_port(port, insecure=False)
     addresses.check_port(port, insecure=True)
+    with pytest.raises(gs.UnsupportedError, match=r"^This machine has a public address, 8\.8\.8\.8\. .*insecure=True"):
+        gs.LocalWorkers(1)
+    gs.LocalWorkers(1, insecure=True).close()
 
 
 def test_addresses_of_this_machine():

@@ -15,6 +15,7 @@ from graphsplit.core.errors import ArgumentError, DeviceError, UnsupportedError
 
 _ADDRESS = re.compile(r"(?:[\w.-]+|\[[\w:.%]+\]):(\d+)", re.ASCII)
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
+_ADDRESS = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]):([0-9]{1,5})", re.ASCII)
 _IPV6_TABLE = "/proc/net/if_inet6"
 WARNING = (
     "TensorFlow's server listens on all interfaces, without passwords: whoever reaches this port can read and write "
@@ -129,8 +130,13 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def check_port(port: int, insecure: bool) -> None:
+def check_port(port: int, insecure: bool, option: str = "--insecure") -> None:
     """Raise an error if a worker cannot, or should not, start.
+
+    Args:
+      port: where it is to listen.
+      insecure: whether somebody said that a public address is known, by the `option`.
+      option: see there.
 
     Raises:
       DeviceError: if the port is in use.
@@ -142,6 +148,6 @@ def check_port(port: int, insecure: bool) -> None:
     if public and not insecure:
         raise UnsupportedError(
             f"This machine has a public address, {', '.join(public)}. {WARNING} Close the port to all others (a "
-            "firewall, a network policy) and pass --insecure, or use an SSH tunnel to a machine without a public "
+            f"firewall, a network policy) and pass {option}, or use an SSH tunnel to a machine without a public "
             "address."
         )

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from types import TracebackType
 
-from graphsplit.clusters.addresses import free_ports
+from graphsplit.clusters.addresses import check_port, free_ports
 from graphsplit.core.errors import ArgumentError
 
 
@@ -17,24 +17,29 @@ class LocalWorkers:
     """Worker processes on this machine, in a `with` block. Pass it to `connect` instead of a list of addresses.
 
     They end with the block, and with this process however that ends. One that does not answer is ended by `connect`'s
-    cluster.
+    cluster. TensorFlow's servers listen on all interfaces and authenticate nobody.
 
     Args:
       count: how many processes.
       devices: how many logical CPU devices each has.
+      insecure: this machine has a public address, and its ports are closed to others.
 
     Attributes:
       addresses: where they listen.
 
     Raises:
       ArgumentError: for a number below 1.
+      UnsupportedError: if this machine has a public address, and nobody said that this is known.
     """
 
-    def __init__(self, count: int, devices: int = 1):
+    def __init__(self, count: int, devices: int = 1, *, insecure: bool = False):
         for name, number in {"count": count, "devices": devices}.items():
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise ArgumentError(f"LocalWorkers({name}={number!r}): it is a number, at least 1.")
-        self.addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
+        ports = free_ports(count)
+        for port in ports:
+            check_port(port, insecure, "insecure=True")
+        self.addresses = [f"127.0.0.1:{port}" for port in ports]
         self._devices = devices
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
         command = [sys.executable, "-m", "graphsplit.clusters.nursery"]
