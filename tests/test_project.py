@@ -58,6 +58,7 @@ FRIENDS = {  # of a `ParallelFunction`, which other files of its floor and the n
         "_find",
         "_flatten",
         "_get",
+        "_run_planned",
         "_name",
         "_options",
         "_planned",
