@@ -138,3 +138,14 @@ def test_signatures_come_in_one_order(tmp_path: Path):
     tf.saved_model.save(module, str(tmp_path / "one"), signatures=functions)
     report = gs.transpile_saved_model(tmp_path / "one", tmp_path / "two", 2)
     assert [signature.name for signature in report.signatures] == ["a", "b", "serve", "serving_default"]
+
+
+def test_replicated_weights_do_not_seem_to_travel(tmp_path: Path):
+    net = keras.Sequential([keras.Input((20,)), keras.layers.Dense(64)])
+    net.export(str(tmp_path / "one"), verbose=False)
+    devices = [f"GPU:{d}" for d in range(3)]
+    gs.transpile_saved_model(str(tmp_path / "one"), str(tmp_path / "three"), devices=devices, replicate_weights=True)
+    placement = gs.placement_of(str(tmp_path / "three"), tf.TensorSpec((32, 20)))
+    weights = 4 * (20 * 64 + 64)
+    assert {d: placement.devices[f"/device:{d}"].parameter_bytes for d in devices} == dict.fromkeys(devices, weights)
+    assert not [sent for sent in placement.transfers if "ReadVariableOp" in sent.source]

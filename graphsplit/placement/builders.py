@@ -19,6 +19,7 @@ from graphsplit.placement.sources import (
     Planned,
     Planning,
     load_signature,
+    loaded_with_gpus,
     name_of,
     source_of_function,
     source_of_plan,
@@ -72,7 +73,7 @@ def source_of(
     if isinstance(fn, (str, os.PathLike)):
         title, fn = f"{os.fspath(fn)} ({signature})", load_signature(os.fspath(fn), signature)
     source, flat = source_of_function(fn, args, kwargs)
-    return source, flat, title
+    return loaded_with_gpus(source), flat, title
 
 
 def placement_of_plan(planned: Planned, actual: bool) -> Placement:

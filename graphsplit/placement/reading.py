@@ -17,7 +17,7 @@ from graphsplit.core.protos.marks import home_reason_of, role_of
 from graphsplit.core.tensorflow_internals import import_operations
 from graphsplit.placement.flattening import FlatNode
 from graphsplit.placement.records import NO_DATA, Edge, PlacedOp, Shape
-from graphsplit.placement.sources import PlacementSource
+from graphsplit.placement.sources import PlacementSource, Value
 from graphsplit.program.flops import count_flops
 from graphsplit.program.reading.shape_inference import known_shape
 
@@ -65,7 +65,7 @@ def _read_op(
         output_bytes=sum(size for _, _, size in outputs[node.name]),
         flops=count_flops(node.node.op, attribute, [outputs[n][k][0] for n, k in references], shapes),
         variable=source.variables.get(node.name, ""),
-        parameter_bytes=_held_bytes(source.held.get(node.name)),
+        parameter_bytes=_held_bytes(source.held.get(node.name) or _named(node)),
         argument=source.arguments.get(node.name, ""),
         prefix=node.prefix,
         written=source.written_of.get(node.root, ""),
@@ -168,13 +168,21 @@ def _edges(node: FlatNode, outputs: Outputs, stand_ins: Mapping[str, str]) -> li
 
 def _resource_devices(source: PlacementSource, flat: Sequence[FlatNode]) -> dict[str, str]:
     """Return, for every node that reads a resource, where the resource is: there the node has to run."""
-    devices = dict(source.resource_devices)
+    named = {node.name: full_name(node.device) for node in flat if node.node.op == "VarHandleOp" and node.device}
+    devices = {**named, **source.resource_devices}
     for node in flat:
         for reference in node.data:
             name = source_of(reference)
             if name in devices and (node.argument or node.node.op in _READS or _touches_resource(node)):
                 devices.setdefault(node.name, devices[name])
     return devices
+
+
+def _named(node: FlatNode) -> Value | None:
+    """Return what a variable holds that the graph itself names: a copy of a weight, in a transpiled SavedModel."""
+    if node.node.op != "VarHandleOp":
+        return None
+    return tf.as_dtype(node.node.attr["dtype"].type), tf.TensorShape(node.node.attr["shape"].shape)
 
 
 def _touches_resource(node: FlatNode) -> bool:

@@ -6,15 +6,17 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, missing_devices
 from graphsplit.core.errors import ArgumentError, bullet_list
+from graphsplit.core.gpus.logical_gpus import has_gpus
 from graphsplit.core.layouts import part_shapes
 from graphsplit.core.protos.graphdefs import function_definition
+from graphsplit.core.protos.marks import is_marked
 from graphsplit.core.storage.integrity import check_whole
 from graphsplit.core.storage.model_files import model_file
 from graphsplit.core.storage.stored_models import load_saved_model, read_saved_model, signatures_of
@@ -242,6 +244,14 @@ def load_signature(directory: str, signature: str) -> Any:
     function = signatures_of(model, directory, [signature])[signature]
     function.graphsplit_owner = model  # the variables live as long as the loaded model does
     return function
+
+
+def loaded_with_gpus(source: PlacementSource) -> PlacementSource:
+    """Return a source; of a transpiled model with variables where a loader puts them that has the GPUs it names."""
+    nodes = [*source.graph.node, *[node for own in source.graph.library.function for node in own.node_def]]
+    if has_gpus() or not any("GPU" in node.device and is_marked(node) for node in nodes):
+        return source
+    return replace(source, resource_devices=dict.fromkeys(source.resource_devices, "/device:GPU:0"))
 
 
 def name_of(fn: Any) -> str:
