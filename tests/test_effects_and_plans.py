@@ -143,7 +143,7 @@ def test_verify_sees_a_difference():
         "  Python code that does something else each time it is traced: it is traced for one device and for several\n"
         "  a defect of graphsplit: please report it with the plan, print(function.plan(...))\n"
         "2 devices against one:\n"
-        "  output 0  1 absolute, 0.5 relative (1.9e-06 is rounding)"
+        "  output 0  1 absolute, 0.5 relative; rounding explains up to 1.9e-06"
     )
 
 

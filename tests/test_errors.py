@@ -422,3 +422,4 @@ def test_verify_takes_a_parallel_function():
     assert text.startswith(
         "verify takes a function made by parallelize or a model made by multi_gpu_model, got <function"
     )
+    assert text.endswith(" Write gs.verify(gs.parallelize(identity, devices=4), ...).")

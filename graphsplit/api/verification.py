@@ -57,7 +57,7 @@ class Report:
         if self.passed:
             return (
                 f"PASS: every difference is rounding; largest: {d.name}, {d.relative:.2g} relative, where rounding "
-                f"explains {d.rounding:.2g}"
+                f"explains up to {d.rounding:.2g}"
             )
         if d.again:
             return (
@@ -75,7 +75,7 @@ class Report:
         lines.append(f"{count_text(len(self.devices), 'device')} against one:")
         width = max((len(d.name) for d in self.differences[:10]), default=0)
         for d in self.differences[:10]:
-            explained = f" ({d.rounding:.2g} is rounding)" if d.relative else ""
+            explained = f"; rounding explains up to {d.rounding:.2g}" if d.relative else ""
             lines.append(f"  {d.name:{width}}  {d.absolute:.2g} absolute, {d.relative:.2g} relative{explained}")
         if len(self.differences) > 10:
             lines.append(f"  ... and {len(self.differences) - 10} more, smaller in proportion to rounding")
@@ -130,6 +130,8 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
     is_model = isinstance(function, Stepping)
     if not is_model and not isinstance(function, ParallelFunction):
         plain = " On one device, multi_gpu_model gives back the model itself." * hasattr(function, "train_step")
+        if callable(function) and not plain:
+            plain = f" Write gs.verify(gs.parallelize({getattr(function, '__name__', 'fn')}, devices=4), ...)."
         raise ArgumentError(
             f"verify takes a function made by parallelize or a model made by multi_gpu_model, got {function!r}.{plain}"
         )
