@@ -52,7 +52,15 @@ class Pair:
         (["CPU"], gs.ArgumentError, "devices: 'CPU' is not a device name; write it like 'GPU:0'."),
         *[
             ([name], gs.ArgumentError, f"devices: {name!r} is not a device name; write it like 'GPU:0'.")
-            for name in ("CPU:-1", "CPU:\u0663", "CPU:0/CPU:1", "/job:/task:0/device:CPU:0", " CPU:0", "CPU:1.5", "CPU:*")
+            for name in (
+                "CPU:-1",
+                "CPU:\u0663",
+                "CPU:0/CPU:1",
+                "/job:/task:0/device:CPU:0",
+                " CPU:0",
+                "CPU:1.5",
+                "CPU:*",
+            )
         ],
         ([3], gs.ArgumentError, "devices takes device names, got 3."),
         (2.5, gs.ArgumentError, "devices takes a number or a list of device names, got 2.5."),

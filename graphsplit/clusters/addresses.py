@@ -13,7 +13,6 @@ from typing import Any
 
 from graphsplit.core.errors import ArgumentError, DeviceError, UnsupportedError
 
-_ADDRESS = re.compile(r"(?:[\w.-]+|\[[\w:.%]+\]):(\d+)", re.ASCII)
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
 _ADDRESS = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]):([0-9]{1,5})", re.ASCII)
 _IPV6_TABLE = "/proc/net/if_inet6"
