@@ -12,6 +12,7 @@ import graphsplit as gs
 from graphsplit.api.predicted.predicted_calls import PredictedCall, predicted_call
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.costs.machine import Device, Host, Link, Machine
+from graphsplit.planning.memory import live_bytes
 from graphsplit.search.automatic import Automatic, choose, table_for
 from graphsplit.search.candidates import Candidate
 from graphsplit.search.plan_search import Search
@@ -327,3 +328,20 @@ def test_devices_that_are_not_here_are_planned_for():
     unnamed = gs.parallelize(step, devices=gpus, plan="auto")
     with pytest.raises(gs.ArgumentError, match=r"that the function is to run on are not here\. Name the"):
         unnamed.plan(x)
+
+
+@pytest.mark.parametrize("layout", ["mirrored", "sharded"])
+def test_variables_that_are_laid_out_stay_and_others_are_laid_out(layout: str):
+    alone, model = Model(256), Model(256)
+    gs.set_variable_layout(model.kernels[0], layout, devices=4)
+    first = parts_of_variable(model.kernels[0])
+    x = tf.reshape(X[:28], [-1, 256])
+    whole = gs.parallelize(model.step, devices=4).plan(x)
+    limit = 0.95 * max(live_bytes(whole).values())
+    step = gs.parallelize(model.step, devices=4, memory=limit, machine=machine_of())
+    for _ in range(3):
+        np.testing.assert_allclose(step(x), alone.step(x), rtol=1e-5)
+    assert parts_of_variable(model.kernels[0]) is first
+    assert parts_of_variable(model.kernels[1]).layout == "sharded"
+    for kernel, expected in zip(model.kernels, alone.kernels, strict=True):
+        np.testing.assert_allclose(kernel, expected, rtol=1e-5)

@@ -13,14 +13,14 @@ from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
 from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh, mesh_lain_on
 from graphsplit.api.layouts.new_variables import slots_by_name, slots_for_host
 from graphsplit.api.layouts.told_variables import lay_out_in_units, learn_units, variables_to_cut
-from graphsplit.api.layouts.variable_layouts import check_eager, lay_out, set_variable_layout, wanted_layouts
+from graphsplit.api.layouts.variable_layouts import check_eager, lay_out, wanted_layouts
 from graphsplit.api.options import Options
 from graphsplit.api.predicted.predicted_layouts import Layout, divisions_for
 from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
 from graphsplit.core.devices import canonical_name, short_name
-from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.errors import CheckError, UnsupportedError
 from graphsplit.core.hosts import host_name
 from graphsplit.core.keras_internals import open_scopes
 from graphsplit.core.progress import phase
@@ -125,12 +125,14 @@ def _plan_traced(
     """Return the plan of a traced function; without a home it is the `default_home`."""
     if grid is not None:
         splitting = replace(splitting, notes=(*splitting.notes, *check_asked(traced.program, grid)))
-    mesh = _mesh(traced.program, splitting, options, devices)
+    splitting = _as_read(splitting, traced.program)
+    mesh = _mesh(splitting, options, devices)
 
     def make_plan(reshard: bool) -> Plan:
         program, own = program_on_mesh(traced, state, reshard, grid, mesh)
         near, said = default_home(program, own, devices) if home is None else (home, ())
-        return plan_for(program, replace(splitting, notes=(*splitting.notes, *said)), options, devices, near, own)
+        own_splitting = replace(splitting, notes=(*splitting.notes, *said))
+        return plan_for(program, own_splitting, options, devices, near, own, mesh)
 
     return plan_of_less_alive(make_plan, options.micro_batches > 1)
 
@@ -150,17 +152,20 @@ def _choose(
             f"{name}={value!r} predicts the time of a step, and the size of the batch is not known. Call it with "
             "tensors of known shapes, without an input_signature or reduce_retracing."
         )
-    lying = {d for variable in traced.variables if (parts := parts_of_variable(variable)) for d in parts.devices}
+    laid = [variable for variable in traced.variables if parts_of_variable(variable) is not None]
+    lying = {device for variable in laid if (parts := parts_of_variable(variable)) for device in parts.devices}
     fewest = max([devices.index(device) + 1 for device in lying if device in devices], default=1)
     machine = machine_like(automatic, devices)
     sizes: dict[str, int] = {}
-    for variable in () if lying else traced.variables:
+    for variable in () if laid and before is not None else traced.variables:  # (a layout is chosen once)
+        if parts_of_variable(variable) is not None:
+            continue
         name, count = name_of(variable), variable.shape.num_elements() or 0
         sizes[name] = sizes.get(name, 0) + count * int(variable.dtype.size or 0)
     rows, limit = splitting.batch, automatic.memory or machine.device.memory_bytes
     slots = slots_for_host(traced.variables) if machine.device.kind == "GPU" else ()  # (CPUs have the host's memory)
     table = table_for(automatic, vars(options), rows, len(devices), fewest, sizes, slots)
-    if traced.program.all_stages():  # which have devices of their own
+    if traced.program.all_stages() or (laid and not options.mesh.axis):  # whose devices are other ones
         table = replace(table, meshes=())
     cuttable = variables_to_cut(traced) if table.meshes and table.layouts == LAYOUTS else []
 
@@ -180,7 +185,8 @@ def _plan_as_chosen(
     """Return the plan of a candidate, as if the variables lay so."""
     own = replace(options, **candidate.options, automatic=None)
     check_no_others(traced.program, own)
-    return plan_as_if(traced, splitting, own, devices, None if candidate.layout == AS_THEY_ARE else candidate.layouts)
+    layout = None if candidate.layout == AS_THEY_ARE else candidate.layouts
+    return plan_as_if(traced, splitting, own, devices, layout, keep=True)
 
 
 def _automatic_plan(
@@ -201,34 +207,50 @@ def _automatic_plan(
 
 def _lay_out_as_chosen(traced: Trace, chosen: Candidate, devices: Sequence[str], grid: DeviceMesh | None) -> None:
     """Lay out the variables of a traced function, and their slots, as a plan has them."""
-    variables = list(traced.variables)
-    if grid is None:
-        set_variable_layout(variables, chosen.layouts, list(map(short_name, devices)))
-        return
     check_eager()
+    variables = list(traced.variables)
     slots = slots_by_name(variables)
-    lay_out(variables, wanted_layouts(variables, chosen.layouts, slots, grid), slots, devices, grid)
-    lay_out_in_units(traced, state_of(traced).divisions, grid)
+    wanted = wanted_layouts(variables, chosen.layouts, slots, grid)
+    kept = [None if parts_of_variable(v) is not None else own for v, own in zip(variables, wanted, strict=True)]
+    lay_out(variables, kept, slots, devices, grid)
+    if grid is not None:
+        lay_out_in_units(traced, state_of(traced).divisions, grid)
 
 
-def plan_as_if(traced: Trace, splitting: Splitting, options: Options, devices: Sequence[str], layout: Layout) -> Plan:
+def plan_as_if(
+    traced: Trace, splitting: Splitting, options: Options, devices: Sequence[str], layout: Layout, keep: bool = False
+) -> Plan:
     """Return the plan for devices that need not exist, with variables laid out otherwise; see `divisions_for`."""
     grid = mesh_as_if(options.mesh, devices)
-    held = divisions_for(traced, layout, devices, grid)
+    held = divisions_for(traced, layout, devices, grid, keep)
     if grid is not None and learn_units(traced, held, grid):
-        held = divisions_for(traced, layout, devices, grid)
+        held = divisions_for(traced, layout, devices, grid, keep)
     state = state_as_if(traced, held, devices[0])
     return _plan_traced(traced, splitting, options, devices, devices[0], state, grid)
 
 
 def plan_for(
-    program: Program, splitting: Splitting, options: Options, devices: Sequence[str], home: str, state: State
+    program: Program,
+    splitting: Splitting,
+    options: Options,
+    devices: Sequence[str],
+    home: str,
+    state: State,
+    mesh: Mesh | None = None,
 ) -> Plan:
-    """Decide what of a program runs where, given how its inputs are split."""
-    splitting = _as_read(splitting, program)
+    """Decide what of a program runs where, given how its inputs are split.
+
+    Args:
+      program, splitting, options, devices, home, state: see `trace_and_plan`.
+      mesh: the shards for which the program was written; None for one that was written for any.
+    """
+    read = _as_read(splitting, program)
+    if mesh is not None and read is not splitting:
+        raise CheckError("A program in columns has a batch of known size; that of the function is not known.")
+    splitting = read
     return plan_program(
         program,
-        mesh=_mesh(program, splitting, options, devices),
+        mesh=_mesh(splitting, options, devices) if mesh is None else mesh,
         home=home,
         input_layouts=splitting.layouts,
         state=state,
@@ -242,12 +264,12 @@ def _as_read(splitting: Splitting, program: Program) -> Splitting:
     return splitting.whole() if isinstance(splitting.batch, Size) and not program.batch_is_unknown else splitting
 
 
-def _mesh(program: Program, splitting: Splitting, options: Options, devices: Sequence[str]) -> Mesh:
-    """Return the shards of a program."""
+def _mesh(splitting: Splitting, options: Options, devices: Sequence[str]) -> Mesh:
+    """Return the shards of a batch."""
     stages = stages_asked(options, devices)
     grid = device_mesh(options.mesh, devices) if options.mesh.axis else None
     heads = stages.heads if stages is not None else grid.columns[0] if grid is not None else devices
-    mesh = mesh_of(heads, _as_read(splitting, program).batch, options.weights, options.micro_batches)
+    mesh = mesh_of(heads, splitting.batch, options.weights, options.micro_batches)
     return mesh if grid is None else replace(mesh, columns=grid.columns, other_axis=grid.axis)
 
 

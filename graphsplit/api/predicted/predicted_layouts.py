@@ -29,7 +29,7 @@ def layout_name(layout: Layout) -> str:
 
 
 def divisions_for(
-    trace: Trace, layout: Layout, devices: Sequence[str], grid: DeviceMesh | None = None
+    trace: Trace, layout: Layout, devices: Sequence[str], grid: DeviceMesh | None = None, keep: bool = False
 ) -> dict[str, MeshDivision]:
     """Return how the variables of a traced function would be cut or copied, by the names of their placeholders.
 
@@ -38,6 +38,7 @@ def divisions_for(
       layout: as for `set_variable_layout`; None: as they lie, the same number of a device being the same device.
       devices: full names, the first is home.
       grid: they as a mesh, if there is one: variables that lie along an axis here lie so along that axis there.
+      keep: whether variables that are laid out already lie as they lie, and only the others anew.
 
     Raises:
       ArgumentError: for an unknown layout, a pattern that fits no variable, or more devices here than there; for
@@ -46,11 +47,12 @@ def divisions_for(
     variables = list(trace.variables)
     found: dict[int, MeshDivision] = {}
     slots = slots_by_name(variables)
-    if layout is None:
-        wanted = _elsewhere(variables, grid)
-        found.update(_as_they_lie([v for v, own in zip(variables, wanted, strict=True) if own is None], devices))
-    else:
-        wanted = wanted_layouts(variables, layout, slots, grid) if variables else []
+    wanted = wanted_layouts(variables, layout, slots, grid) if variables and layout is not None else []
+    if layout is None or keep:
+        lying = _elsewhere(variables, grid)
+        found.update(_as_they_lie([v for v, own in zip(variables, lying, strict=True) if own is None], devices))
+        is_free = [parts_of_variable(v) is None for v in variables]
+        wanted = [w if free else own for w, own, free in zip(wanted or lying, lying, is_free, strict=True)]
     for word, places in PLACES.items():
         chosen = [v for v, own in zip(variables, wanted, strict=True) if own == word]
         cuts = divided(chosen, places(devices), {}, dict.fromkeys(places(devices), 0))
