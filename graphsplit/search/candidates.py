@@ -81,11 +81,16 @@ class Candidate:
         return {pattern: (*[None] * k, self.mesh.axis) for pattern, k in self.along}
 
     def __str__(self) -> str:
+        return self.text(_NAMED)
+
+    def text(self, most: int) -> str:
+        """Return what it is; of variables that lie otherwise, so many by name, and for 0 how many they are."""
         named: dict[object, list[str]] = {}
         for name, own in (*self.others, *self._dimensions.items()):
             named.setdefault(own, []).append(name)
-        more = {own: f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "" for own, names in named.items()}
-        apart = [f"{', '.join(names[:_NAMED])}{more[own]} {own}" for own, names in named.items()]
+        more = {own: f" and {len(names) - most} more" if len(names) > most else "" for own, names in named.items()}
+        lists = {own: ", ".join(names[:most]) + more[own] for own, names in named.items()}
+        apart = [f"{lists[own] if most else len(names)} {own}" for own, names in named.items()]
         but = f" but {'; '.join(apart)}" if apart else ""
         words = [count_text(self.devices, "device"), *([f"mesh {self.mesh}"] if self.mesh else [])]
         words += [f"variables {self.layout}{but}"]

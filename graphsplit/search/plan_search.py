@@ -95,7 +95,7 @@ class Choice:
             return f"{what}; the only one of {len(self.looked)} that fits into {format_bytes(int(self.limit))}"
         seconds = self.seconds[self.chosen]
         slower = self.seconds[others[0]] / seconds - 1 if seconds else 0.0
-        return f"{what}, the fastest of {len(others) + 1} that fit; {others[0]} takes {slower:.0%} more"
+        return f"{what}, the fastest of {len(others) + 1} that fit; {others[0].text(0)} takes {slower:.0%} more"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -114,9 +114,10 @@ class Choice:
         return (*lines, *self.left_out, f"predicted for {self.machine.name}, figures {measured}")
 
     def _text(self, candidate: Candidate) -> str:
-        own = self.looked[candidate]
+        """Return what is known of a candidate. Only the chosen one names the variables that lie otherwise in it."""
+        own, text = self.looked[candidate], str(candidate) if candidate == self.chosen else candidate.text(0)
         seconds = f"{own.step_s * 1e3:.2f} ms, " if own.step_s < math.inf else ""
-        return f"{candidate}: {seconds}{format_bytes(own.peak_bytes)} a device"
+        return f"{text}: {seconds}{format_bytes(own.peak_bytes)} a device"
 
 
 class Search:
