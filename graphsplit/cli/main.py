@@ -107,7 +107,8 @@ def doctor(
 def inspect(
     target: Annotated[str, typer.Argument(metavar="WHAT", help="A SavedModel's directory, or module:function.")],
     spec: Annotated[
-        list[str] | None, typer.Option("--spec", help="An argument: 'float32[64,784]', ? for any size; repeat.")
+        list[str] | None,
+        typer.Option("--spec", metavar="SPEC", help="An argument: 'float32[64,784]', ? for any size; repeat."),
     ] = None,
     devices: Annotated[
         str | None, typer.Option("--devices", help="Split over so many devices, or GPU:0,GPU:1,... (need not exist).")
@@ -115,7 +116,8 @@ def inspect(
     actual: Annotated[bool, typer.Option("--actual", help="Run once, and show where TensorFlow ran it.")] = False,
     signature: Annotated[str, typer.Option("--signature", help="The SavedModel's signature.")] = "serving_default",
     output: Annotated[
-        list[str] | None, typer.Option("-o", "--output", help=f"A file to write: {', '.join(PLACEMENT_SUFFIXES)}.")
+        list[str] | None,
+        typer.Option("-o", "--output", metavar="FILE", help=f"A file to write: {', '.join(PLACEMENT_SUFFIXES)}."),
     ] = None,
     timeline: Annotated[
         str | None, typer.Option("--timeline", help=f"Record one step: {', '.join(TIMELINE_SUFFIXES)}.")

@@ -15,7 +15,9 @@ from graphsplit.core.storage import forms
 from graphsplit.costs.machine_schema import parse
 
 Target = Annotated[str, typer.Argument(metavar="WHAT", help="A function, module:function.")]
-Specs = Annotated[list[str] | None, typer.Option("--spec", help="An argument: 'float32[64,784]'; repeat.")]
+Specs = Annotated[
+    list[str] | None, typer.Option("--spec", metavar="SPEC", help="An argument: 'float32[64,784]'; repeat.")
+]
 
 
 def machines_like(incomplete: str) -> list[str]:
@@ -53,7 +55,7 @@ def predict(
     micro_batches: MicroBatches = None,
     weak: Annotated[bool, typer.Option("--weak", help="Also weak scaling: as many rows per device.")] = False,
     output: Annotated[
-        list[str] | None, typer.Option("-o", "--output", help="A file to write: .html, .json, .png.")
+        list[str] | None, typer.Option("-o", "--output", metavar="FILE", help="A file to write: .html, .json, .png.")
     ] = None,
 ) -> None:
     """Predict how long a step takes on a machine, and what each device holds, without running it."""
@@ -94,7 +96,7 @@ def machines(
 
 @with_messages
 def calibrate(
-    output: Annotated[str, typer.Option("-o", "--output", help="The file to write, here.toml.")],
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="The file to write, here.toml.")],
     target: Annotated[str | None, typer.Argument(metavar="[WHAT]", help="A function to measure as well.")] = None,
     spec: Specs = None,
     devices: Annotated[int | None, typer.Option("--devices", min=1, help="Logical CPU devices; 2.")] = None,
@@ -122,7 +124,7 @@ def validate(
     micro_batches: Annotated[int, typer.Option("--micro-batches", min=1, help="Parts of each device's rows.")] = 1,
     steps: Annotated[int, typer.Option("--rounds", min=1, help="The most steps that are timed.")] = 50,
     output: Annotated[
-        list[str] | None, typer.Option("-o", "--output", help="A page to write, .html: both timelines.")
+        list[str] | None, typer.Option("-o", "--output", metavar="FILE", help="A page to write, .html: both timelines.")
     ] = None,
 ) -> None:
     """Run a step here, and show what was predicted beside what was measured."""
