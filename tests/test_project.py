@@ -64,6 +64,7 @@ FRIENDS = {  # of a `ParallelFunction`, which other files of its floor and the n
         "_planned",
         "_programs_so_far",
         "_run",
+        "_seen",
         "_traced",
         "_variables_so_far",
     ),
