@@ -11,7 +11,7 @@ from graphsplit.api.calls import compilation
 from graphsplit.runtime import executable
 
 FLOORS = {
-    "trace": (compilation, "trace"),
+    "trace": (compilation, "trace_call"),
     "plan": (compilation, "plan_program"),
     "emit": (executable, "emit"),
     "register": (executable, "runtime_function"),

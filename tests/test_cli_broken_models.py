@@ -102,7 +102,7 @@ INPUT = 'node { name: "x" op: "Placeholder" ' + FLOAT % "dtype" + " }"
     [
         (
             INPUT + ' node { name: "y" op: "Neg" input: "nowhere" ' + FLOAT % "T" + " }",
-            "TensorFlow cannot import the graph: ValueError: Node 'y': Unknown input node 'nowhere'",
+            "The graph is damaged:\n  - 'y' reads 'nowhere', which is not there",
         ),
         (
             INPUT + ' node { name: "y" op: "Neg" input: "x:1" ' + FLOAT % "T" + " }",

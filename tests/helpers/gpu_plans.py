@@ -21,7 +21,7 @@ from graphsplit.core.gpus.kernel_devices import kernel_devices
 from graphsplit.emission import EmittedGraph
 from graphsplit.planning.state import State, state_of
 from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
-from graphsplit.tracing.trace import Trace, trace
+from graphsplit.tracing.trace import Trace, trace_function
 
 
 def plan_for_gpus(step: Callable[..., Any], arguments: Sequence[tf.Tensor], gpus: int = 3, **options: Any) -> gs.Plan:
@@ -40,7 +40,8 @@ def plan_for_gpus(step: Callable[..., Any], arguments: Sequence[tf.Tensor], gpus
     named = structures.Branch(dict, tuple(f"argument_{i}" for i in range(len(leaves))), leaves)
     own, grid = Options(mesh=axes, **options), device_mesh(axes, devices) if axes else None
     splitting = resolve_split(own.split, named)
-    traced = trace(step, call, [path for path, _ in structures.paths(named)], splitting.shapes, False)
+    names = [path for path, _ in structures.paths(named)]
+    traced = trace_function(step, call, names).read(names, splitting.shapes)
 
     def make_plan(reshard: bool) -> gs.Plan:
         program, state = program_on_mesh(traced, state_on_gpus(traced), reshard, grid)

@@ -50,10 +50,9 @@ add("TensorListPopBack", _pop, ["b3", "b3"], answered=False)
 add("TensorListLength", _length, ["b3", "b3"], answered=False)
 
 
-def _meets_unknown(op_type, rows, x, y):
-    """A stacked list has an unknown number of elements: nobody can know whether it is broadcast."""
-    stacked = call("TensorListStack", call("TensorListFromTensor", x, [3]), [3], **_TYPE)
-    return call(op_type, stacked, y)
+def _product_of_list(rows, x, y):
+    """A stacked list has as many elements as it was made of, so it is known not to be broadcast."""
+    return call("Mul", call("TensorListStack", call("TensorListFromTensor", x, [3]), [3], **_TYPE), y)
 
 
-add("Mul", lambda rows, x, y: _meets_unknown("Mul", rows, x, y), ["B3", "b3"], at_home=1, answered=False)
+add("Mul", _product_of_list, ["B3", "b3"], answered=False)

@@ -206,7 +206,7 @@ def point_of(shapes: Mapping[str, Shape | None], sizes: Mapping[str, Shape | Non
     """Return what the unknown sizes in shapes are, given some of the same names that are known; None if none are these.
 
     >>> point_of({"x": (rows(1), 4), "y": (rows(1),)}, {"x": (3, 4), "y": (3,)})
-    {rows: 3}
+    {Symbol(name='rows', stand_in=27720, small=1, large=27720): 3}
     """
     point = {}
     for name, shape in shapes.items():
