@@ -89,7 +89,8 @@ class _Finder:
             found[op.index] = RowsMoved(tuple(moved), table, adds)
             counted += rows if adds else moved  # (what is added up is work, wherever it is)
         sizes = [self._program.bytes(tensor) for tensor in counted]
-        fewer = 0 not in sizes and sum(sizes) < size  # (rows as many as the table has are not looked up, but exchanged)
+        # (of one device's share of each nothing has to move; and as many rows as a table has are exchanged, not added)
+        fewer = 0 not in sizes and sum(sizes) < (size if adds else devices * size)
         return found if fewer and not any(map(self._waits_for_work, ops)) else {}
 
     def _rows(self, op: Op) -> list[Tensor]:
