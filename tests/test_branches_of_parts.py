@@ -261,4 +261,5 @@ def test_loss_scaling_updates_parts_where_they_are(layout: Any):
         np.testing.assert_allclose(one, other, 1e-5, 1e-6)  # float32
     large = [own.value for own in scaled.inner_optimizer.variables if own.value.shape.num_elements() > 64]
     assert len(large) == 4
-    assert all(parts_of_variable(slot) is not None for slot in large)  # (gathered for a call, for now: limits.md)
+    assert all(parts_of_variable(slot).in_parts for slot in large)
+    assert f"note: {CHOSEN}" in str(model.plan(x[:4], y[:4]))

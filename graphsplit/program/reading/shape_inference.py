@@ -105,7 +105,7 @@ def import_for_shapes(
             graph_def.node.append(_element_shape(node.name, shape_at(findings.elements[node.name], point)))
         copy = graph_def.node.add()
         copy.CopyFrom(node)
-        if node.name in given_shapes:
+        if node.name in given_shapes and node.name not in resources:  # (that of a handle is not of what it holds)
             shape = tf.TensorShape(shape_at(given_shapes[node.name], point))
             copy.attr["shape"].CopyFrom(tf.compat.v1.AttrValue(shape=shape.as_proto()))
         if node.name in findings.elements:
