@@ -487,7 +487,7 @@ def tapes_know_handles_by_their_numbers() -> None:
 @check
 @relies_on(
     "_handle", "_handle_data", "_jit_compile", "_c_graph", "_from_c_op", "_initialized", "_server_def",
-    "_variable_creator_stack",
+    "_variable_creator_stack", "_names_in_use",
 )  # fmt: skip
 def what_tensorflow_does_not_tell() -> None:
     internals = tensorflow_internals
@@ -499,6 +499,16 @@ def what_tensorflow_does_not_tell() -> None:
     np.testing.assert_array_equal(empty, w)
     with tf.variable_creator_scope(lambda make, **options: make(**options)):
         assert len(internals.variable_creators()) == 1
+    lifted = []
+
+    def make_twice() -> None:
+        for name in () if lifted else ("a", "b"):
+            with internals.lifting_variables(outside), tf.name_scope("own"):
+                lifted.append(tf.Variable(lambda: tf.ones(2), name=name))
+
+    outside = tf.compat.v1.get_default_graph()
+    tf.function(make_twice, autograph=False).get_concrete_function()
+    assert [variable.name for variable in lifted] == ["own/a:0", "own/b:0"]
     assert internals.has_handle(w)
     assert internals.resource_value(w.handle) == (tf.float64, tf.TensorShape([4, 5]))
     internals.give_handle(w, other.handle)

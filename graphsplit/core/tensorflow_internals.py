@@ -531,11 +531,14 @@ def lifting_variables(outside: tf.Graph) -> Any:
             return make(**options)
         graph: Any = tf.compat.v1.get_default_graph()
         creators, graph._variable_creator_stack = graph._variable_creator_stack, outside._variable_creator_stack
+        scope = graph.get_name_scope().lower().split("/")
         try:
             with tf.init_scope():
                 return tf.Variable(**options)
         finally:
             graph._variable_creator_stack = creators
+            for k in range(len(scope)):  # a scope of this name that is opened again is not numbered, as in eager code
+                graph._names_in_use.pop("/".join(scope[: k + 1]), None)
 
     return tf.variable_creator_scope(create)
 
