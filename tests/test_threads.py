@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
 import threading
 import time
 import weakref
@@ -18,6 +19,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.api.calls import traces
 from graphsplit.api.calls.traces import PerInstance
+from graphsplit.core.living_objects import living_objects
 from graphsplit.core.variables import running_calls
 from graphsplit.runtime import undo_log
 from tests.helpers.law import assert_close
@@ -310,3 +312,35 @@ def test_python_code_inside_of_a_call(monkeypatch: pytest.MonkeyPatch):
         with pytest.raises(tf.errors.OpError, match=r"would have to move while a call runs.*\.numpy\(\)"):
             f(x)
     np.testing.assert_array_equal(w.numpy(), before)
+
+
+def test_what_other_threads_are_making_is_not_held():
+    """Python refuses to resize a tuple that somebody else holds: `tuple(generator)` would raise a SystemError."""
+
+    class Kind:
+        pass
+
+    kept, failed, ended = [Kind() for _ in range(3)], [], threading.Event()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+
+    def make() -> None:
+        while not ended.is_set():
+            try:
+                assert len(tuple(k for k in range(2000))) == 2000
+            except SystemError as error:
+                failed.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(10):
+            found = living_objects(Kind)
+            assert sorted(map(id, found)) == sorted(map(id, kept))
+    finally:
+        ended.set()
+        sys.setswitchinterval(before)
+        for thread in threads:
+            thread.join()
+    assert failed == []
