@@ -462,7 +462,7 @@ def classes_of_laid_out_variables() -> None:
         np.testing.assert_allclose(loaded.serve(x), expected)
     gs.set_variable_layout(w, "home")
     assert type(w) is kind
-    gs.set_variable_layout(w, "mirrored", devices=DEVICES)
+    gs.set_variable_layout(w, "replicated", devices=DEVICES)
     np.testing.assert_allclose(parallel(x), expected)
     np.testing.assert_allclose(tf.function(lambda x: x @ w)(x), expected)
     assert parted_variables.parts_of_variable(w).in_parts  # whoever only reads leaves the copies alone
@@ -473,7 +473,7 @@ def classes_of_laid_out_variables() -> None:
 def tapes_know_handles_by_their_numbers() -> None:
     """What was recorded in eager code is differentiated in a function, where another tensor stands for the handle."""
     w = tf.Variable(numbers(300, 16))
-    gs.set_variable_layout(w, "mirrored", devices=DEVICES)
+    gs.set_variable_layout(w, "replicated", devices=DEVICES)
     x, forward, found = numbers(ROWS, 300), lambda x: tf.reduce_sum(tf.tanh(x @ w) ** 2), []
     for fn in (forward, gs.parallelize(forward, devices=DEVICES)):
         with tf.GradientTape(persistent=True) as tape:
@@ -585,7 +585,7 @@ def functions_of_before() -> None:
     w = tf.Variable(numbers(300, 5))
     add = tf.function(lambda: w.assign_add(tf.ones_like(w)))
     add()
-    for layout in ("mirrored", "sharded"):
+    for layout in ("replicated", "sharded"):
         before = w.numpy()
         gs.set_variable_layout(w, layout, DEVICES)
         step = gs.parallelize(lambda x: x @ w, devices=DEVICES)

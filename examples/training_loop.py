@@ -3,7 +3,7 @@
 By hand:                                              Here:
 1. a model, a copy on every device                    1. a model
 2. a loss, divided by the global batch size           2. a loss
-3. an optimizer, its variables mirrored               3. an optimizer
+3. an optimizer, its variables replicated               3. an optimizer
 4. split the batch, run each device on its part       4-6. @gs.parallelize
 5. compute gradients on each device
 6. merge them, wait for all devices

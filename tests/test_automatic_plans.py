@@ -57,7 +57,7 @@ def test_the_law_holds_for_what_is_chosen(link: float):
 
 def test_what_was_chosen_before_a_layout_changed_is_not_kept():
     step, other = gs.parallelize(Model().step, devices=2, plan="auto", machine=machine_of(link=1e3)), tf.Variable([1.0])
-    for layout in ("mirrored", "home", "mirrored"):
+    for layout in ("replicated", "home", "replicated"):
         gs.set_variable_layout([other], layout, devices=2)
         step.plan(X)
         step.plan(X[:8])
@@ -218,7 +218,7 @@ def test_what_was_compared_is_explained():
     choice = choose(asked(call, 2, machine))
     assert set(choice.looked) >= {
         Candidate(1, "home"),
-        *[Candidate(2, own) for own in ("home", "mirrored", "sharded")],
+        *[Candidate(2, own) for own in ("home", "replicated", "sharded")],
         Candidate(2, "home", 8, stages=2),  # a pipeline of two stages
     }
     assert choice.looked[choice.chosen].step_s == min(choice.seconds.values())
@@ -330,7 +330,7 @@ def test_devices_that_are_not_here_are_planned_for():
         unnamed.plan(x)
 
 
-@pytest.mark.parametrize("layout", ["mirrored", "sharded"])
+@pytest.mark.parametrize("layout", ["replicated", "sharded"])
 def test_variables_that_are_laid_out_stay_and_others_are_laid_out(layout: str):
     alone, model = Model(256), Model(256)
     gs.set_variable_layout(model.kernels[0], layout, devices=4)

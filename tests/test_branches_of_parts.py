@@ -82,7 +82,7 @@ def reads_before_writes(program: Program) -> int:
 
 
 @pytest.mark.parametrize("options", [{}, pytest.param({"micro_batches": 2}, marks=pytest.mark.long)], ids=str)
-@pytest.mark.parametrize("layout", ["sharded", "host", "mirrored", {"slot": "host", "*": "sharded"}], ids=str)
+@pytest.mark.parametrize("layout", ["sharded", "host", "replicated", {"slot": "host", "*": "sharded"}], ids=str)
 def test_what_a_branch_writes_is_chosen_where_its_parts_are(layout: Any, options: dict[str, Any]):
     plain, made = Skipping(), Skipping()
     gs.set_variable_layout(made.variables, layout, devices=DEVICES)

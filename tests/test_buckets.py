@@ -56,7 +56,7 @@ def products(plan: gs.Plan, shard: int) -> set[str]:
     return {name for name in found if plan.program.ops[graph.origins[name].op or 0].type == "MatMul"}
 
 
-@pytest.mark.parametrize("layout", ["sharded", "home", "mirrored"])
+@pytest.mark.parametrize("layout", ["sharded", "home", "replicated"])
 def test_a_full_bucket_is_reduced_while_the_backward_pass_goes_on(layout: str):
     variables, step = deep(layout)
     parallel = gs.parallelize(step, devices=DEVICES, bucket_bytes=EACH)

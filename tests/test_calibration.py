@@ -166,8 +166,8 @@ def test_a_call_takes_longer_for_each_tensor_that_the_graph_is_given():
     for devices in (1, 2, 3):  # the variable is on one of them
         found = gs.predict(step, tf.ones([256, 64]), machine=machine, devices=devices)
         assert found.step_s == pytest.approx(0.5 * 2, abs=0.05)
-    weights = tf.Variable(tf.ones([64, 64]), name="mirrored")
-    gs.set_variable_layout([weights], "mirrored", devices=2)
+    weights = tf.Variable(tf.ones([64, 64]), name="replicated")
+    gs.set_variable_layout([weights], "replicated", devices=2)
     found = gs.predict(lambda x: x @ weights, tf.ones([256, 64]), machine=machine, devices=2)
     assert found.step_s == pytest.approx(0.5 * 3, abs=0.05)
     assert "each call also costs 0 us, 5e+05 us for each tensor that is passed in;" in str(found)

@@ -102,7 +102,7 @@ def test_a_mesh_larger_than_the_machine_is_called_a_mesh():
     mesh, w = {"batch": 4, "model": 2}, tf.Variable(tf.zeros((2, 3)))
     for call in (
         lambda: gs.parallelize(tf.square, mesh=mesh)(tf.ones((4, 2))),
-        lambda: gs.set_variable_layout([w], "mirrored", mesh=mesh),
+        lambda: gs.set_variable_layout([w], "replicated", mesh=mesh),
         gs.variable_layout("sharded", mesh=mesh).__enter__,
     ):
         assert message(gs.DeviceError, call).startswith(f"mesh={mesh!r} has 8 devices: there are only 5 CPU devices. ")
@@ -131,7 +131,7 @@ def test_names_that_are_not_there():
         "MirroredStrategy": "gs.parallelize(step, devices=4)",
         "pmap": "gs.parallelize(step, devices=4)",
         "shard": "gs.set_variable_layout(model, 'sharded', devices=4)",
-        "replicate": "gs.set_variable_layout(model, 'mirrored', devices=4)",
+        "replicate": "gs.set_variable_layout(model, 'replicated', devices=4)",
         "DeviceMesh": "mesh={'batch': 2, 'model': 4}",
     }.items():
         said = message(AttributeError, lambda name=name: getattr(gs, name))

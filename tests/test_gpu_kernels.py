@@ -88,7 +88,7 @@ PROGRAMS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "slots on the host, weights divided": ({"slot*": "host", "*": "sharded"}, {}, "once, on CPU:0: "),
     "all on the host": ("host", {}, "variables in the memory of CPU:0: "),
     "divided, recomputed": ("sharded", {"recompute": 0.9}, "recomputing: "),
-    "micro-batches, mirrored": ("mirrored", {"micro_batches": 2}, "variables mirrored: "),
+    "micro-batches, mirrored": ("replicated", {"micro_batches": 2}, "variables replicated: "),
 }
 QUICK = {"a mesh, a vocabulary in parts", "slots on the host, weights divided", "divided, recomputed"}
 

@@ -308,7 +308,7 @@ def test_a_second_derivative_never_reads_what_was_changed_since():
 # Variables that are changed between a call and its gradients
 
 
-LAYOUTS = ["home", "mirrored", "sharded"]
+LAYOUTS = ["home", "replicated", "sharded"]
 
 
 def laid_out(layout: str) -> tuple[Callable[[tf.Tensor], tf.Tensor], tf.Variable]:
@@ -433,7 +433,7 @@ PLACES: dict[str, Callable[[tf.GradientTape, tf.Tensor, tf.Variable], tf.Tensor]
 }
 
 
-@pytest.mark.parametrize("layout", ["home", "mirrored"])
+@pytest.mark.parametrize("layout", ["home", "replicated"])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_gradient_that_is_taken_elsewhere_than_the_call(place: str, layout: str):
     """In a graph, where variables that hold what was kept are made outside of what cannot make any."""
@@ -668,7 +668,7 @@ def test_a_vectorized_jacobian_of_a_vectorized_jacobian_of_a_custom_gradient():
     assert_close(derivatives(parallel(forward)), derivatives(forward), tolerance=1e-11)
 
 
-@pytest.mark.parametrize("layout", ["home", "mirrored"])
+@pytest.mark.parametrize("layout", ["home", "replicated"])
 def test_what_gradients_read_by_themselves_they_read_when_they_run(layout: str):
     """So do recomputed gradients, and a `tf.custom_gradient` whose gradient reads a variable: as on one device."""
     _, w = laid_out(layout)
@@ -703,7 +703,7 @@ def test_what_gradients_read_by_themselves_they_read_when_they_run(layout: str):
 
 def test_what_a_gradient_captures_is_by_no_other_source():
     """An eager tensor that only a gradient captures stands before what functions ask for at each call."""
-    forward, w = laid_out("mirrored")
+    forward, w = laid_out("replicated")
     factor = tf.constant(1.5, DOUBLE)
 
     @tf.custom_gradient

@@ -83,7 +83,8 @@ def apart(update: Callable[..., None], devices: Sequence[str], weights: str, **o
     return home, made, step
 
 
-CASES = [("adam", devices, weights) for devices in (ONE, THREE) for weights in ("home", "sharded", "host", "mirrored")]
+WORDS = ("home", "sharded", "host", "replicated")
+CASES = [("adam", devices, weights) for devices in (ONE, THREE) for weights in WORDS]
 LONG = [*CASES[2:5], *CASES[6:], ("momentum", ONE, "home"), ("momentum", THREE, "sharded")]
 
 
@@ -163,7 +164,7 @@ def test_layouts_follow_each_other():
     step = gs.parallelize(made.step, devices=THREE)
     other = optimizer(momentum)
     plain = gs.parallelize(other.step, devices=THREE)
-    for layout in ("host", "sharded", "host", "mirrored", "host", "home", "host", "host"):
+    for layout in ("host", "sharded", "host", "replicated", "host", "home", "host", "host"):
         gs.set_variable_layout(slots_of(made), layout, devices=THREE)
         step(X, Y)
         plain(X, Y)
@@ -332,5 +333,5 @@ def test_errors():
     mesh = {"batch": 1, "model": 3}
     with pytest.raises(gs.ArgumentError, match="'host' is no axis of mesh batch 1 x model 3, and none of 'home'"):
         gs.set_variable_layout(weight, ((None, "model"), "host"), devices=THREE, mesh=mesh)
-    with pytest.raises(gs.ArgumentError, match="there are 'home', 'mirrored', 'sharded', 'host'"):
+    with pytest.raises(gs.ArgumentError, match="Layouts: 'home', 'replicated', 'sharded', 'host'"):
         gs.set_variable_layout(weight, "hosts", devices=THREE)

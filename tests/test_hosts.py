@@ -54,7 +54,7 @@ def deep(layout: str, devices: int) -> Made:
 def test_each_weight_and_each_gradient_passes_once_to_each_host(counts: tuple[int, ...]):
     """By every layout, with the same bits; what else passes are the rows of other hosts, and their sums of the loss."""
     rows_away, found = 10 - sum(rows_of_ten(sum(counts))[: counts[0]]), {}
-    for layout in ("home", "mirrored", "sharded"):
+    for layout in ("home", "replicated", "sharded"):
         made = [deep(layout, sum(counts)) for _ in range(2)]
         ways = iter(made)
         plan = assert_law_on_hosts(lambda ways=ways: next(ways), [(X,)], counts)
@@ -64,7 +64,7 @@ def test_each_weight_and_each_gradient_passes_once_to_each_host(counts: tuple[in
         assert f"sent, within each host, then between {len(counts)} hosts" in str(plan)
         assert f"sent, once to each of {len(counts)} hosts" in str(plan)
         found[layout] = [tf.convert_to_tensor(weight).numpy() for weight in made[1][1]]
-    np.testing.assert_array_equal(found["home"], found["mirrored"])
+    np.testing.assert_array_equal(found["home"], found["replicated"])
     np.testing.assert_array_equal(found["home"], found["sharded"])
 
 
@@ -73,7 +73,7 @@ def test_the_nearest_copy_is_on_the_same_host():
 
     def make() -> Made:
         step, weights = deep("home", 1)
-        gs.set_variable_layout(weights, "mirrored", ["CPU:0", "CPU:2"])
+        gs.set_variable_layout(weights, "replicated", ["CPU:0", "CPU:2"])
         return step, weights
 
     plan = assert_law_on_hosts(make, [(X,)], (2, 3))
@@ -84,7 +84,7 @@ def rows_of_ten(devices: int) -> list[int]:
     return [10 // devices + (d < 10 % devices) for d in range(devices)]
 
 
-@pytest.mark.parametrize("layout", ["home", "mirrored", "sharded"])
+@pytest.mark.parametrize("layout", ["home", "replicated", "sharded"])
 def test_an_optimizer_with_slots(layout: str):
     def make() -> Made:
         made = Optimizer(adam)
@@ -122,7 +122,7 @@ def test_reductions(is_known: bool, micro_batches: int):
         assert_counted(plan)
 
 
-@pytest.mark.parametrize("layout", ["home", "mirrored", "sharded"])
+@pytest.mark.parametrize("layout", ["home", "replicated", "sharded"])
 def test_shards_that_may_have_no_rows(layout: str):
     """One gradient of each host passes, and what stands in where one of its shards has none."""
 
@@ -290,7 +290,7 @@ def test_home_is_where_the_variables_are():
     assert default_home(*program_of(plain), EIGHT) == (EIGHT[0], ())
 
 
-@pytest.mark.parametrize("layout", ["mirrored", "sharded"])
+@pytest.mark.parametrize("layout", ["replicated", "sharded"])
 def test_home_of_variables_on_all_devices(layout: str):
     step, _ = deep(layout, 5)
     plan, names = plan_on_hosts(step, (2, 3), X), on_hosts(2, 3)

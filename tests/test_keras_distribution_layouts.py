@@ -190,14 +190,14 @@ def test_disabled_everything_is_at_home(tmp_path: Path):
 def test_what_a_user_has_laid_out_stays():
     expected_model, model = compiled(wide()), compiled(wide())
     expected = [fit(expected_model) for _ in range(2)]
-    gs.set_variable_layout(model.layers[-1].kernel, "mirrored", devices=4)
+    gs.set_variable_layout(model.layers[-1].kernel, "replicated", devices=4)
     for i, one in enumerate([parallel(4), model_parallel(4)]):
         with one.scope():
             assert_same(fit(model), expected[i])
             [layout] = [parts_of_variable(v.value).layout for v in model.layers[-1].variables if "kernel" in v.path]
-            assert layout == "mirrored"
+            assert layout == "replicated"
     gs.enable_keras_distribution().disable()
-    assert parts_of_variable(model.layers[-1].kernel.value).layout == "mirrored"
+    assert parts_of_variable(model.layers[-1].kernel.value).layout == "replicated"
 
 
 def test_patterns_are_those_of_keras():

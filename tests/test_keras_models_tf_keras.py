@@ -250,7 +250,7 @@ def test_refusals():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_variables_by_layout(optimizer, layout):
     results = []

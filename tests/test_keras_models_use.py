@@ -481,7 +481,7 @@ def test_layouts_of_an_optimizer_that_compile_brings_after_a_prediction():
     for gpus in (1, 4):
         keras.utils.set_random_seed(1)
         template = keras.Sequential([keras.Input((20,)), layers.Dense(64, "relu"), layers.Dense(1)])
-        layout = {"adam*": "sharded", "*": "mirrored"}
+        layout = {"adam*": "sharded", "*": "replicated"}
         model = template if gpus == 1 else gs.multi_gpu_model(template, gpus, variables=layout)
         with pytest.warns(UserWarning, match=r"fits 'adam\*'.*once compile\(\)") if gpus > 1 else nullcontext():
             model.predict(numbers(20), verbose=0)

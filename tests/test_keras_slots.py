@@ -33,7 +33,7 @@ class Slow(keras.optimizers.SGD):  # type: ignore[misc]
         slow.assign(keras.ops.where(back > 0, variable, slow))
 
 
-@pytest.mark.parametrize("variables", ["home", "mirrored", "sharded", "host"])
+@pytest.mark.parametrize("variables", ["home", "replicated", "sharded", "host"])
 @pytest.mark.parametrize("built", [False, True])
 def test_slots_begin_as_keras_has_them(variables: str, built: bool):
     """Keras builds an optimizer in the graph of a step, where what `build` assigns is lost; and says nothing."""

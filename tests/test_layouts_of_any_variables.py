@@ -13,7 +13,7 @@ import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from tests.helpers.law import assert_law
 
-LAYOUTS = ("home", "sharded", "mirrored")
+LAYOUTS = ("home", "sharded", "replicated")
 DTYPES = (
     *(tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int8, tf.int32, tf.int64, tf.uint8),
     *(tf.complex64, tf.complex128, tf.bool),
@@ -85,14 +85,14 @@ def test_any_variables(seed: int):
     assert_law(make, calls, devices=devices, at_home=None)
     for variable in several[1][1]:
         parts = parts_of_variable(variable)
-        if parts is not None and parts.layout == "mirrored":
+        if parts is not None and parts.layout == "replicated":
             handles = [part.handle for part in parts._parts] if parts.in_parts else []
             held = [tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype).numpy() for handle in handles]
             for other in held[1:]:
                 np.testing.assert_array_equal(other, held[0])
 
 
-@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
 def test_variables_of_types_that_cannot_be_cut(layout: str):
     """TensorFlow cuts no numbers of four bits: such a variable stays whole, and can be copied."""
     dtype = tf.dtypes.experimental.int4
@@ -109,7 +109,7 @@ def test_variables_of_types_that_cannot_be_cut(layout: str):
     assert (parts_of_variable(v) is None) == (layout == "sharded")
 
 
-@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
 @pytest.mark.parametrize("dtype", [tf.dtypes.experimental.float8_e5m2, tf.dtypes.experimental.float8_e4m3fn])
 def test_variables_of_eight_bit_floats(dtype: tf.DType, layout: str):
     plain, v = (tf.Variable(tf.cast(tf.reshape(tf.range(512.0) % 7, (64, 8)), dtype)) for _ in range(2))

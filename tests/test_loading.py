@@ -21,7 +21,7 @@ KINDS = ("some.weights.h5", "some.keras", "checkpoint")
 LAYOUTS: dict[str, dict[str, Any]] = {
     "home": {"layout": "home"},
     "sharded": {"layout": "sharded", "devices": 3},
-    "mirrored": {"layout": "mirrored", "devices": 3},
+    "replicated": {"layout": "replicated", "devices": 3},
     "axes": {"layout": {"*kernel*": ((None, "model"), "sharded"), "*": "home"}, "mesh": {"batch": 2, "model": 2}},
 }
 
@@ -60,11 +60,11 @@ def test_loaded(layout: str, kind: str, library: Any, tmp_path: Path, monkeypatc
         target, checkpoint = made(library, 2)
     held = [parts for v in variables_of(target) if (parts := parts_of_variable(v)) is not None]
     assert len(held) == 0 if layout == "home" else len(held) >= 6
-    if layout != "mirrored":  # (a copy takes the value)
+    if layout != "replicated":  # (a copy takes the value)
         monkeypatch.setattr(VariableParts, "put_together", lambda parts: pytest.fail(f"{parts.path} is put together"))
     before = [parts.bytes_on_devices() for parts in held]
     gs.load_weights(checkpoint if kind == "checkpoint" else target, path)
-    assert all(parts.in_parts for parts in held if layout != "mirrored")
+    assert all(parts.in_parts for parts in held if layout != "replicated")
     assert [parts.bytes_on_devices() for parts in held] == before
     pairs = list(zip(*[variables_of([model.weights, model.optimizer]) for model in (target, source)], strict=True))
     assert len(pairs) >= 8 + 2 * 6
@@ -123,7 +123,7 @@ def test_errors(tmp_path: Path):
         gs.load_weights(tf.train.Checkpoint(target), path)
 
 
-@pytest.mark.parametrize("layout", ["home", "sharded", "mirrored"])
+@pytest.mark.parametrize("layout", ["home", "sharded", "replicated"])
 def test_a_checkpoint_with_strings(layout: str, tmp_path: Path):
     def module(word: str, number: float) -> tf.Module:
         own = tf.Module()

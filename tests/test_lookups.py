@@ -108,7 +108,7 @@ def tied(table: Any, words: tf.Tensor) -> tf.Tensor:
     return tf.gather(table, words) @ tf.transpose(table) @ table
 
 
-@pytest.mark.parametrize(("rows", "batch", "layout"), [(tied, 7, ""), (flat, 2500, ""), (flat, 7, "mirrored")])
+@pytest.mark.parametrize(("rows", "batch", "layout"), [(tied, 7, ""), (flat, 2500, ""), (flat, 7, "replicated")])
 def test_tables_are_sent_where_that_is_less(rows: Rows, batch: int, layout: str):
     """A table that every device reads anyway, or has; and rows that are more bytes than a table for each device."""
     make = training(rows, "trained" if rows is flat else "dense")
@@ -181,10 +181,10 @@ def in_turn(table: tf.Variable, words: tf.Tensor) -> tf.Tensor:
     ("layout", "options"),
     [
         ("home", {}),
-        ("mirrored", {}),
-        ("mirrored", {"micro_batches": 2}),
+        ("replicated", {}),
+        ("replicated", {"micro_batches": 2}),
         ("sharded", {}),
-        ("mirrored", {"devices": 2}),
+        ("replicated", {"devices": 2}),
         ("home", {"jit_compile": True}),
     ],
 )

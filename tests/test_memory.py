@@ -48,14 +48,14 @@ def test_all_devices_are_used_where_everything_fits():
     model = Momentum()
     plan = gs.parallelize(model.step, devices=4, memory="1GiB", machine=machine_of(link=1e3)).plan(batch())
     assert len({device for own in plan.mesh.columns for device in own}) == 4, "plan='auto' would take fewer"
-    assert chosen(plan).startswith("4 devices, mesh batch 2 x model 2, variables mirrored but kernel_")
+    assert chosen(plan).startswith("4 devices, mesh batch 2 x model 2, variables replicated but kernel_")
     assert "the fastest of 6 that fit" in chosen(plan)
     compared = [note for note in plan.notes if note.startswith("compared with ")]
     assert [note.split(":")[0].split(" but ")[0] for note in compared] == [
         "compared with 4 devices, mesh batch 2 x model 2, variables home",
         "compared with 4 devices, mesh batch 2 x model 2, variables sharded",
         "compared with 4 devices, variables home",
-        "compared with 4 devices, variables mirrored",
+        "compared with 4 devices, variables replicated",
         "compared with 4 devices, variables sharded",
     ]
     assert all(note in str(plan) and "kernel_" not in note for note in compared), "the chosen one alone names variables"
@@ -75,13 +75,13 @@ def test_state_is_divided_where_only_that_fits():
 
 def test_variables_that_are_laid_out_stay_so():
     model, x = Deep(), batch(1999, 64)
-    gs.set_variable_layout(model.kernels, "mirrored", devices=4)
+    gs.set_variable_layout(model.kernels, "replicated", devices=4)
     step = gs.parallelize(model.step, devices=4, memory=int(0.7 * peak(model, x)), machine=MACHINE)
     plan = step.plan(x)
     assert "variables as they are" in chosen(plan)
     assert plan.mesh.shards > 4 or plan.asked.recompute is not None
     assert_same_numbers(step, model, x)
-    assert parts_of_variable(model.kernels[0]).layout == "mirrored"
+    assert parts_of_variable(model.kernels[0]).layout == "replicated"
 
 
 def test_a_plan_is_chosen_once_for_what_is_looked_at_and_runs(monkeypatch):

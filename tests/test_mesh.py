@@ -207,7 +207,7 @@ def test_micro_batches():
     assert_law(perceptron, PERCEPTRON, MESHES[1], [tf.constant(numbers(7, WIDTH))], micro_batches=2)
 
 
-@pytest.mark.parametrize("others", ["mirrored", "sharded"])
+@pytest.mark.parametrize("others", ["replicated", "sharded"])
 def test_variables_beside(others: str):
     """Those that are not cut along the axis lie in copies, or in parts that are put together."""
     assert_law(perceptron, {**PERCEPTRON, "*": others}, MESHES[1], [tf.constant(numbers(5, WIDTH))])

@@ -192,13 +192,13 @@ def test_each_part_has_its_units_of_every_block():
     gs.set_variable_layout(own, ("batch", FUSED), mesh, mesh=TWO)
     assert ":, 0:8 12:20 24:32" not in str(gs.visualize_layout(own))
     assert "0:1, 0:8 12:20 24:32" in str(gs.visualize_layout(own))
-    for layout in ((None, FUSED), ((None, FUSED), "mirrored"), ("batch", FUSED), ((None, FUSED), "sharded")):
+    for layout in ((None, FUSED), ((None, FUSED), "replicated"), ("batch", FUSED), ((None, FUSED), "sharded")):
         gs.set_variable_layout(own, layout, mesh, mesh=TWO)
         assert parts_of_variable(own).layout == layout
         np.testing.assert_array_equal(own.numpy(), heads[::-1].reshape(2, -1))
 
 
-@pytest.mark.parametrize("layout", [((None, FUSED), "mirrored"), ((None, FUSED), "sharded"), ("batch", FUSED)])
+@pytest.mark.parametrize("layout", [((None, FUSED), "replicated"), ((None, FUSED), "sharded"), ("batch", FUSED)])
 def test_gradients_from_outside(layout: Any):
     found, x = [], tf.constant(numbers(5, LENGTH, WIDTH))
     for mesh in (None, TWO):
@@ -279,7 +279,7 @@ def lays(layout: Any) -> Callable[[], None]:
         (lays((None, gs.cut("batch", unit=4))), "has no units. Write 'batch'"),
         (lays((None, gs.cut("batch", unit=4, in_place=True))), "has no units. Write 'batch'"),
         (lays((gs.cut("model"), HEADS)), "names axis 'model' twice"),
-        (lays((HEADS, "mirrored")), "has no axis 'mirrored'"),
+        (lays((HEADS, "replicated")), "has no axis 'replicated'"),
         (lambda: gs.cut("model", unit=0), "cut('model', unit=0): unit is a number of at least 1"),
         (lambda: gs.cut("model", blocks=1.5), "blocks=1.5): blocks is a number of at least 1"),
     ],
@@ -348,7 +348,7 @@ def test_units_are_found_however_products_are_taken_apart(how: str):
 
         return [qkv, bias, out], step
 
-    layout = {"qkv": ("batch", "model"), "bias": ("model",), "out": (("model",), "mirrored")}
+    layout = {"qkv": ("batch", "model"), "bias": ("model",), "out": (("model",), "replicated")}
     batches = [tf.constant(numbers(rows, LENGTH, WIDTH)) for rows in (5, 1, 3)]
     parallel = assert_law(made, layout, TWO, batches, reduce_retracing=True)
     text = str(parallel.plan(batches[0]))

@@ -48,15 +48,15 @@ SPELLINGS: dict[str, dict[str, Any]] = {
         "inner": (("model",), "sharded"),
         "*": "sharded",
     },
-    "mirrored": {
-        "up": ((None, "model"), "mirrored"),
-        "down": (("model", None), "mirrored"),
-        "inner": (("model",), "mirrored"),
-        "*": "mirrored",
+    "replicated": {
+        "up": ((None, "model"), "replicated"),
+        "down": (("model", None), "replicated"),
+        "inner": (("model",), "replicated"),
+        "*": "replicated",
     },
     "one dimension": {"up": (None, ("model", "batch")), "down": (("batch", "model"), None), "*": "home"},
     "the batch's axis": {"up": ("batch", None), "down": (None, "batch"), "inner": ("batch",), "*": "home"},
-    "the same in all columns": {"up": (("batch", None), "mirrored"), "down": ("model", "batch"), "*": "home"},
+    "the same in all columns": {"up": (("batch", None), "replicated"), "down": ("model", "batch"), "*": "home"},
     "over all devices": {"up": (("batch",), "sharded"), "down": ("model",), "*": "home"},
 }
 
@@ -115,15 +115,15 @@ def test_what_each_device_has():
 
     left, right = ["CPU:0", "CPU:2", "CPU:4"], ["CPU:1", "CPU:3", "CPU:5"]
     assert lies((None, "model")) == {"CPU:0": (6, 3), "CPU:1": (6, 2)}
-    assert lies(((None, "model"), "mirrored")) == dict.fromkeys(left, (6, 3)) | dict.fromkeys(right, (6, 2))
+    assert lies(((None, "model"), "replicated")) == dict.fromkeys(left, (6, 3)) | dict.fromkeys(right, (6, 2))
     assert lies(("batch", "model")) == dict.fromkeys(left, (2, 3)) | dict.fromkeys(right, (2, 2))
     assert lies(("model", "batch")) == dict(zip([*left, *right], [(3, 2), (3, 2), (3, 1)] * 2, strict=True))
     assert lies((("batch", "model"), None)) == dict.fromkeys([*left, *right], (1, 5))
     assert lies(("batch", None)) == dict.fromkeys(left, (2, 5))
-    assert lies((("batch", None), "mirrored")) == dict.fromkeys([*left, *right], (2, 5))
+    assert lies((("batch", None), "replicated")) == dict.fromkeys([*left, *right], (2, 5))
     assert lies((("batch", None), "sharded")) == dict.fromkeys([*left, *right], (1, 5))
-    gs.set_variable_layout(own, ((None, None), "mirrored"), grid, mesh=THREE)
-    assert parts_of_variable(own).layout == "mirrored"
+    gs.set_variable_layout(own, ((None, None), "replicated"), grid, mesh=THREE)
+    assert parts_of_variable(own).layout == "replicated"
 
 
 def deep() -> Made:
@@ -176,7 +176,7 @@ def test_any_number_of_rows_in_one_graph():
 
 def test_gradients_from_outside():
     """Gradients of a loss outside, and gradients of gradients, which read what was kept."""
-    for name in ("both axes", "mirrored"):
+    for name in ("both axes", "replicated"):
         (variables, _), (laid, _) = perceptron(), perceptron()
         gs.set_variable_layout(laid, SPELLINGS[name], devices_of(TWO), mesh=TWO)
         x = tf.constant(numbers(5, WIDTH))
@@ -286,7 +286,7 @@ def test_slots_follow_their_variables_later():
 @pytest.mark.parametrize("mesh", [{"data": 2, "model": 2}, {"model": 2, "data": 2}], ids=str)
 def test_another_name_for_the_axis_of_the_batch(mesh: dict[str, int]):
     """As Keras' meshes call it; shares of the batch are along it."""
-    layout = {"up": ("data", "model"), "down": (("model",), "mirrored"), "*": "home"}
+    layout = {"up": ("data", "model"), "down": (("model",), "replicated"), "*": "home"}
     batches = [tf.constant(numbers(count, WIDTH)) for count in (7, 1)]
     parallel = assert_law(perceptron, layout, mesh, batches, batch_axis="data", weights=[3, 1])
     assert parallel.plan(batches[0]).rows == (5, 2)
@@ -332,11 +332,11 @@ def lays(layout: Any, **given: Any) -> Callable[[], None]:
         (lays({"*/up": (("model", "model"), None)}), "names axis 'model' twice"),
         (
             lays({"*/up": (("batch", None), "modle")}),
-            "'modle' is no axis of mesh batch 2 x model 2, and none of 'home', 'm",
+            "'modle' is no axis of mesh batch 2 x model 2, and none of 'home', 'r",
         ),
         (
-            lays({"*/up": (("batch", "model"), "mirrored")}),
-            "name all axes of mesh batch 2 x model 2, and 'mirrored' is",
+            lays({"*/up": (("batch", "model"), "replicated")}),
+            "name all axes of mesh batch 2 x model 2, and 'replicated' is",
         ),
         (lays({"*/up": (None, 3)}), "names, for each dimension, an axis of a mesh or None"),
         (

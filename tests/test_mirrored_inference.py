@@ -51,7 +51,7 @@ def test_predict():
     template = keras_model()
     x = numbers(8, 6, 6, 3).numpy()
     expected = template.predict(x, verbose=0)
-    model = gs.multi_gpu_model(template, gpus=DEVICES, variables="mirrored")
+    model = gs.multi_gpu_model(template, gpus=DEVICES, variables="replicated")
     with partition_graphs() as graphs:
         found = model.predict(x, verbose=0, batch_size=8)
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -62,7 +62,7 @@ def test_predict():
 def test_map():
     # (sums of 64 entries of about 1: larger weights make the rounding of one layer larger in the next)
     weights = [tf.Variable(numbers(64, 64, seed=k) / 8) for k in range(3)]
-    gs.set_variable_layout(weights, "mirrored", DEVICES)
+    gs.set_variable_layout(weights, "replicated", DEVICES)
 
     def forward(x: tf.Tensor) -> tf.Tensor:
         for weight in weights:
@@ -91,7 +91,7 @@ def test_a_transpiled_saved_model(tmp_path: Path):
     tf.saved_model.save(model, str(tmp_path / "one"), signatures={"serve": signature})
     report = gs.transpile_saved_model(tmp_path / "one", tmp_path / "many", DEVICES, replicate_weights=True)
     plan = report.plans["serve"]
-    assert "variables mirrored: 2, on CPU:0, CPU:1, CPU:2" in str(plan)
+    assert "variables replicated: 2, on CPU:0, CPU:1, CPU:2" in str(plan)
     assert report.signatures[0].sent_bytes == 0
     plan.check()
     emit(plan).check()
@@ -105,7 +105,7 @@ def test_a_transpiled_saved_model(tmp_path: Path):
 def test_sizes_of_a_mirrored_variable():
     """The shape of a copy is that of the variable."""
     weight = tf.Variable(numbers(30, 40))
-    gs.set_variable_layout(weight, "mirrored", DEVICES)
+    gs.set_variable_layout(weight, "replicated", DEVICES)
     shape = gs.parallelize(lambda x: (x, tf.raw_ops.VariableShape(input=weight.handle)), devices=DEVICES)
     assert shape(numbers(5, 3))[1].numpy().tolist() == [30, 40]
     assert not shape.plan(numbers(5, 3)).state.whole

@@ -35,7 +35,7 @@ def copies_of(variable: tf.Variable) -> list[np.ndarray]:
     """Return what each copy holds, as it lies there."""
     parts = parts_of_variable(variable)
     assert parts is not None
-    assert parts.layout == "mirrored"
+    assert parts.layout == "replicated"
     handles = [part.handle for part in parts._parts]
     assert len({handle.device for handle in handles}) == len(parts.devices)
     return [tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype).numpy() for handle in handles]
@@ -54,7 +54,7 @@ def assert_equal_copies(variables: Sequence[tf.Variable]) -> None:
 @pytest.mark.parametrize("devices", [3, 1, 2, 4, 5])
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_elementwise_optimizers_give_the_same_bits(name: str, devices: int):
-    made = assert_same_bits("mirrored", name, devices)
+    made = assert_same_bits("replicated", name, devices)
     if devices > 1:
         assert_equal_copies(made.variables)
 
@@ -62,7 +62,7 @@ def test_elementwise_optimizers_give_the_same_bits(name: str, devices: int):
 @pytest.mark.parametrize("devices", [3, 5])
 @pytest.mark.parametrize("name", COUPLED)
 def test_what_couples_a_variable_is_exact(name: str, devices: int):
-    made, plan = assert_coupled_law("mirrored", name, devices)
+    made, plan = assert_coupled_law("replicated", name, devices)
     assert plan.state.copied
     assert_equal_copies(made.variables)
 
@@ -70,7 +70,7 @@ def test_what_couples_a_variable_is_exact(name: str, devices: int):
 def deep(devices: int) -> tuple[list[tf.Variable], Callable[[tf.Tensor], tf.Tensor], Callable[[tf.Tensor], tf.Tensor]]:
     """Return equal mirrored weights, a product with all, and a training step."""
     weights = [tf.Variable(tf.ones((64, 64)), name=f"weight_{k}") for k in range(8)]
-    gs.set_variable_layout(weights, "mirrored", devices)
+    gs.set_variable_layout(weights, "replicated", devices)
 
     def forward(x: tf.Tensor) -> tf.Tensor:
         for weight in weights:
@@ -109,7 +109,7 @@ def test_traffic_is_that_of_an_all_reduce():
 def test_any_number_of_rows():
     signature = [tf.TensorSpec((None, 7)), tf.TensorSpec((None, 5))]
     made, plain = Optimizer(momentum), Optimizer(momentum)
-    gs.set_variable_layout(made.variables, "mirrored", 4)
+    gs.set_variable_layout(made.variables, "replicated", 4)
     step = gs.parallelize(tf.function(made.step, input_signature=signature), devices=4)
     for rows in (11, 2, 5):  # with two, two devices have no rows, and copies all the same
         assert_close(step(X[:rows], Y[:rows]), plain.step(X[:rows], Y[:rows]))
@@ -121,7 +121,7 @@ def test_any_number_of_rows():
 
 def test_micro_batches_and_fewer_devices_than_copies():
     made, plain = Optimizer(momentum), Optimizer(momentum)
-    gs.set_variable_layout(made.variables, "mirrored", 4)
+    gs.set_variable_layout(made.variables, "replicated", 4)
     for devices, count in ((2, 3), (4, 1)):
         step = gs.parallelize(made.step, devices=devices, micro_batches=count)
         assert_close(step(X[:3], Y[:3]), plain.step(X[:3], Y[:3]))
@@ -136,7 +136,7 @@ def test_micro_batches_and_fewer_devices_than_copies():
 
 def test_one_truth():
     weight = tf.Variable(numbers(30, 40), name="weight")
-    gs.set_variable_layout(weight, "mirrored", 3)
+    gs.set_variable_layout(weight, "replicated", 3)
     parts = parts_of_variable(weight)
     assert parts is not None
     double = gs.parallelize(lambda x: (weight.assign(2 * weight), x @ weight)[1], devices=3)
@@ -162,13 +162,13 @@ def test_one_truth():
     assert parts_of_variable(weight) is None
     np.testing.assert_array_equal(weight.numpy(), copied[2])
     gs.set_variable_layout(weight, "sharded", 3)
-    gs.set_variable_layout(weight, "mirrored", 3)
+    gs.set_variable_layout(weight, "replicated", 3)
     assert_close(double(x), x @ (2 * expected))
 
 
 def test_a_loop_that_writes_them_each_time_is_told():
     weight = tf.Variable(numbers(30, 40), name="weight")
-    gs.set_variable_layout(weight, "mirrored", 2)
+    gs.set_variable_layout(weight, "replicated", 2)
     apply = gs.parallelize(lambda x: x @ weight, devices=2)
     x = numbers(4, 30)
     for _ in range(9):
@@ -189,7 +189,7 @@ def test_a_loop_that_writes_them_each_time_is_told():
 
 def test_what_takes_a_variable_otherwise_has_it_by_itself():
     table, expected = tf.Variable(numbers(300, 4)), tf.Variable(numbers(300, 4))
-    gs.set_variable_layout(table, "mirrored", 3)
+    gs.set_variable_layout(table, "replicated", 3)
 
     def update(to: tf.Variable, x: tf.Tensor) -> tf.Tensor:
         to.scatter_nd_add([[2], [7]], tf.ones((2, 4)))
@@ -209,7 +209,7 @@ def test_what_takes_a_variable_otherwise_has_it_by_itself():
 
 def test_random_updates_are_drawn_once():
     weight, plain = tf.Variable(numbers(30, 40)), tf.Variable(numbers(30, 40))
-    gs.set_variable_layout(weight, "mirrored", 3)
+    gs.set_variable_layout(weight, "replicated", 3)
 
     def step(to: tf.Variable, x: tf.Tensor) -> tf.Tensor:
         to.assign_add(tf.random.stateless_normal((30, 40), [1, 2]) + tf.reduce_mean(x))
@@ -225,12 +225,12 @@ def test_random_updates_are_drawn_once():
 
 def test_a_tape_outside():
     weight = tf.Variable(numbers(40, 50, seed=7))
-    gs.set_variable_layout(weight, "mirrored", 3)
+    gs.set_variable_layout(weight, "replicated", 3)
     assert_law_under_tapes_outside(weight, 3)
 
 
 def test_the_checker_sees_another_copy():
-    made, plan = train("mirrored", 3, calls=1, update=adam)
+    made, plan = train("replicated", 3, calls=1, update=adam)
     graph = emit(plan)
     copies = [op.index for op in plan.sharded_ops if op.type == "Copies"]
     nodes = {origin.shard: name for name, origin in graph.origins.items() if origin.op == copies[0]}
@@ -246,17 +246,17 @@ def test_errors():
         variable = tf.Variable(numbers(20, 20), name="table")
         count = tf.Variable(3)
     with pytest.raises(gs.ArgumentError) as found:
-        gs.set_variable_layout(variable, "mirrored", 2)
+        gs.set_variable_layout(variable, "replicated", 2)
     said = (
-        "A mirrored variable must be on one of the devices that get copies. These are on none of CPU:0, CPU:1:\n"
+        "A replicated variable must be on one of the devices that get copies. These are on none of CPU:0, CPU:1:\n"
         "  - table on CPU:3\n"
         "Make them on one of these devices, under tf.device, or add their device to devices=."
     )
     assert str(found.value) == said
-    is_none_of_them = pytest.raises(gs.ArgumentError, match="A mirrored variable must be on one of")
-    with is_none_of_them, gs.variable_layout("mirrored", devices=2), tf.device("CPU:3"):
+    is_none_of_them = pytest.raises(gs.ArgumentError, match="A replicated variable must be on one of")
+    with is_none_of_them, gs.variable_layout("replicated", devices=2), tf.device("CPU:3"):
         tf.Variable(numbers(20, 20), name="table")
-    gs.set_variable_layout([variable, count], "mirrored", 4)
+    gs.set_variable_layout([variable, count], "replicated", 4)
     assert parts_of_variable(count) is None  # counters stay where they are
     with pytest.raises(gs.ArgumentError, match="These variables are on other devices than CPU:0, CPU:3"):
-        gs.set_variable_layout(variable, "mirrored", ["CPU:0", "CPU:3"])
+        gs.set_variable_layout(variable, "replicated", ["CPU:0", "CPU:3"])

@@ -25,9 +25,9 @@ from tests.helpers.layout_cases import numbers
 MESH = {"batch": 2, "model": 2}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "sharded": {"layout": "sharded", "devices": 3},
-    "mirrored": {"layout": "mirrored", "devices": 3},
-    "patterns": {"layout": {"*kernel*": "sharded", "*bias*": "mirrored"}, "devices": 3},
-    "axes": {"layout": {"*kernel*": (None, "model"), "*bias": "mirrored"}, "mesh": MESH},
+    "replicated": {"layout": "replicated", "devices": 3},
+    "patterns": {"layout": {"*kernel*": "sharded", "*bias*": "replicated"}, "devices": 3},
+    "axes": {"layout": {"*kernel*": (None, "model"), "*bias": "replicated"}, "mesh": MESH},
     "nested": {"layout": {"*kernel*": ((None, "model"), "sharded"), "*": "home"}, "mesh": MESH},
 }
 KEPT = ["sharded", "axes"]

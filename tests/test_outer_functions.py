@@ -237,7 +237,7 @@ def test_outer_graphs_go(differentiate: bool):
     assert [graph() for graph in graphs] == [None] * 3
 
 
-@pytest.mark.parametrize("layout", ["home", "mirrored", "sharded"])
+@pytest.mark.parametrize("layout", ["home", "replicated", "sharded"])
 def test_a_branch_around_a_function_that_writes_laid_out_variables(layout: str):
     def found(function, w):
         @tf.function
@@ -253,8 +253,8 @@ def test_a_branch_around_a_function_that_writes_laid_out_variables(layout: str):
     assert_close(found(gs.parallelize(steps[1], devices=3), variables[1]), found(steps[0], variables[0]))
 
 
-@pytest.mark.parametrize("before", ["home", "mirrored", "sharded"])
-@pytest.mark.parametrize("after", ["home", "mirrored", "sharded"])
+@pytest.mark.parametrize("before", ["home", "replicated", "sharded"])
+@pytest.mark.parametrize("after", ["home", "replicated", "sharded"])
 def test_a_layout_may_change_between_forward_and_backward(before: str, after: str):
     w = tf.Variable(rows(4, 3))
 

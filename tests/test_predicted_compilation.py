@@ -91,7 +91,7 @@ def train(x):
     return loss
 
 
-@pytest.mark.parametrize("layout", ["home", "mirrored", "sharded"])
+@pytest.mark.parametrize("layout", ["home", "replicated", "sharded"])
 def test_compiled_training_computes_the_same_products(layout: str):
     """Of products alone, a compiled step takes as long as the plain one: they are the same kernels."""
     device = Device("unit", "GPU", {"float32": 1e9}, {"float32": 1e30}, 1e30, 1e9)

@@ -78,12 +78,12 @@ def test_faster_links_and_devices_are_not_slower():
     assert steps == sorted(steps, reverse=True)
 
 
-@pytest.mark.parametrize("layout", ["home", "mirrored", "sharded"])
+@pytest.mark.parametrize("layout", ["home", "replicated", "sharded"])
 def test_memory_is_at_least_the_state(layout: str):
     found = gs.predict(train, X, machine=boxed(), devices=4, layout=layout)
     state = {device: memory.state_bytes for device, memory in found.memory.items()}
     whole, bias = 64 * 64 * 4, 64 * 4
-    expected = {"home": whole + bias, "mirrored": 4 * (whole + bias), "sharded": whole + bias}[layout]
+    expected = {"home": whole + bias, "replicated": 4 * (whole + bias), "sharded": whole + bias}[layout]
     assert sum(state.values()) == expected
     assert max(state.values()) == (whole // 4 + bias if layout == "sharded" else whole + bias)
     assert all(memory.peak_bytes >= memory.state_bytes for memory in found.memory.values())
@@ -92,7 +92,7 @@ def test_memory_is_at_least_the_state(layout: str):
 
 def test_sizes_are_those_that_tensorflow_infers():
     """Of every node that is emitted, whatever moves or cuts: as when the graph is imported."""
-    for layout in ("home", "sharded", "mirrored"):
+    for layout in ("home", "sharded", "replicated"):
         split = gs.parallelize(train, devices=3)
         x = tf.ones([10, 64])
         gs.set_variable_layout([WEIGHTS, BIAS], layout, devices=3)
@@ -168,7 +168,7 @@ def test_threads_are_shared_by_logical_devices():
 def test_threads_send_signals_as_they_send_tensors():
     """What a mirrored variable waits for on its other devices is sent by threads, too: as often as TensorFlow sends."""
     model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(8), keras.layers.Dense(4)])
-    gs.set_variable_layout(model, "mirrored", devices=3)
+    gs.set_variable_layout(model, "replicated", devices=3)
 
     def step(x):
         with tf.GradientTape() as tape:
@@ -271,9 +271,9 @@ def test_what_does_not_fit_is_said():
 
 
 def test_what_is_printed():
-    text = str(gs.predict(product, X, machine="2xH100-SXM5", devices=2, layout="mirrored"))
+    text = str(gs.predict(product, X, machine="2xH100-SXM5", devices=2, layout="replicated"))
     lines = text.splitlines()
-    assert lines[0].startswith("Prediction of product on 2 of 2xH100-SXM5, variables mirrored: ")
+    assert lines[0].startswith("Prediction of product on 2 of 2xH100-SXM5, variables replicated: ")
     assert re.fullmatch(r"  a step takes \d+\.\d\d ms; 32\.8 kB are sent between devices", lines[1])
     assert lines[0].rpartition(": ")[2].removesuffix(" a step") in lines[1]
     assert lines[2].startswith("  limited by ")
@@ -333,10 +333,10 @@ def test_what_was_predicted_is_shown_beside_what_was_measured(tmp_path: Path):
 
 
 def test_scaling(tmp_path: Path):
-    found = gs.scaling(product, X, machine=boxed(link=1e30, count=1), devices=[2, 1], layouts=["home", "mirrored"])
+    found = gs.scaling(product, X, machine=boxed(link=1e30, count=1), devices=[2, 1], layouts=["home", "replicated"])
     assert [(p.kind, p.layout, p.devices, p.rows) for p in found.points] == [
-        *[("strong", layout, n, 128) for layout in ("home", "mirrored") for n in (1, 2)],
-        *[("weak", layout, n, 128 * n) for layout in ("home", "mirrored") for n in (1, 2)],
+        *[("strong", layout, n, 128) for layout in ("home", "replicated") for n in (1, 2)],
+        *[("weak", layout, n, 128 * n) for layout in ("home", "replicated") for n in (1, 2)],
     ]
     strong, weak = found.points[1], found.points[5]
     alone, there_and_back = FLOPS / 1e9, 2 * 1e-3  # two devices are two hosts here, a millisecond apart

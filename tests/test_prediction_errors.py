@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
             {"devices": 9},
             "devices=9: the machine 'unit box' has 8. Choose fewer, or a cluster of 2 hosts: 2x8xunit.",
         ),
-        ({"layout": "split"}, "There is no variable layout 'split'; there are 'home', 'mirrored', 'sharded', 'host'."),
+        ({"layout": "split"}, "Unknown layout 'split'. Layouts: 'home', 'replicated', 'sharded', 'host'."),
         (
             {"micro_batches": 0},
             "micro_batches=0: it is the number of parts, at least 1, that each device computes one after the other; 1 "
@@ -163,7 +163,7 @@ def test_names_of_machines_are_completed(tmp_path: Path):
     assert [machine(name) for name in known]  # each of them is one
 
 
-@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
 def test_variables_that_lie_on_fewer_devices_are_told_of(layout: str):
     weights = [tf.Variable(tf.ones((64, 64))) for _ in range(8)]
     gs.set_variable_layout(weights, layout, devices=4)

@@ -65,8 +65,8 @@ def test_pieces_lie_on_their_devices_and_nothing_is_cut_afterwards():
     assert products == {("shard_0", "CPU:1"), ("shard_1", "CPU:2"), ("shard_2", "CPU:3")}
 
 
-@pytest.mark.parametrize("first", ["home", "mirrored", "sharded"])
-@pytest.mark.parametrize("then", ["home", "mirrored", "sharded"])
+@pytest.mark.parametrize("first", ["home", "replicated", "sharded"])
+@pytest.mark.parametrize("then", ["home", "replicated", "sharded"])
 def test_layouts_may_change_between_batches_that_were_sent(first, then):
     w = tf.Variable(rows(4, 6))
     parallel = gs.parallelize(lambda x: x @ w, devices=3)

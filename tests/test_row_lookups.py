@@ -74,7 +74,7 @@ def test_training(how: Callable[..., None], devices: int):
 
 @pytest.mark.parametrize(("how", "devices"), [(add, 3), pytest.param(update, 5, marks=pytest.mark.long)])
 def test_copies_of_a_table(how: Callable[..., None], devices: int):
-    layouts, made = iter(["home", "mirrored"]), []
+    layouts, made = iter(["home", "replicated"]), []
 
     def make() -> Made:
         made.append(training(how, next(layouts), devices))

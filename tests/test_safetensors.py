@@ -69,12 +69,12 @@ def test_loaded(layout: str, kind: str, tmp_path: Path, monkeypatch: pytest.Monk
         path.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": of}))
     with gs.without_values(), gs.variable_layout(**LAYOUTS[layout]):
         model = made()
-    if layout != "mirrored":  # (of which one copy takes the value: the others are old, until they are next read)
+    if layout != "replicated":  # (of which one copy takes the value: the others are old, until they are next read)
         monkeypatch.setattr(VariableParts, "put_together", lambda parts: pytest.fail(f"{parts.path} is put together"))
     gs.load_weights(model, path, names=torch_name)
     held = [parts for v in variables_of(model.weights) if (parts := parts_of_variable(v)) is not None]
     assert len(held) >= 2 if layout != "home" else not held
-    assert all(parts.in_parts for parts in held if layout != "mirrored")
+    assert all(parts.in_parts for parts in held if layout != "replicated")
     for a, b in zip(model.weights, source.weights, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.path)
     mesh = LAYOUTS[layout].get("mesh")

@@ -31,7 +31,7 @@ def step(x, y):
     return loss
 
 specs = tf.TensorSpec([66, 24]), tf.TensorSpec([66, 1])
-for layout in ("home", "mirrored", "sharded"):
+for layout in ("home", "replicated", "sharded"):
     prediction = gs.predict(step, *specs, machine="8xA100-SXM4-80GB", devices=3, layout=layout, micro_batches=2)
     graph = emit(prediction.plan)
     told = [(node.name, node.op, tuple(node.input), node.device) for node in graph.nodes]

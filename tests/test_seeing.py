@@ -34,7 +34,7 @@ def test_columns_of_many_parts():
 def test_where_variables_lie(capsys: pytest.CaptureFixture[str]):
     table, scale = tf.Variable(tf.ones((1000, 64)), name="table"), tf.Variable(1.0, name="scale")
     gs.set_variable_layout(table, "sharded", devices=4)
-    gs.set_variable_layout(scale, "mirrored", devices=2)
+    gs.set_variable_layout(scale, "replicated", devices=2)
     print(gs.visualize_layout(table))
     print(gs.visualize_layout(scale))
     print(gs.visualize_layout(tf.Variable([1.0])))

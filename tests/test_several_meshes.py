@@ -14,7 +14,7 @@ from tests.helpers.layout_cases import Optimizer, X, Y, adam, momentum, numbers
 FIRST, SECOND = ["CPU:0", "CPU:1"], ["CPU:4", "CPU:2", "CPU:3"]
 
 
-@pytest.mark.parametrize(("one", "other"), [("sharded", "mirrored"), ("mirrored", "sharded")])
+@pytest.mark.parametrize(("one", "other"), [("sharded", "replicated"), ("replicated", "sharded")])
 def test_two_meshes(one: str, other: str):
     plain = [Optimizer(adam), Optimizer(momentum)]
     made = [Optimizer(adam)]
@@ -40,7 +40,7 @@ def test_one_function_with_variables_of_two_meshes():
     values = [tf.constant(v.numpy()) for v in (a, b, c)]
     gs.set_variable_layout(a, "sharded", FIRST)
     gs.set_variable_layout(b, "sharded", SECOND)
-    gs.set_variable_layout(c, "mirrored", SECOND)
+    gs.set_variable_layout(c, "replicated", SECOND)
 
     def step(x: tf.Tensor) -> tf.Tensor:
         a.assign_add(tf.transpose(b))  # of which no part is where a's is
@@ -61,7 +61,7 @@ def test_one_function_with_variables_of_two_meshes():
 def test_copies_elsewhere_than_the_shards():
     """A function none of whose devices has a copy is sent one."""
     weight = tf.Variable(numbers(30, 40))
-    gs.set_variable_layout(weight, "mirrored", FIRST)
+    gs.set_variable_layout(weight, "replicated", FIRST)
     apply = gs.parallelize(lambda x: (weight.assign_add(tf.ones_like(weight)), x @ weight)[1], devices=SECOND)
     x, value = numbers(7, 30), weight.numpy()
     for k in (1, 2):
@@ -98,6 +98,6 @@ def test_a_loop_that_changes_the_layout_each_time_has_the_right_values():
     weight, value = tf.Variable(numbers(30, 40)), numbers(30, 40)
     apply = gs.parallelize(lambda x: (weight.assign(weight + 1.0), x @ weight)[1], devices=3)
     x = numbers(5, 30)
-    for k, layout in enumerate(["sharded", "mirrored", "home", "sharded", "home", "mirrored"]):
+    for k, layout in enumerate(["sharded", "replicated", "home", "sharded", "home", "replicated"]):
         gs.set_variable_layout(weight, layout, 3)
         assert_close(apply(x), x @ (value + k + 1.0))

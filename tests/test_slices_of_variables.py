@@ -12,7 +12,7 @@ import graphsplit as gs
 from tests.helpers.law import assert_close
 from tests.test_parallelize import rows
 
-LAYOUTS = ["sharded", "mirrored"]
+LAYOUTS = ["sharded", "replicated"]
 SHAPES = [(16, 8), (7, 40), (3, 120), (1, 64)]
 
 

@@ -257,7 +257,7 @@ def test_layouts_change_while_others_call(under_a_tape: bool):
         try:
             if i:
                 return call()
-            for layout in ("sharded", "home", "mirrored", "home", "host", "sharded"):
+            for layout in ("sharded", "home", "replicated", "home", "host", "sharded"):
                 gs.set_variable_layout([w, total], layout, devices=2)
                 time.sleep(0.1)
             return 0

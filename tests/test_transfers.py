@@ -68,7 +68,7 @@ def exchanged() -> gs.Plan:
 
 def mirrored() -> gs.Plan:
     weights = [tf.Variable(numbers(8, 8, seed=k)) for k in range(2)]
-    gs.set_variable_layout(weights, "mirrored", 3)
+    gs.set_variable_layout(weights, "replicated", 3)
     return planned(deep_step(weights), numbers(7, 8))
 
 

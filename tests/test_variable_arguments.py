@@ -17,7 +17,7 @@ SHAPES = {
     "in a mapping": (lambda v: {"v": v}, lambda held: held["v"]),
     "in a list": (lambda v: [3, v], lambda held: held[1]),
 }
-LAYOUTS = ["", "home", "mirrored", "sharded"]
+LAYOUTS = ["", "home", "replicated", "sharded"]
 
 
 def both(layout: str = ""):
@@ -84,7 +84,7 @@ def test_keras_variables():
     assert_close(parallel(rows(7, 3), v), rows(7, 3) @ v.value)
 
 
-@pytest.mark.parametrize("layout", ["sharded", "mirrored", ("model",)])
+@pytest.mark.parametrize("layout", ["sharded", "replicated", ("model",)])
 def test_functions_inside_are_given_variables_that_are_laid_out(layout):
     """The function changes it by each of its names, and calls another one with it."""
     w = tf.Variable(tf.zeros((70_000,)), name="w")

@@ -44,7 +44,7 @@ def never_whole(*_: Any) -> None:
     raise AssertionError("a variable in parts was put together")
 
 
-@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
 def test_saved_models(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch):
     module, x = tf.Module(), numbers(4, 30)
     module.weight, module.calls = tf.Variable(numbers(30, 40), name="weight"), tf.Variable(tf.zeros(40))
@@ -130,7 +130,7 @@ def test_keras_models_are_exported_and_train_on(
 def test_keras_fit(tmp_path: Path):
     x, y = numbers(21, 6, 6, 3).numpy(), np.arange(21) % 5
     results = []
-    for layout in ("home", "sharded", "mirrored"):
+    for layout in ("home", "sharded", "replicated"):
         template = keras_model()
         model = gs.multi_gpu_model(template, gpus=3, variables=layout)
         callbacks = [
@@ -145,7 +145,7 @@ def test_keras_fit(tmp_path: Path):
         template.save(tmp_path / f"{layout}.keras")
         template.load_weights(tmp_path / f"{layout}.weights.h5")
         results.append((history, evaluated, model.predict(x, verbose=0), template.get_weights()))
-    layouts = ("home", "sharded", "mirrored")
+    layouts = ("home", "sharded", "replicated")
     weights = [keras.models.load_model(tmp_path / f"{layout}.keras").get_weights() for layout in layouts]
     for home, *others in [*zip(*map(tf.nest.flatten, results), strict=True), *zip(*weights, strict=True)]:
         for other in others:
@@ -155,7 +155,7 @@ def test_keras_fit(tmp_path: Path):
 def test_a_small_fit():
     x, y = numbers(7, 6).numpy(), numbers(7, 2).numpy()
     results = []
-    for layout in ("home", "sharded", "mirrored"):
+    for layout in ("home", "sharded", "replicated"):
         keras.utils.set_random_seed(3)
         template = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(100, "relu"), keras.layers.Dense(2)])
         template.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")

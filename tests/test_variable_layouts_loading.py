@@ -16,7 +16,7 @@ import graphsplit as gs
 from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable
 from tests.helpers.layout_cases import numbers
 
-LAYOUTS = ("home", "sharded", "mirrored")
+LAYOUTS = ("home", "sharded", "replicated")
 
 
 def made(layout: str, devices: int = 3, seed: int = 3) -> Any:
@@ -51,7 +51,7 @@ def written(folder: Path, model: Any) -> dict[str, bytes]:
 def test_files_are_those_of_the_template_byte_for_byte(tmp_path: Path):
     found = {layout: written(tmp_path / layout, made(layout)) for layout in LAYOUTS}
     assert len(found["home"]) == 5
-    for layout in ("sharded", "mirrored"):
+    for layout in ("sharded", "replicated"):
         assert found[layout].keys() == found["home"].keys()
         for name, content in found["home"].items():
             assert found[layout][name] == content, (layout, name)
@@ -101,7 +101,7 @@ def test_what_is_loaded_goes_to_the_parts(load: Callable[[Any, Path], None], tmp
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
 def test_values_that_do_not_fit_change_nothing(layout: str):
     weight = tf.Variable(numbers(30, 40), name="weight")
     value, plain = weight.numpy(), tf.Variable(numbers(30, 40), name="weight")

@@ -92,7 +92,7 @@ def test_laid_out_later_and_back():
     with gs.without_values():
         layer = keras.layers.Dense(60)
         layer.build((None, 31))
-    for layout in ("sharded", "mirrored", "home", "sharded", "home"):
+    for layout in ("sharded", "replicated", "home", "sharded", "home"):
         gs.set_variable_layout(layer, layout, devices=3)
         assert not with_values(layer)
         step = gs.parallelize(lambda x: layer(x), devices=3)
@@ -117,7 +117,7 @@ def blocks(*contexts: Any) -> contextlib.ExitStack:
     return stack
 
 
-@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
 @pytest.mark.parametrize("values_first", [True, False])
 def test_all_devices_get_a_value_that_is_given_later(layout: str, values_first: bool, tmp_path: Path):
     contexts = [gs.without_values(), gs.variable_layout(layout, devices=3)]
@@ -143,7 +143,7 @@ def test_all_devices_get_a_value_that_is_given_later(layout: str, values_first: 
         give(value)
         np.testing.assert_allclose(step(X), X @ value, rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(variable.numpy(), value)
-        if layout == "mirrored":
+        if layout == "replicated":
             step(X)
             for handle in parts.handles():
                 np.testing.assert_array_equal(read_handle(handle, tf.float32), value)
@@ -152,7 +152,7 @@ def test_all_devices_get_a_value_that_is_given_later(layout: str, values_first: 
     assert type(variable) is type(ordinary)  # nothing is left of that it waited
 
 
-@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
 def test_a_second_value_before_the_first_call(layout: str):
     with gs.without_values():
         layer = keras.layers.Dense(60, use_bias=False)
@@ -164,7 +164,7 @@ def test_a_second_value_before_the_first_call(layout: str):
     np.testing.assert_allclose(gs.parallelize(lambda x: layer(x), devices=3)(X), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", ["home", "sharded", "mirrored"])
+@pytest.mark.parametrize("layout", ["home", "sharded", "replicated"])
 def test_a_value_may_come_from_a_variable_in_parts(layout: str):
     source = tf.Variable(np.random.default_rng(0).normal(size=(31, 60)).astype("float32"))
     gs.set_variable_layout(source, "sharded", devices=3)
@@ -178,7 +178,7 @@ def test_a_value_may_come_from_a_variable_in_parts(layout: str):
     np.testing.assert_allclose(gs.parallelize(lambda x: layer(x), devices=3)(X), X @ source, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", ["home", "sharded", "mirrored"])
+@pytest.mark.parametrize("layout", ["home", "sharded", "replicated"])
 def test_whoever_reads_gets_an_error_that_names_the_variable(layout: str, tmp_path: Path):
     with gs.without_values(), gs.variable_layout(layout, devices=3):
         layer = keras.layers.Dense(60, name="large")

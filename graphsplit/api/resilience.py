@@ -173,7 +173,7 @@ class Resilient(Generic[P, R]):
             if parts is not None and not isinstance(parts.layout, str):
                 raise UnsupportedError(
                     f"resilient: variable {parts.name!r} is cut along an axis of a mesh, and a lost worker would have "
-                    "the only copy of its part. Set its layout to 'home', 'mirrored' or 'sharded'."
+                    "the only copy of its part. Set its layout to 'home', 'replicated' or 'sharded'."
                 )
             if parts is not None and not self._lost:
                 self._layouts[id(variable)] = _Layout(str(parts.layout), parts.devices, parts.reshards)
@@ -200,7 +200,7 @@ class Resilient(Generic[P, R]):
             lost = WorkerLostError(
                 f"{error} These variables have no copy elsewhere:\n"
                 f"{bullet_list([v.name for v in gone])}\n"
-                'Set their layout to "mirrored", keep them in this process, or pass resilient(checkpoint=...) a '
+                'Set their layout to "replicated", keep them in this process, or pass resilient(checkpoint=...) a '
                 "tf.train.CheckpointManager that has saved a checkpoint."
             )
             lost.tasks = error.tasks
@@ -289,7 +289,7 @@ def resilient(
     worker that is started again at its address is used again by one of the next calls. The results are always those of
     one device: up to rounding, and bit for bit with equal numbers of shards.
 
-    Variables on lost workers are restored from other copies (`variable_layout("mirrored")`). If there is none,
+    Variables on lost workers are restored from other copies (`variable_layout("replicated")`). If there is none,
     everything is restored from the last checkpoint, and the calls since then are repeated (their arguments are kept
     for that). Without a checkpoint, it is an error. Variables in this process are never lost.
 

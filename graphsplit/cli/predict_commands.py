@@ -50,7 +50,7 @@ def predict(
     spec: Specs = None,
     devices: Annotated[str, typer.Option("--devices", help="Numbers of devices, with commas: 1,2,4,8.")] = "1",
     layout: Annotated[
-        str, typer.Option("--layout", help="Layouts of variables, with commas: home, mirrored, sharded.")
+        str, typer.Option("--layout", help="Layouts of variables, with commas: home, replicated, sharded.")
     ] = "",
     micro_batches: MicroBatches = None,
     weak: Annotated[bool, typer.Option("--weak", help="Also weak scaling: as many rows per device.")] = False,

@@ -13,8 +13,9 @@ from graphsplit.core.patterns import meant
 BATCH_AXIS = "batch"
 """The name of the axis over which the rows of the batch are shared out, unless another one is given."""
 
-LAYOUTS = ("home", "mirrored", "sharded")
-"""The layouts of variables that name no axis; and so no axis is called so."""
+LAYOUTS = ("home", "replicated", "sharded")
+ALIASES = {"mirrored": "replicated"}
+"""The layouts of variables that name no axis, and other words for them; no axis is called so."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def mesh_axes(mesh: Mapping[str, int] | None, batch_axis: str | None = None) -> 
     for name, size in mesh.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} is no name of an axis; it is a word, 'model'.")
-        if name in LAYOUTS:
+        if name in (*LAYOUTS, *ALIASES):
             raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} is a layout; give the axis another name.")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} has {size!r} devices; it is a number of at least 1.")

@@ -27,7 +27,7 @@ _HINTS = {
         *("MirroredStrategy", "Strategy", "distribute", "DataParallel", "DistributedDataParallel", "DDP"),
         *("pmap", "pjit", "jit", "shard_map", "data_parallel", "parallel", "strategy", "function"),
     ),
-    "Write gs.set_variable_layout(model, 'mirrored', devices=4); the batch is divided by itself.": (
+    "Write gs.set_variable_layout(model, 'replicated', devices=4); the batch is divided by itself.": (
         *("replicate", "replicated", "mirror", "mirrored", "broadcast"),
     ),
     "Write gs.set_variable_layout(model, 'sharded', devices=4); the batch is divided by itself.": (

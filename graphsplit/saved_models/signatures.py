@@ -58,7 +58,7 @@ def plan_signature(
       name, function: the signature.
       options: has the split by the names of its arguments.
       devices: full names; the first is home.
-      replicate_weights: whether variables are mirrored: every device has a copy of them, and of large constants.
+      replicate_weights: whether variables are replicated: every device has a copy of them, and of large constants.
 
     Raises:
       UnsupportedError: if they shall have copies, and the signature changes variables.

@@ -1,7 +1,7 @@
-"""Weights of a SavedModel that are mirrored: every device holds a copy of them, so that none travels per request.
+"""Weights of a SavedModel that are replicated: every device holds a copy of them, so that none travels per request.
 
 A copy is a resource of its own that is made when the model is loaded, from the variable that the checkpoint restored:
-on disk there is one. For the plan they are mirrored variables like all others.
+on disk there is one. For the plan they are replicated variables like all others.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def check_only_read(name: str, program: Program, variables: Mapping[str, tf.Vari
 
 
 def copies_of(variable: tf.Variable, devices: Sequence[str]) -> Copied:
-    """Return how a variable that is only read is mirrored. (No sums go into it.)"""
+    """Return how a variable that is only read is replicated. (No sums go into it.)"""
     return copied(variable.shape.rank, devices, devices[:1])
 
 

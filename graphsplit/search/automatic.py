@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from graphsplit.core.device_mesh import LAYOUTS
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import known_machines
 from graphsplit.costs.machine_files import machine as machine_of
 from graphsplit.search.candidates import (
-    LAYOUTS,
     Table,
     counts_of_devices,
     large_names,

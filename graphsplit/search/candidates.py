@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graphsplit.core.device_mesh import BATCH_AXIS, MeshAxes
+from graphsplit.core.device_mesh import BATCH_AXIS, LAYOUTS, MeshAxes
 from graphsplit.core.patterns import pattern_of
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.recomputation import Recompute
 
-LAYOUTS = ("home", "mirrored", "sharded")
 SAVINGS: Mapping[str, Mapping[Any, float]] = {
     "recompute": {None: 1.0, 0.5: 0.5, "blocks": 0.0},
     "micro_batches": {1: 1.0, 2: 1 / 2, 4: 1 / 4, 8: 1 / 8, 16: 1 / 16},
@@ -234,4 +233,4 @@ def large_names(sizes: Mapping[str, int], share: float = 1 / 8, most: int = 3) -
 def least_state(layout: str, sizes: Sequence[int], devices: int) -> int:
     """Return the bytes of variables that some device holds at least, whatever the plan is; 0 if that is not known."""
     whole = sum(sizes)
-    return {"home": whole, "mirrored": whole, "sharded": whole // devices}.get(layout, 0)
+    return {"home": whole, "replicated": whole, "sharded": whole // devices}.get(layout, 0)

@@ -402,7 +402,7 @@ def test_effects_of_a_called_function_happen_once_under_two_tapes() -> None:
     NUMBER.assign(0.7)
 
 
-@pytest.mark.parametrize("layout", ["mirrored", "sharded"])
+@pytest.mark.parametrize("layout", ["replicated", "sharded"])
 def test_a_variable_that_is_broadcast_beside_others(layout: str) -> None:
     """What every copy makes of a value of one row is made of a copy of that."""
     shapes = (4, 3), (1, 5), (2, 2, 3, 1)
@@ -424,7 +424,7 @@ def test_a_variable_that_is_broadcast_beside_others(layout: str) -> None:
 def test_a_copied_variable_without_entries() -> None:
     """What all copies need of a sum is added up in parts, of which there are none."""
     variable = tf.Variable(tf.zeros((0,), DOUBLE))
-    gs.set_variable_layout(variable, "mirrored", devices=2)
+    gs.set_variable_layout(variable, "replicated", devices=2)
 
     @functools.partial(gs.parallelize, devices=2)
     def function(x: tf.Tensor) -> Any:

@@ -113,8 +113,8 @@ def small_variables_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_variables_are_really_laid_out() -> None:
     programs = [generate(seed, "layouts") for seed in range(60)]
     laid_out = [w.layout for program in programs for w in program.variables]
-    assert {layout: laid_out.count(layout) >= 10 for layout in ("sharded", "mirrored", "home")} == dict.fromkeys(
-        ("sharded", "mirrored", "home"), True
+    assert {layout: laid_out.count(layout) >= 10 for layout in ("sharded", "replicated", "home")} == dict.fromkeys(
+        ("sharded", "replicated", "home"), True
     )
     assert all("gs.set_variable_layout(" in p.source for p in programs if any(w.layout for w in p.variables))
 

@@ -433,7 +433,7 @@ CORES = Machine(
 ELSEWHERE = [worker_device(task, number) for task in range(2) for number in range(2)]
 GPUS = [f"GPU:{number}" for number in range(4)]
 TOKENS = tf.TensorSpec([9, 3], tf.int32), tf.TensorSpec([9, 4])
-PATTERNS = {"table": "sharded", "kernel": "mirrored", "*": "home"}
+PATTERNS = {"table": "sharded", "kernel": "replicated", "*": "home"}
 TWO = [["CPU:0", "CPU:1"], ["CPU:2", "CPU:3"]]
 SQUARE = {"batch": 2, "model": 2}
 
@@ -456,14 +456,14 @@ PROGRAMS: dict[str, Program] = {
     "keras adam": program(keras_adam, (9, 6)),
     "keras adam sharded": program(keras_adam, (9, 6), layout="sharded"),
     "inference": program(inference, (7, 6)),
-    "inference mirrored": program(inference, (7, 6), layout="mirrored"),
+    "inference mirrored": program(inference, (7, 6), layout="replicated"),
     "lstm": program(lstm, (7, 3, 4)),
     "lstm, any rows": program(lstm, (None, 3, 4), devices=2),
     # layouts
     "adam sharded": program(step(adam), *XY, layout="sharded"),
-    "adam mirrored": program(step(adam), *XY, layout="mirrored"),
+    "adam mirrored": program(step(adam), *XY, layout="replicated"),
     "global norm sharded": program(step(**COUPLED["global_norm"]), *XY, layout="sharded"),
-    "lamb mirrored": program(step(**COUPLED["lamb"]), *XY, layout="mirrored", devices=2),
+    "lamb mirrored": program(step(**COUPLED["lamb"]), *XY, layout="replicated", devices=2),
     "orthogonal sharded": program(step(**COUPLED["orthogonal"]), *XY, layout="sharded"),
     "layers sharded": program(deep, (10, 70), layout="sharded"),
     "layers sharded, kept": program(deep, (10, 70), layout="sharded", reshard=False),
@@ -474,11 +474,11 @@ PROGRAMS: dict[str, Program] = {
         named_layers, tf.TensorSpec([None, 3], tf.int32), (None, 4), layout=PATTERNS, devices=2
     ),
     "rows of a table": program(named_layers, *TOKENS, devices=2),
-    "rows of a mirrored table": program(named_layers, *TOKENS, layout={"table": "mirrored", "*": "home"}, devices=2),
+    "rows of a mirrored table": program(named_layers, *TOKENS, layout={"table": "replicated", "*": "home"}, devices=2),
     "layers sharded in micro-batches": program(deep, (10, 70), layout="sharded", micro_batches=2),
     "layers sharded in many micro-batches": program(deep, (2000, 70), layout="sharded", micro_batches=4),
     "sharded in micro-batches": program(step(momentum), *XY, layout="sharded", micro_batches=2),
-    "mirrored in micro-batches": program(step(sgd), *XY, layout="mirrored", micro_batches=3, devices=2),
+    "mirrored in micro-batches": program(step(sgd), *XY, layout="replicated", micro_batches=3, devices=2),
     "sharded, compiled": program(step(sgd), *XY, layout="sharded", devices=2, jit_compile=True),
     # rows
     "seven rows on three": program(dense, (7, 6)),
@@ -547,7 +547,7 @@ PROGRAMS: dict[str, Program] = {
     "hosts elsewhere, any rows": program(dense, (None, 6), devices=ELSEWHERE),
     "two hosts": program(deep, (10, 70), hosts=(2, 3)),
     "two hosts, sharded": program(step(adam), *XY, layout="sharded", hosts=(2, 2)),
-    "two hosts, mirrored": program(step(momentum), *XY, layout="mirrored", hosts=(1, 3)),
+    "two hosts, mirrored": program(step(momentum), *XY, layout="replicated", hosts=(1, 3)),
     "two hosts in micro-batches": program(step(sgd), *XY, hosts=(2, 2), micro_batches=2),
     # a second axis of the mesh: one that is planned first, and rows
     "mesh, a transformer": program(
@@ -597,7 +597,7 @@ PROGRAMS: dict[str, Program] = {
     "tape": program(inference, (7, 6), way="tape"),
     "tape, any rows": program(with_signature, (7, 6), way="tape"),
     "tape over loops": program(arrays, (7, 4, 3), way="tape", devices=2),
-    "tape over mirrored variables": program(inference, (7, 6), way="tape", layout="mirrored"),
+    "tape over mirrored variables": program(inference, (7, 6), way="tape", layout="replicated"),
     "tape in micro-batches": program(inference, (7, 6), way="tape", devices=2, micro_batches=2),
     "tape over stages": program(staged("CPU:0", "CPU:1", forward_only=True), (7, 6), way="tape", devices=["CPU:0"]),
     "gradients of gradients": program(inference, (7, 6), way="gradients of gradients", devices=2),

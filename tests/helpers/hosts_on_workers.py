@@ -87,7 +87,7 @@ def by_layout() -> dict[str, Any]:
     import graphsplit as gs
 
     found, values = {}, []
-    for layout in ("home", "mirrored", "sharded"):
+    for layout in ("home", "replicated", "sharded"):
         step, weights = training(DEVICES[0])
         gs.set_variable_layout(weights, layout, DEVICES)
         found[layout] = differences(gs.parallelize(step, devices=DEVICES), weights, [10, 7])

@@ -27,7 +27,7 @@ def numbers(*shape: int, seed: int = 0) -> tf.Tensor:
 LAYOUTS: dict[str, dict[str, Any]] = {
     "home": {"layout": "home"},
     "sharded": {"layout": "sharded", "devices": 3},
-    "mirrored": {"layout": "mirrored", "devices": 3},
+    "replicated": {"layout": "replicated", "devices": 3},
     "axes": {"layout": {"*kernel*": ((None, "model"), "sharded"), "*": "home"}, "mesh": {"batch": 2, "model": 2}},
     "blocks": {
         "layout": {"*kernel*": ((None, gs.cut("model", blocks=3)), "sharded"), "*": "home"},

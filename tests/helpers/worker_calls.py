@@ -47,7 +47,7 @@ def train_steps(workers, cluster) -> None:
 @case("calls")
 def state_on_workers(workers, cluster) -> None:
     expected = trained(3)
-    for layout in ("home", "mirrored", "sharded"):
+    for layout in ("home", "replicated", "sharded"):
         network = Network(device="/job:worker/task:0/device:CPU:0")
         gs.set_variable_layout(network, layout)
         step = gs.parallelize(network.train)

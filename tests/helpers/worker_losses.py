@@ -27,7 +27,7 @@ class Everywhere:
         with tf.device(there):
             self.there = [tf.Variable(rows(40, 40)) for _ in range(3)]
             self.copied = [tf.Variable(rows(40, 40)) for _ in range(3)]
-        gs.set_variable_layout(self.copied, "mirrored", on_both)
+        gs.set_variable_layout(self.copied, "replicated", on_both)
         self.step = gs.parallelize(self.change, devices=on_both)
 
     def change(self, x):
@@ -189,7 +189,7 @@ def lost_state_comes_from_copies(workers, cluster) -> None:
     events = {2: "kill 0", 4: "back 0", 6: "kill 1"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        network = resilient_run(workers, cluster, events, 8, "mirrored")
+        network = resilient_run(workers, cluster, events, 8, "replicated")
     same(network.values(), trained(8).values())
 
 
@@ -212,7 +212,7 @@ def lost_state_without_copy_or_checkpoint(workers, cluster) -> None:
     assert str(raised.value).endswith(
         "These variables have no copy elsewhere:\n"
         "  - lonely:0\n"
-        'Set their layout to "mirrored", keep them in this process, or pass resilient(checkpoint=...) a '
+        'Set their layout to "replicated", keep them in this process, or pass resilient(checkpoint=...) a '
         "tf.train.CheckpointManager that has saved a checkpoint."
     )
 

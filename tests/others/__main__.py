@@ -34,7 +34,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     for name, folders in GROUPS.items():
         keras.add_argument(f"--{name}", action="store_true", help=f"the tests in {', '.join(folders)}")
     keras.add_argument("--devices", type=int, default=3)
-    keras.add_argument("--layout", choices=("home", "mirrored", "sharded"), default="home", help="of variables")
+    keras.add_argument("--layout", choices=("home", "replicated", "sharded"), default="home", help="of variables")
     keras.add_argument("--micro-batches", type=int, default=1)
     keras.add_argument("--every", type=int, default=1, help="of each file, every how many tests")
     keras.add_argument("--keyword", default="", help="as pytest's -k")

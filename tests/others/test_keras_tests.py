@@ -38,7 +38,7 @@ PARTS = {
         Options(every=7),
     ),
     "fit": (["callbacks/early_stopping_test.py", "layers/reshaping/flatten_test.py"], Options(every=3)),
-    "mirrored": (["layers/core/einsum_dense_test.py"], Options(layout="mirrored", every=12)),
+    "replicated": (["layers/core/einsum_dense_test.py"], Options(layout="replicated", every=12)),
     "sharded": (["layers/normalization/layer_normalization_test.py"], Options(layout="sharded", every=3)),
     "micro-batches": (["layers/core/einsum_dense_test.py"], Options(micro_batches=2, every=13)),
 }
@@ -130,7 +130,7 @@ def test_steps_of_fit_evaluate_and_predict_are_compared():
         model.evaluate(ones(7, 3), ones(7, 1), batch_size=4, verbose=0)
         assert model.predict(ones(7, 3), verbose=0).shape == (7, 1)
 
-    for options in ({}, {"layout": "sharded"}, {"layout": "mirrored"}, {"micro_batches": 2}):
+    for options in ({}, {"layout": "sharded"}, {"layout": "replicated"}, {"micro_batches": 2}):
         calls = through_graphsplit(use, **options)
         assert calls.kinds == {EQUAL: 5}, calls.messages
         assert calls.sharded == 5

@@ -18,7 +18,7 @@ from graphsplit.api.options import Options
 from graphsplit.api.predicted.predicted_layouts import Layout, divisions_for
 from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
-from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
+from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh, device_mesh, mesh_as_if
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import CheckError, UnsupportedError
 from graphsplit.core.hosts import host_name
@@ -35,7 +35,7 @@ from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
 from graphsplit.program.program import Program
 from graphsplit.program.stages import Stage, check_stages
 from graphsplit.search.automatic import AS_THEY_ARE, Automatic, Choices, choose, machine_like, table_for
-from graphsplit.search.candidates import LAYOUTS, Candidate
+from graphsplit.search.candidates import Candidate
 from graphsplit.search.plan_search import Choice
 from graphsplit.search.question import Question
 from graphsplit.tracing.trace import Trace, TracedFunction, trace_function

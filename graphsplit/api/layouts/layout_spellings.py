@@ -1,6 +1,6 @@
 """How layouts of variables are spelled, checked, and what each says of a variable on a mesh.
 
-A word, `"home"`, `"mirrored"`, `"sharded"` or `"host"`; or for each dimension the axis of the mesh along which it is
+A word, `"home"`, `"replicated"`, `"sharded"` or `"host"`; or for each dimension the axis of the mesh along which it is
 cut, or None; or both as a pair, `((None, "model"), "sharded")`: the word is then for the axis of which the dimensions
 say nothing. `docs/large_layers.md` has them in a table.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
+from graphsplit.core.device_mesh import ALIASES, LAYOUTS, DeviceMesh
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.layouts import Cut, Division, MeshDivision, Nested, Shard, copied, part_shapes
 from graphsplit.core.patterns import meant
@@ -129,11 +129,11 @@ def spelling_of(layout: VariableLayout) -> Spelling:
     Spelling(dimensions=((), (gs.cut('model', unit=2),)), others='sharded')
     """
     if isinstance(layout, str):
-        return Spelling((), layout)
+        return Spelling((), ALIASES.get(layout, layout))
     others = "home"
     dimensions: Any = layout
-    if len(layout) == 2 and layout[1] in LAYOUTS and _is_several(layout[0]):
-        dimensions, others = layout[0], str(layout[1])
+    if len(layout) == 2 and _is_several(layout[0]) and layout[1] in (*LAYOUTS, *ALIASES):
+        dimensions, others = layout[0], ALIASES.get(layout[1], layout[1])
     named = [() if own is None else tuple(own) if _is_several(own) else (own,) for own in dimensions]
     axes = [tuple([one if isinstance(one, AxisCut) else AxisCut(one) for one in own]) for own in named]
     return Spelling(tuple(axes), others)
@@ -158,8 +158,8 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
                 f"{layout} says how one dimension is cut: give the layout an entry for each dimension, ({layout},) for "
                 f"the first, (None, {layout}) for the second."
             )
-        if layout not in WORDS:
-            raise ArgumentError(f"There is no variable layout {layout!r}; there are {known}.")
+        if layout not in (*WORDS, *ALIASES):
+            raise ArgumentError(f"Unknown layout {layout!r}.{meant(layout, WORDS)} Layouts: {known}.")
         return
     text = f"The variable layout {layout!r}"
     if not all(own is None or isinstance(own, (str, AxisCut, Sequence)) for own in layout):
@@ -175,7 +175,7 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
     axes, spelling = dict(grid.sizes), spelling_of(layout)
     named = [one.axis for own in spelling.dimensions for one in own]
     is_pair = len(layout) == 2 and _is_several(layout[0]) and isinstance(layout[1], str)
-    if is_pair and layout[1] not in axes and layout[1] not in LAYOUTS:
+    if is_pair and layout[1] not in axes and layout[1] not in (*LAYOUTS, *ALIASES):
         known = ", ".join(map(repr, LAYOUTS))
         raise ArgumentError(f"{text}: {layout[1]!r} is no axis of mesh {grid}, and none of {known}.")
     for name in named:
@@ -315,7 +315,7 @@ class LayoutOnMesh:
             return columns
         if others == "home" or len(heads[0]) == 1:
             shared = [Cut(0, self.shape[0], 1, devices=own[:1]) for own in heads]
-        elif others == "mirrored":
+        elif others == "replicated":
             shared = [copied(len(self.shape), own, own) for own in heads]
         return Nested(self.grid.axis, columns, tuple(shared))
 

@@ -50,7 +50,7 @@ def set_variable_layout(
       target: a variable, a `tf.Module`, a Keras 3 or tf_keras model (with its optimizer and metrics) or optimizer, or
         any structure of these.
       layout: `"home"`, whole where the variable was made; `"sharded"`, divided: each device stores and updates its
-        share of the bytes, slices of large variables and some small ones whole; `"mirrored"`, a copy on each device,
+        share of the bytes, slices of large variables and some small ones whole; `"replicated"`, a copy on each device,
         which updates it; `"host"`, in the memory of the devices' host, on its `CPU:0`, which also updates slots. Or a
         mapping from patterns of names to layouts, `{"embedding*": "sharded", "*": "home"}`: the first match counts. A
         pattern matches a name from its beginning or from any `/` on: Keras 3 calls a table
@@ -59,7 +59,7 @@ def set_variable_layout(
         `(None, "model")`: the variable is cut along that dimension, and each device of the axis computes with its part.
         `cut` instead of the axis says which units the dimension consists of. What is cut along the batch axis,
         `("batch", "model")`, is gathered before it is used. A pair says how the variable is stored along the axis that
-        no dimension names, `((None, "model"), "mirrored")`. `docs/large_layers.md` has a table.
+        no dimension names, `((None, "model"), "replicated")`. `docs/large_layers.md` has a table.
       devices: how many, or which; all by default. Those of a mesh row by row.
       mesh, batch_axis: the mesh of the functions that use the variables, `{"batch": 2, "model": 4}`; see `parallelize`.
       reshard_after_forward: whether a device frees a sharded variable after the forward pass and gathers it again for
@@ -123,7 +123,7 @@ def lay_out(
     """
     on_mesh = {} if grid is None else divisions_on_mesh(variables, wanted, grid, slots, reshard_after_forward)
     _check_free(variables, wanted, devices)
-    check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"], devices)
+    check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "replicated"], devices)
     with raw_handles():
         handles = [variable.handle for variable, own in zip(variables, wanted, strict=True) if own is not None]
     with calls.lock:  # no call of another thread begins until all of them lie as they are wanted
@@ -163,7 +163,7 @@ def _lay_out(
                 variable._graphsplit_stays = layout
             else:
                 VariableParts(variable, cut, layout).take_apart()
-    for variable, how in mirrored([variable for variable, own in free if own == "mirrored"], devices, slots):
+    for variable, how in replicated([variable for variable, own in free if own == "replicated"], devices, slots):
         VariableCopies(variable, how).take_apart()
 
 
@@ -279,7 +279,7 @@ def _loads(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[str
     found = dict.fromkeys(devices, 0)
     for variable in variables:
         parts = parts_of_variable(variable)
-        if parts is not None and parts.layout not in ("home", "mirrored"):
+        if parts is not None and parts.layout not in ("home", "replicated"):
             owned = [(device, math.prod(shape)) for device, shape in zip(parts.devices, parts.shapes, strict=True)]
         else:
             owned = [(canonical_name(variable.device), variable.shape.num_elements())] if is_sharded(variable) else []
@@ -296,7 +296,7 @@ def held_of(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable]) 
     return [Held(name_of(v), tuple(v.shape.as_list()), v.dtype.size, head) for v, head in pairs]
 
 
-def mirrored(
+def replicated(
     variables: Sequence[tf.Variable], devices: Sequence[str], slots: Mapping[int, tf.Variable], home: str = ""
 ) -> list[tuple[tf.Variable, Copied]]:
     """Return how variables are copied to devices, those that are: all but counters, which change in every step.
@@ -396,7 +396,7 @@ def check_may_be_copies(variables: Iterable[tf.Variable], devices: Sequence[str]
     wrong = [f"{name} on {short_name(device)}" for name, device in places.items() if device not in devices]
     if wrong:
         raise ArgumentError(
-            "A mirrored variable must be on one of the devices that get copies. These are on none of "
+            "A replicated variable must be on one of the devices that get copies. These are on none of "
             f"{', '.join(map(short_name, devices))}:\n"
             f"{bullet_list(wrong)}\n"
             "Make them on one of these devices, under tf.device, or add their device to devices=."

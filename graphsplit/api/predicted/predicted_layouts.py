@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from graphsplit.api.layouts.layout_spellings import WORDS, VariableLayout, check_layout, names_host
+from graphsplit.api.layouts.layout_spellings import WORDS, VariableLayout, check_layout, names_host, spelling_of
 from graphsplit.api.layouts.new_variables import slots_by_name
-from graphsplit.api.layouts.variable_layouts import PLACES, divided, divisions_on_mesh, mirrored, wanted_layouts
+from graphsplit.api.layouts.variable_layouts import PLACES, divided, divisions_on_mesh, replicated, wanted_layouts
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
 from graphsplit.core.devices import available_devices, short_name
 from graphsplit.core.errors import ArgumentError, bullet_list
@@ -24,7 +24,7 @@ Layout = VariableLayout | Mapping[str, VariableLayout] | None
 def layout_name(layout: Layout) -> str:
     """Return what a prediction calls a layout: "" for as the variables lie."""
     if layout is None or isinstance(layout, str):
-        return layout or ""
+        return spelling_of(layout or "").others
     return "by patterns" if isinstance(layout, Mapping) else str(layout)
 
 
@@ -57,8 +57,8 @@ def divisions_for(
         chosen = [v for v, own in zip(variables, wanted, strict=True) if own == word]
         cuts = divided(chosen, places(devices), {}, dict.fromkeys(places(devices), 0))
         found.update({id(v): cut for v, cut in cuts if cut.devices != (devices[0],)})
-    copied = [v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"]
-    found.update({id(v): how for v, how in mirrored(copied, devices, {}, devices[0])})
+    copied = [v for v, own in zip(variables, wanted, strict=True) if own == "replicated"]
+    found.update({id(v): how for v, how in replicated(copied, devices, {}, devices[0])})
     if grid is not None:
         found.update(divisions_on_mesh(variables, wanted, grid, slots))
     captured = captured_variables(trace).items()
@@ -131,7 +131,7 @@ def notes_on_layout(
     if layout is not None or (grid is not None and grid.axis):
         return ()
     notes = []
-    for kind, what in ((Cut, "sharded"), (Copied, "mirrored")):
+    for kind, what in ((Cut, "sharded"), (Copied, "replicated")):
         lying = [division for own, division in held if type(division) is kind and own != "host"]
         if not lying:
             continue

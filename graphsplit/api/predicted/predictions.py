@@ -50,7 +50,7 @@ def predict(
       machine: `"8xA100-SXM4-80GB"`, `"2x8xH100-SXM5"`, `"dgx-a100"`, or a TOML file. `graphsplit machines` lists those
         that come with graphsplit; `graphsplit calibrate` measures yours.
       devices: how many of its devices; by default as many as `parallelize` has, else all.
-      layout: the layout of the variables: `"home"`, `"mirrored"`, `"sharded"`, `"host"`, or by patterns, as for
+      layout: the layout of the variables: `"home"`, `"replicated"`, `"sharded"`, `"host"`, or by patterns, as for
         `set_variable_layout`, with axes of the mesh, too. None keeps their layouts.
       micro_batches, schedule, stages: as for `parallelize`; None: as `fn` has them.
       unknown_size: what to assume for sizes that depend on data (`tf.where`): a number, or the least and the most.

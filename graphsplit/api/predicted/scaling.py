@@ -44,7 +44,7 @@ def scaling(
       fn, *args, **kwargs: as for `predict`.
       machine: see `predict`. If it has too few devices, a cluster of such machines is predicted.
       devices: how many, `[1, 2, 4, 8]`.
-      layouts: of the variables, `["home", "mirrored", "sharded"]`, or as for `predict`; None keeps their layouts.
+      layouts: of the variables, `["home", "replicated", "sharded"]`, or as for `predict`; None keeps their layouts.
       kinds: `"strong"`, the batch as given over more devices; `"weak"`, on each device as many rows as are given.
       micro_batches, unknown_size: see `predict`.
       mesh: as for `predict`. The axis beside the batch axis keeps its size; the batch axis has the other devices.

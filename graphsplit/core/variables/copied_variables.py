@@ -27,7 +27,7 @@ class VariableCopies(VariableParts):
     """
 
     def __init__(self, variable: tf.Variable, copied: Copied):
-        super().__init__(variable, copied, "mirrored")
+        super().__init__(variable, copied, "replicated")
 
     def _new_part(self, part: int) -> Any:
         is_itself = self.devices[part] == canonical_name(self._own.device)

@@ -128,7 +128,7 @@ def _in_parts(plan: Decisions) -> list[str]:
         lines.append(f"  mesh: {rows} of the batch x {columns} of {plan.mesh.other_axis!r}")
     texts = [_on_mesh(state.divisions[name], name in state.gathered) for name in longest]
     lines += _named_alike([state.in_place[name] for name in longest], texts)
-    for what, chosen in (("in parts", divided), ("mirrored", copied)):
+    for what, chosen in (("in parts", divided), ("replicated", copied)):
         if chosen:
             own = [i for i, (k, _) in zip(captures, state.parts, strict=True) if k in chosen]
             devices = sorted({short_name(state.devices[plan.program.ops[i].name]) for i in own})
