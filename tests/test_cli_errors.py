@@ -81,7 +81,7 @@ BEFORE_TENSORFLOW = [
     ),
     (
         ["inspect", "os:getcwd", "--timeline", "a.pdf"],
-        "'a.pdf': a timeline is written as .html, .json, .png or .svg.",
+        "'a.pdf': a timeline is written as .json, which ui.perfetto.dev opens.",
     ),
     (
         ["inspect", "os:getcwd", "-o", "file/a.html"],

@@ -88,12 +88,12 @@ def test_graphs_that_are_too_large(monkeypatch: pytest.MonkeyPatch):
 def test_on_the_command_line(tmp_path: Path):
     run = CliRunner().invoke
     call = [f"{HERE}:product", "--spec", "float32[128,64]", "--machine", "8xH100-SXM5"]
-    one = run(app, ["predict", *call, "--devices", "2", "-o", str(tmp_path / "p.html")])
+    one = run(app, ["predict", *call, "--devices", "2", "-o", str(tmp_path / "p.json")])
     assert one.exit_code == 0, one.output
     assert one.stdout.startswith("Prediction of product on 2 of 8xH100-SXM5: ")
     head, second = one.stdout.splitlines()[:2]
     assert second.startswith(f"  a step takes {head.removesuffix(' a step').rpartition(': ')[2]}; ")
-    assert (tmp_path / "p.html").exists()
+    assert (tmp_path / "p.json").exists()
     table = run(app, ["predict", *call, "--devices", "1,2", "--layout", "home,sharded"])
     headline = r"Predicted scaling of product on 8xH100-SXM5: \S+ rows/s on \d devices?, \w+(, \S+ times those of 1)?\n"
     assert re.match(headline, table.stdout), table.stdout
@@ -131,10 +131,6 @@ def test_one_machine_on_the_command_line():
         (
             ["predict", f"{HERE}:product", "--machine", "t4-box", "--spec", "float32[?,64]"],
             "Error: --spec 'float32[?,64]': a prediction needs all sizes; write a number for each.",
-        ),
-        (
-            ["validate", f"{HERE}:product", "--machine", "cpu", "-o", "both.json"],
-            "Error: -o 'both.json': what was measured is shown beside on a page, .html.",
         ),
         (["calibrate", "-o", "here.json"], "Error: -o 'here.json': a machine file ends in .toml."),
     ],

@@ -25,7 +25,7 @@ def check_inspect(target: str, specs: Sequence[str], outputs: Sequence[str], tim
     for path in outputs:
         forms.check_placement_suffix(path)
     if timeline is not None:
-        forms.check_suffix(timeline, "a timeline", forms.TIMELINE_SUFFIXES)
+        forms.check_trace_suffix(timeline, "a timeline")
     for path in (*outputs, *([] if timeline is None else [timeline])):
         forms.check(path)
     for text in specs:

@@ -51,7 +51,7 @@ def inspect(
       actual: run it once, on random numbers.
       signature: which one, for a SavedModel.
       outputs: files to write; their suffix chooses the form.
-      timeline: file for the timeline of one step, `.json`, `.png` or `.svg`.
+      timeline: file for the timeline of one step, `.json`.
 
     Raises:
       ArgumentError: if something is not understood or does not exist, or the function cannot be traced.

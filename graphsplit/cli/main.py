@@ -11,7 +11,7 @@ from graphsplit.cli.checks import check_inspect, check_transpile, parse_devices,
 from graphsplit.cli.running import start_tensorflow, with_messages
 from graphsplit.clusters.addresses import check_port
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.storage.forms import PLACEMENT_SUFFIXES, TIMELINE_SUFFIXES
+from graphsplit.core.storage.forms import PLACEMENT_SUFFIXES
 from graphsplit.core.version import __version__
 
 app = typer.Typer(
@@ -120,7 +120,7 @@ def inspect(
         typer.Option("-o", "--output", metavar="FILE", help=f"A file to write: {', '.join(PLACEMENT_SUFFIXES)}."),
     ] = None,
     timeline: Annotated[
-        str | None, typer.Option("--timeline", help=f"Record one step: {', '.join(TIMELINE_SUFFIXES)}.")
+        str | None, typer.Option("--timeline", metavar="FILE", help="Record one step, for ui.perfetto.dev: step.json.")
     ] = None,
 ) -> None:
     """Show which operation runs on which device, and what is sent between devices."""

@@ -55,7 +55,8 @@ def predict(
     micro_batches: MicroBatches = None,
     weak: Annotated[bool, typer.Option("--weak", help="Also weak scaling: as many rows per device.")] = False,
     output: Annotated[
-        list[str] | None, typer.Option("-o", "--output", metavar="FILE", help="A file to write: .html, .json, .png.")
+        list[str] | None,
+        typer.Option("-o", "--output", metavar="FILE", help="A file to write: .json; a table: .png, too."),
     ] = None,
 ) -> None:
     """Predict how long a step takes on a machine, and what each device holds, without running it."""
@@ -123,16 +124,9 @@ def validate(
     devices: Annotated[int, typer.Option("--devices", min=1, help="How many.")] = 2,
     micro_batches: Annotated[int, typer.Option("--micro-batches", min=1, help="Parts of each device's rows.")] = 1,
     steps: Annotated[int, typer.Option("--rounds", min=1, help="The most steps that are timed.")] = 50,
-    output: Annotated[
-        list[str] | None, typer.Option("-o", "--output", metavar="FILE", help="A page to write, .html: both timelines.")
-    ] = None,
 ) -> None:
     """Run a step here, and show what was predicted beside what was measured."""
     check_call(target, spec or ())
-    for path in output or ():
-        forms.check(path)
-        if not path.endswith(".html"):
-            raise ArgumentError(f"-o {path!r}: what was measured is shown beside on a page, .html.")
     start_tensorflow()
     from graphsplit.cli import predicting
 
@@ -143,7 +137,6 @@ def validate(
         devices=devices,
         micro_batches=micro_batches,
         steps=steps,
-        outputs=output or (),
     )
 
 

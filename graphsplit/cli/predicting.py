@@ -142,7 +142,6 @@ def validate(
     devices: int,
     micro_batches: int,
     steps: int,
-    outputs: Sequence[str] = (),
 ) -> None:
     """Run steps of a function and print what was predicted beside what was measured."""
     machine_found = machine_of(machine)
@@ -162,11 +161,7 @@ def validate(
         f"Measured: {measured * 1e3:.2f} ms a step, the median of up to {steps} rounds. Predicted: "
         f"{prediction.step_s * 1e3:.2f} ms, {abs(off):.1%} {'more' if off > 0 else 'less'}."
     )
-    recorded = timeline_of(split, *tensors)
-    print(prediction.beside(recorded))
-    for path in outputs:
-        prediction.save(path, measured=recorded)
-        print(f"Written: {path}")
+    print(prediction.beside(timeline_of(split, *tensors)))
 
 
 def _start(devices: int | None) -> None:

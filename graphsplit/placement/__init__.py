@@ -5,7 +5,8 @@ from __future__ import annotations
 from graphsplit.placement.builders import placement_of, placement_of_graph, placement_of_plan
 from graphsplit.placement.graph import PlacementError
 from graphsplit.placement.placements import Placement
-from graphsplit.placement.recorded.timeline import Timeline, timeline_of
+from graphsplit.placement.recorded.recorded_steps import Timeline
+from graphsplit.placement.recorded.timeline import timeline_of
 from graphsplit.placement.records import Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
 
 __all__ = [

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import html
 
 from graphsplit.placement.findings import find_warnings
 from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.views.exports import save
-from graphsplit.placement.views.pages import in_frame, page_html
+from graphsplit.placement.views.pages import page_html
 from graphsplit.placement.views.tables import render
 
 
@@ -35,4 +36,5 @@ class Placement(PlacementGraph):
         return render(self)
 
     def _repr_html_(self) -> str:
-        return in_frame(page_html(self))
+        page = html.escape(page_html(self), quote=True)
+        return f'<iframe srcdoc="{page}" style="width:100%;height:640px;border:1px solid #d8dee4"></iframe>'

@@ -10,7 +10,7 @@ from graphsplit.core.devices import short_name
 from graphsplit.core.sizes.intervals import covered
 from graphsplit.costs.machine import Machine
 from graphsplit.placement.reasons import plain_type
-from graphsplit.placement.recorded.recorded_steps import RecordedStep
+from graphsplit.placement.recorded.recorded_steps import Timeline
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.buffers import Memory
@@ -193,7 +193,7 @@ class PredictedStep:
             lines.append(f"  {what}: {own}, against {others}")
         return "\n".join(lines)
 
-    def beside(self, measured: RecordedStep) -> str:
+    def beside(self, measured: Timeline) -> str:
         """Return what was predicted beside what was measured: the step, and the operations that take most of it."""
         lines = [
             f"{self._named()}: predicted {self.step_s * 1e3:.2f} ms, recorded {measured.duration_s * 1e3:.2f} ms "

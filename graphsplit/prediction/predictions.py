@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import ArgumentError
@@ -13,47 +14,33 @@ from graphsplit.core.notebooks import text_html
 from graphsplit.core.storage import forms
 from graphsplit.costs.machine import Link, Machine
 from graphsplit.costs.seconds import Costs
-from graphsplit.placement.recorded.recorded_steps import RecordedStep
+from graphsplit.placement.questions import natural_order
+from graphsplit.placement.views.timeline_views import trace_place, trace_span
 from graphsplit.planning.amounts import count_text, format_bytes
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import state_bytes
-from graphsplit.prediction import views
 from graphsplit.prediction.buffers import Memory, live_memory, with_state
 from graphsplit.prediction.compiled_work import ASSUMED as COMPILED
 from graphsplit.prediction.predicted_step import PredictedStep, percent
 from graphsplit.prediction.replay import replay
 from graphsplit.prediction.task_writing import machine_tasks
 
-SUFFIXES = (".html", ".json", ".png")
 _SHOWN = 8  # devices, and as many hosts
 
 
 class Prediction(PredictedStep):
     """How long a step takes on a machine, and its memory. `print` it, `save` it, ask it."""
 
-    def save(self, path: str | os.PathLike[str], *, measured: RecordedStep | None = None) -> None:
-        """Write the predicted timeline: `.html` a page, `.json` for ui.perfetto.dev, `.png` a picture.
-
-        Args:
-          path: the file.
-          measured: what `timeline_of` recorded of the same function: the page shows it below what was predicted.
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the predicted timeline as `.json`, which ui.perfetto.dev and chrome://tracing open.
 
         Raises:
-          ArgumentError: for another suffix, or with `measured` for another file than a page.
-          UnsupportedError: for a picture, if matplotlib is not installed.
+          ArgumentError: for another suffix.
           StorageError: if writing fails, or if graphsplit did not write the file at `path`. That file is not changed.
         """
         path = os.fspath(path)
-        forms.check_suffix(path, "a prediction", SUFFIXES)
-        suffix = forms.suffix_of(path)
-        if measured is not None and suffix != ".html":
-            raise ArgumentError(f"{path!r} with measured=...: what was measured is shown beside on a page, .html.")
-        if suffix == ".json":
-            forms.write_json(path, views.chrome_trace(self))
-        elif suffix == ".html":
-            forms.write(path, views.page(self, measured).encode())
-        else:
-            forms.write_figure(path, views.figure(self))
+        forms.check_trace_suffix(path, "a prediction")
+        forms.write_json(path, _chrome_trace(self))
 
     def __str__(self) -> str:
         lines = [
@@ -97,6 +84,22 @@ class Prediction(PredictedStep):
         if self.most is None:
             return f"{'at least ' if self.unknown else ''}{_seconds(self.step_s)}"
         return f"{_seconds(self.step_s)} to {'more than ' if self.unknown else ''}{_seconds(self.most.step_s)}"
+
+
+def _chrome_trace(prediction: PredictedStep) -> dict[str, Any]:
+    """Return the predicted timeline: devices, then the ways between them, and the bytes that each device holds."""
+    found = dict.fromkeys([*map(short_name, prediction.devices), *[event.place for event in prediction.events]])
+    places = sorted(found, key=lambda place: ("->" in place, natural_order(place)))
+    number = {place: i for i, place in enumerate(places)}
+    trace = [trace_place(i, place) for place, i in number.items()]
+    for e in prediction.events:
+        kind, span = "send" if "->" in e.place else "operation", (e.start_s, e.end_s - e.start_s)
+        trace.append(trace_span(e.type, number[e.place], 0, span, kind, op=e.name, bytes=e.bytes))
+    for device, memory in prediction.memory.items():
+        alive = {"ph": "C", "name": "bytes alive", "pid": number[short_name(device)]}
+        trace += [{**alive, "ts": time * 1e6, "args": {"bytes": count}} for time, count in memory.steps]
+    about = {"predicted": True, "rests on": list(prediction.assumptions)}
+    return {"traceEvents": trace, "displayTimeUnit": "ms", "otherData": about}
 
 
 def between(least: Prediction, most: Prediction, sizes: tuple[int, int]) -> Prediction:

@@ -20,7 +20,6 @@ from graphsplit.core.storage import files
 
 MARK = "written by graphsplit"
 PLACEMENT_SUFFIXES = (".html", ".svg", ".png", ".dot", ".graphml", ".json", ".pb", ".tfevents")
-TIMELINE_SUFFIXES = (".html", ".json", ".png", ".svg")
 _EDGE_BYTES = 1 << 16  # the mark stands within so many bytes of the begin or the end
 _REMARKS = {".html": "<!-- {} -->", ".svg": "<!-- {} -->", ".graphml": "<!-- {} -->", ".md": "<!-- {} -->"}
 _REMARKS[".dot"] = "// {}"
@@ -46,6 +45,12 @@ def check_suffix(path: str, what: str, known: Sequence[str]) -> None:
     """Raise `ArgumentError` unless a file's name has one of the known suffixes; `what` is written to it."""
     if suffix_of(path) not in known:
         raise ArgumentError(f"{path!r}: {what} is written as {', '.join(known[:-1])} or {known[-1]}.")
+
+
+def check_trace_suffix(path: str, what: str) -> None:
+    """Raise `ArgumentError` unless a step in time can be written to a file of this name."""
+    if suffix_of(path) != ".json":
+        raise ArgumentError(f"{path!r}: {what} is written as .json, which ui.perfetto.dev opens.")
 
 
 def write(path: str, content: bytes) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from graphsplit.core.devices import short_name
+from graphsplit.core.notebooks import text_html
 from graphsplit.core.sizes.intervals import covered
+from graphsplit.core.storage import forms
 from graphsplit.placement.placements import Placement
 from graphsplit.placement.questions import natural_order
 from graphsplit.placement.recorded.profiles import OpEvent
 from graphsplit.placement.records import PlacedOp
+from graphsplit.placement.views.timeline_views import trace_place, trace_span
+from graphsplit.planning.amounts import format_bytes
 
 
 @dataclass(frozen=True, eq=False)
-class RecordedStep:
-    """One step as TensorFlow's profiler saw it.
+class Timeline:
+    """One step as TensorFlow's profiler saw it. `print` it, or `save` it for ui.perfetto.dev.
 
     Attributes:
       events: every execution of an operation, by start.
@@ -26,9 +32,9 @@ class RecordedStep:
     """
 
     title: str
-    events: tuple[OpEvent, ...] = field(repr=False)
+    events: tuple[OpEvent, ...]
     moved_bytes: Mapping[tuple[str, str], int]
-    placement: Placement = field(repr=False)
+    placement: Placement
     note: str = ""
 
     @property
@@ -62,8 +68,48 @@ class RecordedStep:
         """Return the executions that took longest."""
         return sorted(self.events, key=lambda e: -e.duration_s)[:most]
 
+    def chrome_trace(self) -> dict[str, Any]:
+        """Return the timeline in the Trace Event Format (chrome://tracing, ui.perfetto.dev): a process per device."""
+        number = {device: i for i, device in enumerate(sorted({e.device for e in self.events}, key=natural_order))}
+        trace = [trace_place(i, short_name(device)) for device, i in number.items()]
+        for e in self.events:
+            kind, span = "copy" if e.copied else "operation", (e.start_s, e.duration_s)
+            trace.append(trace_span(e.type, number[e.device], e.thread, span, kind, op=e.name))
+        for turn in self.turns:
+            span = turn.start_s, turn.end_s - turn.start_s
+            about = {"shard": turn.shard, "stage": turn.stage}
+            trace.append(trace_span(str(turn), number[turn.device], "turns", span, "turn", **about))
+        return {"traceEvents": trace, "displayTimeUnit": "ms"}
 
-COLORS = {"F": "#8fb8de", "B": "#f2b880", "": "#c9d1d9"}  # as in the picture of a schedule
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the timeline as `.json`, which ui.perfetto.dev and chrome://tracing open.
+
+        Raises:
+          ArgumentError: for another suffix.
+          StorageError: if writing fails, or if graphsplit did not write the file at `path`. That file is not changed.
+        """
+        path = os.fspath(path)
+        forms.check_trace_suffix(path, "a timeline")
+        forms.write_json(path, self.chrome_trace())
+
+    def __str__(self) -> str:
+        lines = [f"Timeline of {self.title}: {len(self.events)} executions in {self.duration_s * 1e3:.2f} ms"]
+        copying = self.copying
+        for device, share in self.busy.items():
+            copies = f", copying {copying[device]:.0%}" if device in copying else ""
+            lines.append(f"  {short_name(device)}  busy {share:.0%}{copies}{_turns_text(self.turns, device)}")
+        for (a, b), count in sorted(self.moved_bytes.items(), key=lambda item: -item[1])[:8]:
+            lines.append(f"  {short_name(a)} -> {short_name(b)}  {format_bytes(count)} moved")
+        for event in self.slowest(5):
+            lines.append(
+                f"  {event.duration_s * 1e3:8.3f} ms  {event.type} on {short_name(event.device)}  {event.name}"
+            )
+        return "\n".join([line[:100] for line in lines] + ([f"  note: {self.note}"] if self.note else []))
+
+    __repr__ = __str__  # what a prompt, and an assertion that fails, show
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self), "the devices, what moved, and the slowest operations")
 
 
 class TurnSpan(NamedTuple):
@@ -112,10 +158,8 @@ def find_turns(events: Sequence[OpEvent], ops: Mapping[str, PlacedOp]) -> list[T
     return sorted((span for span in found if span.device in shared), key=lambda span: span.start_s)
 
 
-def draw_turns(axes: Any, turns: Sequence[TurnSpan], rows: Mapping[str, int], whole_s: float) -> None:
-    """Draw the turns of each device in its row, with the numbers of shards where there is room."""
-    for span in turns:
-        start, length = span.start_s * 1e3, (span.end_s - span.start_s) * 1e3
-        axes.barh(rows[span.device], length, left=start, height=0.9, color=COLORS[span.kind], edgecolor="white", lw=0.5)
-        if span.end_s - span.start_s > 0.012 * whole_s:
-            axes.text(start + length / 2, rows[span.device], str(span), ha="center", va="center", fontsize=7)
+def _turns_text(turns: Sequence[TurnSpan], device: str) -> str:
+    """Say which stages and shards have turns on a device."""
+    own = [turn for turn in turns if turn.device == device]
+    stages = "".join(f", stage {stage}" for stage in dict.fromkeys(turn.stage for turn in own) if stage)
+    return f"{stages}, {len({turn.shard for turn in own})} shards in turns" if own else ""

@@ -22,48 +22,25 @@ from graphsplit.placement.views.routes import Kinds, routes_of, way_text, ways_t
 from graphsplit.placement.views.tables import format_flops
 from graphsplit.planning.amounts import count_text, format_bytes
 
+_SCRIPTS = ("model.js", "view.js", "arrows.js", "panel.js")  # in the order in which they run
+
 
 def page_html(placement: PlacementGraph) -> str:
     """Return the page."""
-    title = f"Placement of {placement.title}"
-    return fill_page("page", ("model.js", "view.js", "arrows.js", "panel.js"), title, page_data(placement))
-
-
-def _script_data(data: Mapping[str, Any]) -> str:
-    """Return data as JSON that stands in a script element, which a `</script>` or a `<!--` in a name would change."""
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def fill_page(
-    folder: str, scripts: tuple[str, ...], title: str, data: Mapping[str, Any], texts: Mapping[str, str] | None = None
-) -> str:
-    """Return a page that needs nothing else.
-
-    Args:
-      folder: beside this file, with `page.html`, `page.css` and the scripts.
-      scripts: in the order in which they run.
-      title: of the page.
-      data: what the scripts draw.
-      texts: what else the page names in double braces.
-    """
-    files = importlib.resources.files("graphsplit.placement.views") / folder
+    files = importlib.resources.files("graphsplit.placement.views") / "page"
     parts = {
-        "title": html.escape(title),
-        **{name: html.escape(text) for name, text in (texts or {}).items()},
+        "title": html.escape(f"Placement of {placement.title}"),
         "style": (files / "page.css").read_text("utf-8"),
-        "script": "\n".join((files / name).read_text("utf-8") for name in scripts),
-        "data": _script_data(data),
+        "script": "\n".join((files / name).read_text("utf-8") for name in _SCRIPTS),
+        "data": _script_data(page_data(placement)),
     }
     page = (files / "page.html").read_text("utf-8")
     return re.sub(r"{{(\w+)}}", lambda name: parts[name[1]], page)  # (in one go: a title may have such words, too)
 
 
-def in_frame(page: str, height: int = 640) -> str:
-    """Return a page in a frame, as a notebook shows it."""
-    return (
-        f'<iframe srcdoc="{html.escape(page, quote=True)}" '
-        f'style="width:100%;height:{height}px;border:1px solid #d8dee4"></iframe>'
-    )
+def _script_data(data: Mapping[str, Any]) -> str:
+    """Return data as JSON that stands in a script element, which a `</script>` or a `<!--` in a name would change."""
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
 _LARGEST = 25  # tensors that the page names one by one

@@ -13,7 +13,7 @@ from graphsplit.costs.work import Described, Work, work_of
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.shards.sizes import sizes_of
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
-from graphsplit.placement.recorded.recorded_steps import RecordedStep
+from graphsplit.placement.recorded.recorded_steps import Timeline
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.bodies import body_operations
 from graphsplit.program.program import Op
@@ -36,7 +36,7 @@ class Kind(NamedTuple):
     in_body: bool
 
 
-def samples_of(recorded: RecordedStep, kinds: Mapping[str, Kind]) -> dict[str, Sample]:
+def samples_of(recorded: Timeline, kinds: Mapping[str, Kind]) -> dict[str, Sample]:
     """Return the median time of each kind of operation, by `sample_key`.
 
     What never ran takes no time: TensorFlow computes what is constant beforehand. (Of what did not run in a body
