@@ -76,8 +76,8 @@ BEFORE_TENSORFLOW = [
     ),
     (
         ["inspect", "os:getcwd", "-o", "a.bmp"],
-        "'a.bmp': a placement is not written as '.bmp'. There are .html, .svg, .png, .dot, .graphml, .json, .pb, "
-        ".tfevents, and a directory for TensorBoard.",
+        "'a.bmp': a placement is not written as '.bmp'. There are .html, .svg, .json, .pb, .tfevents, and a "
+        "directory for TensorBoard; networkx writes placement.graph in other forms.",
     ),
     (
         ["inspect", "os:getcwd", "--timeline", "a.pdf"],

@@ -19,10 +19,9 @@ from graphsplit.core.errors import ArgumentError
 from graphsplit.core.storage import files
 
 MARK = "written by graphsplit"
-PLACEMENT_SUFFIXES = (".html", ".svg", ".png", ".dot", ".graphml", ".json", ".pb", ".tfevents")
+PLACEMENT_SUFFIXES = (".html", ".svg", ".json", ".pb", ".tfevents")
 _EDGE_BYTES = 1 << 16  # the mark stands within so many bytes of the begin or the end
-_REMARKS = {".html": "<!-- {} -->", ".svg": "<!-- {} -->", ".graphml": "<!-- {} -->", ".md": "<!-- {} -->"}
-_REMARKS[".dot"] = "// {}"
+_REMARKS = {".html": "<!-- {} -->", ".svg": "<!-- {} -->", ".md": "<!-- {} -->"}
 _PNG_HEADER_BYTES = 8 + 25  # signature, and the IHDR chunk, which comes first
 
 
@@ -37,7 +36,7 @@ def check_placement_suffix(path: str) -> None:
     if suffix and suffix not in PLACEMENT_SUFFIXES and not os.path.isdir(path):
         raise ArgumentError(
             f"{path!r}: a placement is not written as {suffix!r}. There are {', '.join(PLACEMENT_SUFFIXES)}, and a "
-            "directory for TensorBoard."
+            "directory for TensorBoard; networkx writes placement.graph in other forms."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from graphsplit.core.storage import files, forms
 from graphsplit.placement.findings import find_warnings
 from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.views.pages import page_html
-from graphsplit.placement.views.pictures import save_dot, save_picture
+from graphsplit.placement.views.pictures import picture
 
 
 def save(placement: PlacementGraph, path: str | os.PathLike[str]) -> None:
@@ -27,6 +26,11 @@ def save(placement: PlacementGraph, path: str | os.PathLike[str]) -> None:
 def save_html(placement: PlacementGraph, path: str) -> None:
     """Write the self-contained page."""
     forms.write(path, page_html(placement).encode())
+
+
+def save_picture(placement: PlacementGraph, path: str) -> None:
+    """Write the still picture."""
+    forms.write(path, picture(placement).encode())
 
 
 def save_json(placement: PlacementGraph, path: str) -> None:
@@ -42,20 +46,6 @@ def save_json(placement: PlacementGraph, path: str) -> None:
         "warnings": list(find_warnings(placement)),
     }
     forms.write_json(path, content, indent=1)
-
-
-def save_graphml(placement: PlacementGraph, path: str) -> None:
-    """Write the networkx graph; GraphML knows numbers and strings, so lists become text and None is left out."""
-    import networkx as nx
-
-    plain = nx.MultiDiGraph()
-    for name, fields in placement.graph.nodes(data=True):
-        plain.add_node(name, **_plain(fields))
-    for source, target, fields in placement.graph.edges(data=True):
-        plain.add_edge(source, target, **_plain(fields))
-    content = io.BytesIO()
-    nx.write_graphml(plain, content)
-    forms.write(path, content.getvalue())
 
 
 def save_graph_def(placement: PlacementGraph, path: str) -> None:
@@ -105,17 +95,9 @@ def graph_def_with_devices(placement: PlacementGraph) -> Any:
     return graph
 
 
-def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    simple = (bool, int, float, str)
-    return {k: v if isinstance(v, simple) else str(v) for k, v in fields.items() if v is not None}
-
-
 WRITERS: dict[str, Callable[[PlacementGraph, str], None]] = {
     ".html": save_html,
     ".svg": save_picture,
-    ".png": save_picture,
-    ".dot": save_dot,
-    ".graphml": save_graphml,
     ".json": save_json,
     ".pb": save_graph_def,
     ".tfevents": save_events,
