@@ -60,20 +60,6 @@ def broken(model: Path, tmp_path: Path) -> Path:
 
 NO_TARGET = "is neither the directory of a SavedModel nor of the form module:function."
 BEFORE_TENSORFLOW = [
-    (["inspect", ":"], f"':' {NO_TARGET}"),
-    (["inspect", "f:"], f"'f:' {NO_TARGET}"),
-    (["inspect", ":f"], f"':f' {NO_TARGET}"),
-    (["inspect", "nowhere"], f"'nowhere' {NO_TARGET}"),
-    (["inspect", "a:b.1"], f"'a:b.1' {NO_TARGET}"),
-    (
-        ["inspect", "no_module:f"],
-        "'no_module:f': there is no module 'no_module'. It is looked for in {cwd!r} and in sys.path.",
-    ),
-    (
-        ["inspect", "empty"],
-        "'empty' is not a SavedModel: it has no saved_model.pb; it holds nothing. Keras models are written as one by "
-        "model.export(directory).",
-    ),
     (
         ["inspect", "os:getcwd", "-o", "a.bmp"],
         "'a.bmp': a placement is not written as '.bmp'. There are .html, .svg, .json, .pb, .tfevents, and a "
@@ -99,23 +85,51 @@ BEFORE_TENSORFLOW = [
         "away.",
     ),
     (
-        ["inspect", "os:getcwd", "--spec", "float32"],
-        "--spec 'float32' is not understood; write it like 'float32[64,784]'.",
-    ),
-    (
         ["transpile", "in.pb", "out.pb"],
         "Which devices? --devices GPU:0,GPU:1 names them, --devices 4 takes the first four. They need not exist on "
         "this machine; the first is the default device.",
+    ),
+    (
+        ["transpile", "in.pb", "out", "--devices", "2"],
+        "'in.pb' is a graph, so is what is written; 'out' ends neither in .pb nor .pbtxt.",
+    ),
+    (
+        ["transpile", "model", "out", "--devices", "2", "--split", "x=0,y=1,x=1"],
+        "--split 'x=0,y=1,x=1' names 'x' more than once; give one axis for each name.",
+    ),
+    (
+        ["transpile", "model", "out", "--devices", "2", "--split", "=0"],
+        "--split '=0' is not understood; write an axis, none, or name=axis,name=none.",
+    ),
+    (
+        ["transpile", "model", "out", "--devices", "2", "--strip-devices"],
+        "--strip-devices only removes requests for devices; leave the other options out.",
+    ),
+]
+AFTER_TENSORFLOW = [
+    (["inspect", ":"], f"':' {NO_TARGET}"),
+    (["inspect", "f:"], f"'f:' {NO_TARGET}"),
+    (["inspect", ":f"], f"':f' {NO_TARGET}"),
+    (["inspect", "nowhere"], f"'nowhere' {NO_TARGET}"),
+    (["inspect", "a:b.1"], f"'a:b.1' {NO_TARGET}"),
+    (
+        ["inspect", "no_module:f"],
+        "'no_module:f': there is no module 'no_module'. It is looked for in {cwd!r} and in sys.path.",
+    ),
+    (
+        ["inspect", "empty"],
+        "'empty' is not a SavedModel: it has no saved_model.pb; it holds nothing. Keras models are written as one by "
+        "model.export(directory).",
+    ),
+    (
+        ["inspect", "os:getcwd", "--spec", "float32"],
+        "--spec 'float32' is not understood; write it like 'float32[64,784]'.",
     ),
     (
         ["transpile", "nowhere", "out", "--devices", "2"],
         "'nowhere' does not exist; give the directory of a SavedModel, or a graph's .pb or .pbtxt.",
     ),
     (["transpile", "no.pb", "o.pb", "--devices", "2"], "'no.pb' does not exist; give a GraphDef as .pb or .pbtxt."),
-    (
-        ["transpile", "in.pb", "out", "--devices", "2"],
-        "'in.pb' is a graph, so is what is written; 'out' ends neither in .pb nor .pbtxt.",
-    ),
     (["transpile", "model", "", "--devices", "2"], "The place to write is ''; name a file or directory."),
     (
         ["transpile", "model", "file", "--devices", "2"],
@@ -135,18 +149,6 @@ BEFORE_TENSORFLOW = [
     (
         ["transpile", "model", "model/in", "--devices", "2"],
         "'model/in' is, contains or is inside of the input 'model', which is not changed.",
-    ),
-    (
-        ["transpile", "model", "out", "--devices", "2", "--split", "x=0,y=1,x=1"],
-        "--split 'x=0,y=1,x=1' names 'x' more than once; give one axis for each name.",
-    ),
-    (
-        ["transpile", "model", "out", "--devices", "2", "--split", "=0"],
-        "--split '=0' is not understood; write an axis, none, or name=axis,name=none.",
-    ),
-    (
-        ["transpile", "model", "out", "--devices", "2", "--strip-devices"],
-        "--strip-devices only removes requests for devices; leave the other options out.",
     ),
 ]
 
@@ -182,6 +184,18 @@ print("tensorflow" in sys.modules)
     ]
     assert done.stdout.splitlines() == [*expected, "False"], done.stderr
     assert sorted(os.listdir(tmp_path)) == ["empty", "file", "in.pb", "mine.json", "mine.toml", "model"]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), AFTER_TENSORFLOW, ids=lambda value: str(value)[:40])
+def test_what_is_wrong_with_a_target(
+    arguments: list[str], expected: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("file").touch()
+    shutil.copytree(model, "model")
+    assert said(*arguments) == expected.replace("{cwd!r}", repr(str(tmp_path)))
+    assert sorted(os.listdir()) == ["empty", "file", "model"]
 
 
 ONE = "Give one for each tensor, in order, like --spec 'float32[64,784]'."

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,13 +110,14 @@ def test_machines_on_the_command_line():
     assert "no copies" in next(line for line in lines if line.startswith("cpu"))
 
 
-def test_one_machine_on_the_command_line():
+def test_one_machine_on_the_command_line(tmp_path: Path):
     shown = CliRunner().invoke(app, ["machines", "dgx-h200"])
     assert shown.exit_code == 0, shown.output
-    lines = shown.stdout.splitlines()
-    assert lines[0] == "dgx-h200: 8 H200-SXM"
-    assert sum(line.startswith("    from: ") for line in lines) == 5  # of device, links, network, host
-    assert "  between devices: NVLink 4 through NVSwitch: 450 GB/s each way" in lines
+    path = tmp_path / "mine.toml"
+    path.write_text(shown.stdout)
+    own, named = machine(path), machine("dgx-h200")
+    assert replace(own, file="") == replace(named, file="")
+    assert sum(line.startswith("source = ") for line in shown.stdout.splitlines()) == 5  # device, links, network, host
     done = CliRunner().invoke(app, ["machines", "dgx-h2000"])
     assert done.exit_code == 2
     assert "There is no machine 'dgx-h2000'. Nearest are 'dgx-h200'" in done.stderr
@@ -130,7 +132,8 @@ def test_one_machine_on_the_command_line():
         ),
         (
             ["predict", f"{HERE}:product", "--machine", "t4-box", "--spec", "float32[?,64]"],
-            "Error: --spec 'float32[?,64]': a prediction needs all sizes; write a number for each.",
+            "Error: A prediction needs all sizes of the arguments, and some are not known:\n  - x: float32[?,64]\n"
+            "Give tensors, or a tf.TensorSpec with every size, like tf.TensorSpec([256, 224, 224, 3]).",
         ),
         (["calibrate", "-o", "here.json"], "Error: -o 'here.json': a machine file ends in .toml."),
     ],

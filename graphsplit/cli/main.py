@@ -1,24 +1,36 @@
-"""The command line: `graphsplit demo`, `devices`, `doctor`, `inspect`, `transpile`, `predict`, `worker`, ..."""
+"""The command line: `graphsplit demo`, `devices`, `doctor`, `inspect`, `transpile`, `predict`, `worker`, ...
+
+A command is one function: its options, what is checked before TensorFlow is imported, and what it does by names of
+graphsplit, which are imported on first use.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+import graphsplit as gs
 from graphsplit.cli import predict_commands
-from graphsplit.cli.checks import check_inspect, check_transpile, parse_devices, parse_split
-from graphsplit.cli.running import start_tensorflow, with_messages
+from graphsplit.cli.checks import names_in, parse_devices, parse_split
+from graphsplit.cli.running import Commands, start_tensorflow
 from graphsplit.clusters.addresses import check_port
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.storage.forms import PLACEMENT_SUFFIXES
+from graphsplit.core.progress import phase, phases
+from graphsplit.core.storage import forms
+from graphsplit.core.storage.files import write
+from graphsplit.core.storage.model_files import GRAPH_SUFFIXES, is_graph_file
 from graphsplit.core.version import __version__
 
 app = typer.Typer(
-    help="Run TensorFlow functions on several devices, with exactly one device's results.", no_args_is_help=True
+    cls=Commands,
+    help="Run TensorFlow functions on several devices, with exactly one device's results.",
+    no_args_is_help=True,
 )
 demo = typer.Typer(help="See it work, on GPUs if there are any, else on logical CPU devices.", no_args_is_help=True)
 app.add_typer(demo, name="demo")
+
+_NO_WORK = {"Const", "Identity", "NoOp", "Placeholder"}
 
 
 def _show_version(asked: bool) -> None:
@@ -41,7 +53,6 @@ Batch = Annotated[int, typer.Option("--batch", min=1, help="Rows in each step's 
 
 
 @demo.command()
-@with_messages
 def polyfit(
     devices: Devices = 4,
     batch: Batch = 100,
@@ -55,7 +66,6 @@ def polyfit(
 
 
 @demo.command()
-@with_messages
 def digits(
     devices: Devices = 4,
     batch: Batch = 100,
@@ -69,7 +79,6 @@ def digits(
 
 
 @app.command()
-@with_messages
 def devices() -> None:
     """List the devices that TensorFlow has here."""
     start_tensorflow()
@@ -79,7 +88,6 @@ def devices() -> None:
 
 
 @app.command()
-@with_messages
 def doctor(
     devices: Annotated[
         int | None,
@@ -103,7 +111,6 @@ def doctor(
 
 
 @app.command()
-@with_messages
 def inspect(
     target: Annotated[str, typer.Argument(metavar="WHAT", help="A SavedModel's directory, or module:function.")],
     spec: Annotated[
@@ -117,31 +124,41 @@ def inspect(
     signature: Annotated[str, typer.Option("--signature", help="The SavedModel's signature.")] = "serving_default",
     output: Annotated[
         list[str] | None,
-        typer.Option("-o", "--output", metavar="FILE", help=f"A file to write: {', '.join(PLACEMENT_SUFFIXES)}."),
+        typer.Option("-o", "--output", metavar="FILE", help=f"A file to write: {', '.join(forms.PLACEMENT_SUFFIXES)}."),
     ] = None,
     timeline: Annotated[
         str | None, typer.Option("--timeline", metavar="FILE", help="Record one step, for ui.perfetto.dev: step.json.")
     ] = None,
 ) -> None:
     """Show which operation runs on which device, and what is sent between devices."""
-    outputs, specs = output or (), spec or ()
-    check_inspect(target, specs, outputs, timeline)
+    for path in output or ():
+        forms.check_placement_suffix(path)
+    if timeline is not None:
+        forms.check_trace_suffix(timeline, "a timeline")
+    for path in [*(output or ()), *([] if timeline is None else [timeline])]:
+        forms.check(path)
     start_tensorflow()
-    from graphsplit.cli.inspect import inspect as run
+    from graphsplit.cli import targets
 
-    run(
-        target,
-        specs=specs,
-        devices=None if devices is None else parse_devices(devices),
-        actual=actual,
-        signature=signature,
-        outputs=outputs,
-        timeline=timeline,
-    )
+    places = None if devices is None else parse_devices(devices)
+    fn, arguments = targets.called(target, signature, spec or (), places, actual or timeline is not None)
+    doing = "Running" if actual else "Tracing"
+    with phase(doing.lower()), targets.users_code(f"{doing} {target!r}"):
+        placement = gs.placement_of(fn, *arguments, actual=actual)
+    if {op.type for op in placement.ops.values()} <= _NO_WORK:
+        raise ArgumentError(f"{target!r} computes nothing with TensorFlow: there is nothing to place.")
+    print(placement)
+    for path in output or ():
+        with phase(f"writing {path}"):
+            placement.save(path)
+    if timeline is not None:
+        with phase("recording a step"), targets.users_code(f"Running {target!r}"):
+            recorded = gs.timeline_of(fn, *arguments)
+        recorded.save(timeline)
+        print(recorded)
 
 
 @app.command()
-@with_messages
 def transpile(
     source: Annotated[str, typer.Argument(metavar="IN", help="A SavedModel's directory, or a graph: .pb, .pbtxt.")],
     target: Annotated[str, typer.Argument(metavar="OUT", help="Where to write.")],
@@ -174,30 +191,62 @@ def transpile(
     ] = "",
 ) -> None:
     """Turn a finished SavedModel, or a graph, into one that runs on several devices."""
-    axes = parse_split(split)
+    axes, is_graph = parse_split(split), is_graph_file(source)
     if strip and (devices or signatures or replicate or inputs or outputs):
         raise ArgumentError("--strip-devices only removes requests for devices; leave the other options out.")
-    check_transpile(source, target, devices, overwrite, strip)
+    if devices is None and not strip:
+        raise ArgumentError(
+            "Which devices? --devices GPU:0,GPU:1 names them, --devices 4 takes the first four. They need not exist on "
+            "this machine; the first is the default device."
+        )
+    if is_graph and not target.endswith(GRAPH_SUFFIXES):
+        raise ArgumentError(f"{source!r} is a graph, so is what is written; {target!r} ends neither in .pb nor .pbtxt.")
+    if is_graph and (signatures or replicate):
+        raise ArgumentError(f"{source!r} is a graph: it has no signatures, and its weights are part of it.")
+    if not is_graph and (inputs or outputs):
+        raise ArgumentError(f"{source!r} is a SavedModel: its signatures say what goes in and out; see --signatures.")
     start_tensorflow()
-    from graphsplit.cli import transpile as command
     from graphsplit.saved_models.options import TranspileOptions
+    from graphsplit.saved_models.transpiling import transpile_directory
 
     if strip:
-        command.strip(source, target, overwrite)
+        print(f"Removed {gs.strip_devices(source, target, overwrite=overwrite)} requests for devices: {target}")
         return
-    options = TranspileOptions(
-        devices=parse_devices(devices or ""),
-        split=axes,
-        strict=strict if strict_share is None else strict_share,
-        signatures=_names(signatures) or None,
-        overwrite=overwrite,
-        replicate_weights=replicate,
-    )
-    command.transpile(source, target, options, inputs=_names(inputs), outputs=_names(outputs))
+    with phases(f"transpiling {source}") as progress:
+        options = TranspileOptions(
+            devices=parse_devices(devices or ""),
+            split=axes,
+            strict=strict if strict_share is None else strict_share,
+            signatures=names_in(signatures) or None,
+            overwrite=overwrite,
+            replicate_weights=replicate,
+            progress=progress,
+        )
+        if is_graph:
+            print(_transpile_graph(source, target, options, names_in(inputs), names_in(outputs)))
+        else:
+            print(transpile_directory(source, target, options))
+    if note := options.note_on_devices:
+        print(f"  note: {note}")
+    print(f"Written: {target}")
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+def _transpile_graph(source: str, target: str, options: Any, inputs: list[str], outputs: list[str]) -> str:
+    """Transpile the file of a graph, and return what to say of it."""
+    from graphsplit.planning.amounts import format_bytes
+    from graphsplit.saved_models import files
+    from graphsplit.saved_models.graphs import transpile_and_plan
+    from graphsplit.saved_models.parts import ends_of
+
+    graph = files.read_graph_def(source)
+    recognize = files.check_target(source, target, options.overwrite)
+    inputs, outputs = (own or list(found) for own, found in zip((inputs, outputs), ends_of(graph), strict=True))
+    result, plan = transpile_and_plan(graph, inputs, outputs, options)
+    content = files.graph_def_bytes(result, target)
+    write(target, content, recognize)
+    sizes = f"{format_bytes(files.size_of(source))} -> {format_bytes(len(content))}"
+    nodes = f"{len(graph.node)} -> {len(result.node)} nodes"
+    return f"From {', '.join(inputs)} to {', '.join(outputs)}\n{plan}\n  size: {sizes}, {nodes}"
 
 
 for _command in predict_commands.COMMANDS:
@@ -205,7 +254,6 @@ for _command in predict_commands.COMMANDS:
 
 
 @app.command()
-@with_messages
 def worker(
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where clients connect.")] = 2222,
     devices: Annotated[int | None, typer.Option("--devices", min=1, help="How many logical CPU devices.")] = None,

@@ -1,22 +1,24 @@
-"""The commands `predict`, `machines`, `calibrate`, `validate`: options, and checks before TensorFlow starts."""
+"""The commands `predict`, `machines`, `calibrate`, `validate`."""
 
 from __future__ import annotations
 
 import importlib.resources
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from graphsplit.cli.checks import check_machine_file, split_spec, split_target
-from graphsplit.cli.running import start_tensorflow, with_messages
-from graphsplit.core.errors import ArgumentError
-from graphsplit.core.storage import forms
+import graphsplit as gs
+from graphsplit.cli.checks import CALIBRATED, check_machine_file, names_in, parse_counts, why_not_calibrated
+from graphsplit.cli.running import start_tensorflow
+from graphsplit.core.storage import files, forms
 from graphsplit.costs.machine_schema import parse
 
 Target = Annotated[str, typer.Argument(metavar="WHAT", help="A function, module:function.")]
 Specs = Annotated[
-    list[str] | None, typer.Option("--spec", metavar="SPEC", help="An argument: 'float32[64,784]'; repeat.")
+    list[str] | None,
+    typer.Option("--spec", metavar="SPEC", help="An argument: 'float32[64,784]'; repeat."),
 ]
 
 
@@ -43,7 +45,6 @@ Machine = Annotated[
 MicroBatches = Annotated[int | None, typer.Option("--micro-batches", min=1, help="Parts of each device's rows.")]
 
 
-@with_messages
 def predict(
     target: Target,
     machine: Machine,
@@ -60,42 +61,61 @@ def predict(
     ] = None,
 ) -> None:
     """Predict how long a step takes on a machine, and what each device holds, without running it."""
-    counts = parse_counts(devices)
+    counts, layouts = parse_counts(devices), names_in(layout)
     for path in output or ():
         forms.check(path)
-    check_call(target, spec or ())
     start_tensorflow()
-    from graphsplit.cli import predicting
+    from graphsplit.cli.targets import function_of
+    from graphsplit.costs.machine_files import machine as machine_of
 
-    predicting.predict(
-        target,
-        specs=spec or (),
-        machine=machine,
-        devices=counts,
-        layouts=[name for name in layout.replace(" ", "").split(",") if name],
-        micro_batches=micro_batches,
-        weak=weak,
-        outputs=output or (),
-    )
+    chosen = machine_of(machine)  # what is wrong with it is said before the user's module is imported
+    fn, arguments = function_of(target, spec or ())
+    asked: dict[str, Any] = {"machine": chosen, "micro_batches": micro_batches}
+    found: Any
+    if len(counts) > 1 or len(layouts) > 1 or weak:
+        kinds = ("strong", "weak") if weak else ("strong",)
+        found = gs.scaling(fn, *arguments, devices=counts, layouts=layouts or None, kinds=kinds, **asked)
+    else:
+        found = gs.predict(fn, *arguments, devices=counts[0], layout=layouts[0] if layouts else None, **asked)
+    print(found)
+    for path in output or ():
+        found.save(path)
+        print(f"Written: {path}")
 
 
-@with_messages
 def machines(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", autocompletion=machines_like, help="One machine: all its figures and their sources."
+            metavar="[NAME]",
+            autocompletion=machines_like,
+            help="One machine: its file, all figures with sources.",
         ),
     ] = None,
 ) -> None:
     """List the machines that come with graphsplit."""
     start_tensorflow()
-    from graphsplit.cli import predicting
+    from graphsplit.costs.machine_files import known_machines, machine_text
+    from graphsplit.costs.machine_files import machine as machine_of
+    from graphsplit.planning.amounts import aligned
+    from graphsplit.prediction.predictions import amount
 
-    predicting.machines(name)
+    if name is not None:
+        print(machine_text(machine_of(name)), end="")
+        return
+    rows: list[tuple[str, ...]] = [
+        ("machine", "devices", "memory", "FLOP/s: float32", "bfloat16", "between devices"),
+    ]
+    for found in known_machines().values():
+        device, rates, sent = found.device, found.device.matrix_flops_per_s, found.link.bytes_per_s
+        products = [amount(rates[kind]) if kind in rates else "" for kind in ("float32", "bfloat16")]
+        link = "no copies" if sent == float("inf") else f"{amount(sent)}B/s"
+        rows.append((found.name, f"{found.devices} {device.name}", f"{amount(device.memory_bytes)}B", *products, link))
+    print(*aligned(rows, left=len(rows[0])), sep="\n")
+    print("All figures of one, and where they come from: graphsplit machines dgx-a100.")
+    print("So many devices of a box: 4xA100-SXM4-80GB. A cluster: 2x8xA100-SXM4-80GB, or 2xdgx-a100.")
 
 
-@with_messages
 def calibrate(
     output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="The file to write, here.toml.")],
     target: Annotated[str | None, typer.Argument(metavar="[WHAT]", help="A function to measure as well.")] = None,
@@ -108,56 +128,61 @@ def calibrate(
     """Measure this machine: products, convolutions, memory, copies between devices, the cost of launching."""
     counts = parse_counts(micro_batches, "--micro-batches")
     check_machine_file(output)
-    if target is not None:
-        check_call(target, spec or ())
     start_tensorflow()
-    from graphsplit.cli import predicting
+    from graphsplit.cli.targets import example, function_of
+    from graphsplit.costs.machine_files import machine_text
 
-    predicting.calibrate(output, target, spec or (), devices, counts)
+    _start(devices)
+    fn, arguments = (None, []) if target is None else function_of(target, spec or ())
+    found = gs.calibrate(fn, *map(example, arguments), micro_batches=counts)
+    files.write(output, f"# {CALIBRATED}\n{machine_text(found)}".encode(), why_not_calibrated)
+    print(f"Written: {output}. Name it as the machine: graphsplit predict ... --machine {output}")
 
 
-@with_messages
 def validate(
     target: Target,
     machine: Machine,
     spec: Specs = None,
     devices: Annotated[int, typer.Option("--devices", min=1, help="How many.")] = 2,
     micro_batches: Annotated[int, typer.Option("--micro-batches", min=1, help="Parts of each device's rows.")] = 1,
-    steps: Annotated[int, typer.Option("--rounds", min=1, help="The most steps that are timed.")] = 50,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="The most steps that are timed.")] = 50,
 ) -> None:
     """Run a step here, and show what was predicted beside what was measured."""
-    check_call(target, spec or ())
     start_tensorflow()
-    from graphsplit.cli import predicting
+    from graphsplit.cli.targets import example, function_of
+    from graphsplit.costs.machine_files import machine as machine_of
+    from graphsplit.placement.sources import StateKeeper
+    from graphsplit.prediction.measuring.timing import reference, usual_seconds_of_calls
 
-    predicting.validate(
-        target,
-        specs=spec or (),
-        machine=machine,
-        devices=devices,
-        micro_batches=micro_batches,
-        steps=steps,
+    chosen = machine_of(machine)
+    _start(devices)
+    fn, arguments = function_of(target, spec or ())
+    fn = fn.function if isinstance(fn, gs.ParallelFunction) else fn
+    prediction = gs.predict(fn, *arguments, machine=chosen, devices=devices, micro_batches=micro_batches)
+    split = gs.parallelize(fn, devices=devices, micro_batches=micro_batches)
+    tensors = [example(spec) for spec in arguments]
+    with StateKeeper([(v.handle, v.dtype) for v in split.variables(*tensors)]):
+        beside = reference(gs.available_devices()[0])
+        (measured,) = usual_seconds_of_calls([lambda: split(*tensors)], beside, most_turns=rounds)
+    print(prediction)
+    off = prediction.step_s / measured - 1
+    print(
+        f"Measured: {measured * 1e3:.2f} ms a step, the median of up to {rounds} rounds. Predicted: "
+        f"{prediction.step_s * 1e3:.2f} ms, {abs(off):.1%} {'more' if off > 0 else 'less'}."
     )
+    print(prediction.beside(gs.timeline_of(split, *tensors)))
 
 
 COMMANDS = (predict, machines, calibrate, validate)
 
 
-def parse_counts(text: str, option: str = "--devices") -> list[int]:
-    """Return what an option says: numbers.
+def _start(devices: int | None) -> None:
+    """Make logical CPU devices where there are no GPUs: each as good as a core, as predictions take them to be."""
+    import tensorflow as tf
 
-    >>> parse_counts("1,2, 4")
-    [1, 2, 4]
-    """
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ArgumentError(f"{option} {text!r} is not understood; write numbers of at least 1, with commas: 1,2,4,8.")
-    return [int(part) for part in parts]
+    from graphsplit.core.gpus.logical_gpus import has_gpus
 
-
-def check_call(target: str, specs: list[str] | tuple[()]) -> None:
-    """Raise `ArgumentError` for what can be seen to be wrong with a function and its arguments."""
-    split_target(target)
-    for text in specs:
-        if None in split_spec(text)[1]:
-            raise ArgumentError(f"--spec {text!r}: a prediction needs all sizes; write a number for each.")
+    if not has_gpus():
+        count = devices or 2
+        gs.use_logical_devices(max(count, 2), threads_per_device=1)
+        tf.config.threading.set_inter_op_parallelism_threads(min(count, os.cpu_count() or 1))

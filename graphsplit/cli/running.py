@@ -1,34 +1,30 @@
-"""What all commands do alike: start TensorFlow quietly, show what takes long, turn errors into messages."""
+"""What all commands do alike: start TensorFlow quietly, and turn errors into messages."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from typing import ParamSpec
+from collections.abc import Iterator
+from typing import Any
 
 import typer
 
 from graphsplit.core.errors import GraphsplitError, StrictError
-from graphsplit.core.progress import phases
 from graphsplit.core.requirements import explained
 
-P = ParamSpec("P")
 
+class Commands(typer.core.TyperGroup):
+    """Commands in which TensorFlow is quiet, and which end with a message, not with a traceback."""
 
-def with_messages(command: Callable[P, None]) -> Callable[P, None]:
-    """Let TensorFlow be quiet in a command, and graphsplit's errors end it with a message, not with a traceback."""
-
-    @functools.wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
         # TensorFlow reports its build and missing drivers on every start; a newcomer would read that as failure.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         try:
-            command(*args, **kwargs)
+            return super().invoke(ctx)
         except ImportError as error:
             if (said := explained(error)) is error:
                 raise
@@ -38,11 +34,9 @@ def with_messages(command: Callable[P, None]) -> Callable[P, None]:
             typer.secho(f"Error: {error}{_hint(error)}", err=True, fg="red")
             raise typer.Exit(code=2) from error
 
-    return run
-
 
 def start_tensorflow(keras: bool = True) -> None:
-    """Import TensorFlow, and Keras, which takes seconds: what can be checked without them is checked before."""
+    """Import TensorFlow, and Keras, which takes seconds: what would be lost by then is checked before."""
     with _quiet_start():
         import tensorflow as tf
 
@@ -95,20 +89,3 @@ def _hint(error: GraphsplitError) -> str:
         f"\nOn the command line: --devices {asked} makes so many logical CPU devices first; now there "
         f"{'is' if len(there) == 1 else 'are'} {', '.join(map(short_name, there))}."
     )
-
-
-@contextlib.contextmanager
-def shown_progress(command: str) -> Iterator[Callable[[str], None]]:
-    """Show what is being done, on standard error: on a terminal in one line, elsewhere line by line.
-
-    Args:
-      command: what is done as a whole.
-    """
-    with phases(command) as begin:
-
-        def show(text: str) -> None:
-            begin(text)
-            if not sys.stderr.isatty():
-                typer.echo(f"{text} ...", err=True)
-
-        yield show

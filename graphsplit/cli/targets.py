@@ -1,29 +1,83 @@
-"""What `graphsplit inspect` looks at: a SavedModel's signature or somebody's function, and arguments for it."""
+"""What commands look at: a SavedModel's signature or somebody's function, and arguments for it."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
+import graphsplit as gs
 from graphsplit.api.calls.parallel_function import ParallelFunction
-from graphsplit.cli.checks import split_spec, split_target, working_directory_first
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import ArgumentError, GraphsplitError, bullet_list
+from graphsplit.core.gpus.logical_gpus import has_gpus
+from graphsplit.core.progress import phase
 from graphsplit.core.protos.marks import is_marked
 from graphsplit.core.storage.model_files import model_file
 from graphsplit.core.storage.stored_models import read_saved_model
 from graphsplit.core.structures import spec_text
+from graphsplit.core.tensorflow_internals import eager_context_started
 from graphsplit.core.user_code import place_of_error
 from graphsplit.placement.sources import load_signature
 
+_SPEC = re.compile(r"^\s*(?P<dtype>[a-z]+[0-9]*)\s*\[(?P<sizes>[^\]]*)\]\s*$")
 _ROWS = 32  # of a batch of any size, where a signature is looked at without --spec
+
+
+def called(
+    target: str, signature: str, specs: Sequence[str], devices: int | Sequence[str] | None, needs_values: bool
+) -> tuple[Any, list[Any]]:
+    """Return the function that `target` names, split over devices if there are any, and arguments for it.
+
+    Args:
+      target: the directory of a SavedModel, or `module:function`.
+      signature: which one, for a SavedModel.
+      specs: the arguments, `float32[64,784]`; `?` for a size that is not known.
+      devices: how many, GPUs if there are any, else logical CPU devices; or which ones.
+      needs_values: whether arguments are to be tensors.
+
+    Raises:
+      ArgumentError: if something is not understood or does not exist.
+    """
+    given = [parse_spec(text) for text in specs]
+    _make_devices(target, devices)
+    with phase(f"loading {target}"):
+        fn, declared = load_target(target, signature)
+    if given or not declared:
+        _check_specs(target, fn, declared, given)
+    if declared and devices is not None:
+        _check_not_split(target, fn)
+    specified = given or list(declared.values() if needs_values or devices is not None else ())
+    if not given and (rows := _example_rows(list(declared.values()))) is not None:
+        specified = rows
+        print(f"Bytes and FLOPs are those of {', '.join(map(spec_text, rows))}; --spec says otherwise.")
+    if declared and (specified or devices is not None):
+        fn = _by_position(fn, list(declared), f"{target} ({signature})")
+    if devices is not None and not isinstance(fn, ParallelFunction):
+        fn = gs.parallelize(fn, devices=devices)
+    return fn, [example(spec) for spec in specified] if needs_values else list(specified)
+
+
+def function_of(target: str, specs: Sequence[str]) -> tuple[Any, list[tf.TensorSpec]]:
+    """Return the function that `module:function` names, and its arguments.
+
+    Raises:
+      ArgumentError: if something is not understood or does not exist, or is a SavedModel.
+    """
+    arguments = [parse_spec(text) for text in specs]
+    fn, declared = load_target(target, "serving_default")
+    if declared:
+        raise ArgumentError(f"{target!r} is a SavedModel; predict takes a function, module:function.")
+    _check_specs(target, fn, {}, arguments)
+    return fn, arguments
 
 
 def load_target(target: str, signature: str) -> tuple[Any, dict[str, tf.TensorSpec]]:
@@ -35,9 +89,22 @@ def load_target(target: str, signature: str) -> tuple[Any, dict[str, tf.TensorSp
     if os.path.isdir(target):
         function = load_signature(target, signature)
         return function, dict(function.structured_input_signature[1])
-    module_name, names = split_target(target)
-    with working_directory_first(), users_code(f"Importing {module_name!r}"):
-        found: Any = importlib.import_module(module_name)
+    module, _, path = target.partition(":")
+    names = path.split(".")
+    if not module or not all(name.isidentifier() for name in names):
+        raise ArgumentError(f"{target!r} is neither the directory of a SavedModel nor of the form module:function.")
+    module = module.removesuffix(".py")
+    here = os.getcwd()
+    sys.path.insert(0, here)  # as `python -m` does: the user's own modules lie where the command is
+    try:
+        if not _exists(module.partition(".")[0]):
+            raise ArgumentError(
+                f"{target!r}: there is no module {module!r}. It is looked for in {here!r} and in sys.path."
+            )
+        with users_code(f"Importing {module!r}"):
+            found: Any = importlib.import_module(module)
+    finally:
+        sys.path.remove(here)
     for name in names:
         if not hasattr(found, name):
             raise ArgumentError(f"{target!r}: {found!r} has no attribute {name!r}.")
@@ -47,7 +114,25 @@ def load_target(target: str, signature: str) -> tuple[Any, dict[str, tf.TensorSp
     return found, {}
 
 
-def check_not_split(target: str, fn: Any) -> None:
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # a name with dots only; a module that has no specification
+        return False
+
+
+def _make_devices(target: str, devices: int | Sequence[str] | None) -> None:
+    """Make logical CPU devices where there are no GPUs: those that are asked for, or that a SavedModel names."""
+    if eager_context_started() or has_gpus():
+        return
+    count = devices if isinstance(devices, int) else 1
+    if devices is None and os.path.isdir(target):
+        count = _cpus_of_model(target)
+    if isinstance(devices, int) or count > 1:
+        gs.use_logical_devices(count)
+
+
+def _check_not_split(target: str, fn: Any) -> None:
     """Raise `ArgumentError` for a SavedModel's signature that has been split over devices already."""
     graph = fn.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
@@ -59,7 +144,7 @@ def check_not_split(target: str, fn: Any) -> None:
         )
 
 
-def example_rows(specs: Sequence[tf.TensorSpec]) -> list[tf.TensorSpec] | None:
+def _example_rows(specs: Sequence[tf.TensorSpec]) -> list[tf.TensorSpec] | None:
     """Return specifications with 32 rows where only their number is not known; None if none needs it, or more is not.
 
     Bytes and FLOPs of a signature for any number of rows are then those of some.
@@ -74,7 +159,7 @@ def example_rows(specs: Sequence[tf.TensorSpec]) -> list[tf.TensorSpec] | None:
     ]
 
 
-def cpus_of_model(directory: str) -> int:
+def _cpus_of_model(directory: str) -> int:
     """Return on how many CPU devices the graphs of a SavedModel ask to run; 1 for a model for one device."""
     if model_file(directory).suffix == ".cpb":  # in pieces, which only TensorFlow can put together
         return 1
@@ -103,14 +188,18 @@ def parse_spec(text: str) -> tf.TensorSpec:
     >>> parse_spec("int32[?, 3]")
     TensorSpec(shape=(None, 3), dtype=tf.int32, name=None)
     """
-    dtype, sizes = split_spec(text)
+    match = _SPEC.match(text)
+    sizes = [size.strip() for size in match["sizes"].split(",")] if match and match["sizes"].strip() else []
     try:
-        return tf.TensorSpec(sizes, tf.as_dtype(dtype))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(f"--spec {text!r} is not understood; write it like 'float32[64,784]'.") from error
+        if match is not None and all(size in ("?", "None") or size.isdecimal() for size in sizes):
+            known = [None if size in ("?", "None") else int(size) for size in sizes]
+            return tf.TensorSpec(known, tf.as_dtype(match["dtype"]))
+    except (TypeError, ValueError, OverflowError):
+        pass  # no dtype, or more than a size can be
+    raise ArgumentError(f"--spec {text!r} is not understood; write it like 'float32[64,784]'.")
 
 
-def check_specs(target: str, fn: Any, declared: dict[str, tf.TensorSpec], specs: Sequence[tf.TensorSpec]) -> None:
+def _check_specs(target: str, fn: Any, declared: dict[str, tf.TensorSpec], specs: Sequence[tf.TensorSpec]) -> None:
     """Raise `ArgumentError` unless the function takes arguments of these specifications."""
     if not declared:
         _check_count(target, fn, len(specs))
@@ -163,7 +252,7 @@ def example(spec: tf.TensorSpec) -> tf.Tensor:
         raise ArgumentError(f"No tensor {spec_text(spec)} can be made here: {error}") from error
 
 
-def by_position(fn: Callable[..., Any], names: Sequence[str], title: str) -> Callable[..., Any]:
+def _by_position(fn: Callable[..., Any], names: Sequence[str], title: str) -> Callable[..., Any]:
     """Return a SavedModel's signature, which takes names, as a function of its arguments in their order."""
 
     def call(*args: Any) -> Any:
