@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -81,12 +82,15 @@ def test_few_devices_where_sending_is_slow():
 
 def test_variables_are_laid_out_as_chosen():
     model = Model()
-    step = gs.parallelize(model.step, devices=4, plan="auto", machine=machine_of(link=1e12))
+    home = gs.predict(model.step, X, machine=machine_of(link=1e12), devices=4, layout="home")
+    limit = 0.95 * home.memory_bytes["CPU:0"]  # (links are so fast that all layouts take as long)
+    step = gs.parallelize(model.step, devices=4, plan="auto", machine=machine_of(link=1e12), memory=limit)
     plan = step.plan(X)
     chosen = next(note for note in plan.notes if note.startswith("chosen automatically: "))
     step(X)
     layouts = {None if parts is None else parts.layout for parts in map(parts_of_variable, model.kernels)}
-    assert f"devices, variables {layouts.pop() or 'home'}: " in chosen
+    assert layouts < {"mirrored", "sharded"}
+    assert f"devices, variables {layouts.pop()}: " in chosen
     again = step.plan(X[:128])  # another signature finds the variables as they are
     assert any("variables as they are" in note for note in again.notes)
 
@@ -139,7 +143,7 @@ def test_sharded_where_only_that_fits():
     step = gs.parallelize(model.step, devices=4, plan="auto", machine=machine_of(), memory="4.5MB", jit_compile=True)
     [chosen] = [note for note in step.plan(tf.ones([64, 256])).notes if note.startswith("chosen automatically: ")]
     assert chosen.startswith("chosen automatically: 4 devices, variables sharded: ")
-    assert chosen.endswith("; the only one of 10 that fits into 4.5 MB")
+    assert re.search(r"; the only one of \d+ that fits into 4.5 MB$", chosen)
     assert all(parts_of_variable(kernel) is None for kernel in model.kernels), "nothing ran"
     step(tf.ones([64, 256]))
     lying = [parts for kernel in model.kernels if (parts := parts_of_variable(kernel)) is not None]

@@ -78,8 +78,8 @@ def test_an_operation_is_the_slope_between_chains_of_two_lengths(monkeypatch: py
 
 
 def test_what_is_measured_besides_is_taken_off(monkeypatch: pytest.MonkeyPatch):
-    """An operation's start; of what is given its operands, what that takes; of what wakes a thread, a second device."""
-    seconds = {"overhead": 1e-6, "argument": 3e-6, "call": 1e-4, "latency": -1.0, "device call": 5e-5, "wake": 2e-4}
+    """An operation's start; of what is given its operands, what that takes."""
+    seconds = {"overhead": 1e-6, "argument": 3e-6, "call": 1e-4, "latency": -1.0, "device call": 5e-5}
 
     def figures(made, beside, least_s):
         return {key: seconds.get(key[0], 2e-5) for key in made}
@@ -90,12 +90,12 @@ def test_what_is_measured_besides_is_taken_off(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rates, "_POOL_BYTES", 20_000_000)
     found = microbenchmarks.measure(["/device:CPU:0", "/device:CPU:1"], 2)
     assert (found.call_s, found.argument_s, found.latency_s) == (1e-4, 3e-6, 1e-7)
-    assert (found.device_call_s, found.wake_s) == pytest.approx((5e-5, 1.5e-4))
+    assert found.device_call_s == pytest.approx(5e-5)
     entries, rate = found.curves["elementwise"][-1]
     assert rate == pytest.approx(entries / 1.6e-5)
     assert found.matrix_flops_per_s["float64"] == pytest.approx(2 * 512**3 / 1.9e-5)
     alone = microbenchmarks.measure(["/device:CPU:0"], 1)
-    assert alone.device_call_s == alone.wake_s == alone.latency_s == 0.0
+    assert alone.device_call_s == alone.latency_s == 0.0
     assert set(alone.slowdown_of.values()) == {(1.0,)}
     apart = microbenchmarks.measure(["/device:GPU:0", "/device:GPU:1"], 0)
     assert apart.link_bytes_per_s > 0
@@ -133,11 +133,8 @@ def test_calls_take_turns_and_each_is_timed_between_two_references(monkeypatch: 
     assert ran.count(("long", 1)) == 1 + 3  # once to see how long it takes
 
 
-def test_what_threads_and_devices_cost_is_a_difference():
-    """A thread that wakes up does so once, however long it works: how much slower it is grows with that."""
+def test_what_devices_cost_is_a_difference():
     devices = ["/device:CPU:0", "/device:CPU:1", "/device:CPU:2"]
-    wake = microbenchmarks._wake(devices)
-    assert wake.figure([1.0, 1.5, 4.0, 5.1]) == pytest.approx(0.3)  # 0.05 for each of 4 and 16 products
     assert microbenchmarks._device_call(devices).figure([1.0, 2.0]) == 0.5
     assert microbenchmarks._argument(devices[0]).figure([1.0, 128.0]) == 1.0
     assert microbenchmarks._latency(devices[0], devices[1], 1).figure([1.0, 451.0, 1.0, 1.0]) == 1.0

@@ -10,9 +10,12 @@ import pytest
 from graphsplit.core.errors import CheckError
 from graphsplit.prediction.buffers import Buffer, live_memory
 from graphsplit.prediction.replay import Resource, Task, replay
-from graphsplit.prediction.threads import SHORT_S, Threads
 
 ONE = Resource()
+
+
+def threads(count: int) -> Resource:
+    return Resource(count, newest_first=True)
 
 
 def test_a_chain_takes_the_sum():
@@ -83,10 +86,10 @@ def test_both_ends_of_a_link_are_busy():
 
 def test_a_pool_runs_as_many_as_it_has_threads():
     tasks = [Task(str(i), ("pool",), 1) for i in range(5)]
-    assert replay(tasks, {"pool": Threads(2)}).seconds == 3
+    assert replay(tasks, {"pool": threads(2)}).seconds == 3
     slowed = [task._replace(slowdown=(1.0, 1.5)) for task in tasks]
-    assert replay(slowed[:4], {"pool": Threads(2)}).seconds == 3  # both work, half as slow again
-    assert replay(slowed[:1], {"pool": Threads(2)}).seconds == 1
+    assert replay(slowed[:4], {"pool": threads(2)}).seconds == 3  # both work, half as slow again
+    assert replay(slowed[:1], {"pool": threads(2)}).seconds == 1
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4, 8])
@@ -132,10 +135,9 @@ def _random_tasks(seed: int) -> list[Task]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("wake_s", [0.0, 0.5])
-def test_random_graphs_obey_edges_and_capacities(seed: int, wake_s: float):
+def test_random_graphs_obey_edges_and_capacities(seed: int):
     tasks = _random_tasks(seed)
-    resources = {"d": ONE, "e": ONE, "pool": Threads(2, wake_s), "from": ONE, "to": ONE}
+    resources = {"d": ONE, "e": ONE, "pool": threads(2), "from": ONE, "to": ONE}
     capacity = {**dict.fromkeys(resources, 1), "pool": 2}
     found = replay(tasks, resources)
     for i, task in enumerate(tasks):
@@ -153,95 +155,19 @@ def test_random_graphs_obey_edges_and_capacities(seed: int, wake_s: float):
     assert all(found.starts[b] >= found.ends[a] for a, b in itertools.pairwise(path))
 
 
-THREADS = {"pool": Threads(2, 3.0)}
-
-
-def test_a_thread_without_work_wakes_up_first():
-    """Two chains that do not wait for each other: one thread takes the last at once, the other one wakes up first."""
-    chains = [
-        Task("a", ("pool",), 5),
-        Task("b", ("pool",), 5, (0,)),
-        Task("c", ("pool",), 6),
-        Task("d", ("pool",), 6, (2,)),
-    ]
-    found = replay(chains, THREADS)
-    assert found.starts == (3, 8, 0, 6)
-    assert found.seconds == 13
-
-
-def test_what_a_working_thread_can_do_before_another_wakes_up_it_does():
-    found = replay([Task("a", ("pool",), 1), Task("b", ("pool",), 1), Task("c", ("pool",), 4, (0, 1))], THREADS)
-    assert found.starts == (1, 0, 2)  # the other one wakes up at 3 and finds nothing to do
-
-
-def test_a_thread_that_found_nothing_to_do_sleeps_again():
-    tasks = [
-        Task("a", ("pool",), 4),
-        Task("b", ("pool",), 9),
-        Task("c", ("pool",), 5, (1,)),
-        Task("d", ("pool",), 5, (1,)),
-    ]
-    found = replay(tasks, THREADS)
-    assert found.starts == (3, 0, 12, 9)  # slept from 7 on, asked for at 9
-
-
 def test_a_thread_follows_what_it_has_made_ready():
     """Two devices' chains on one thread: not in turns. Of what an operation makes ready, it goes on with the last."""
     chains = [Task(f"{d}{i}", ("pool",), 1, (3 * d + i - 1,) if i else (), rank=i) for d in range(2) for i in range(3)]
-    assert replay(chains, {"pool": Threads(1)}).starts == (3, 4, 5, 0, 1, 2)
+    assert replay(chains, {"pool": threads(1)}).starts == (3, 4, 5, 0, 1, 2)
     fork = [Task("a", ("pool",), 1), *[Task(name, ("pool",), 1, (0,)) for name in "bcd"], Task("e", ("pool",), 1, (3,))]
-    assert replay(fork, {"pool": Threads(1)}).starts == (0, 4, 3, 1, 2)
-
-
-def test_what_is_short_comes_before_what_is_long():
-    """Another thread is not worth it; and long operations are left to others, as there is something else to do."""
-    tasks = [
-        Task("a", ("pool",), 1),
-        Task("long", ("pool",), 1, (0,)),
-        Task("short", ("pool",), SHORT_S / 2, (0,)),
-        Task("also short", ("pool",), SHORT_S / 2, (2,)),
-    ]
-    assert replay(tasks, {"pool": Threads(1)}).starts == pytest.approx((0, 1 + SHORT_S, 1, 1 + SHORT_S / 2))
-    assert replay(tasks, {"pool": Threads(2)}).starts == pytest.approx((0, 1, 1, 1 + SHORT_S / 2))
-
-
-def test_who_has_nothing_takes_what_others_have_left_longest_ago():
-    tasks = [Task("a", ("pool",), 1), Task("b", ("pool",), 2.5), *[Task(n, ("pool",), 2, (0,)) for n in "cde"]]
-    found = replay(tasks, {"pool": Threads(2)})
-    assert found.starts == (0, 0, 2.5, 3, 1)
+    assert replay(fork, {"pool": threads(1)}).starts == (0, 4, 3, 1, 2)
 
 
 def test_what_is_ready_from_the_start_is_taken_from_the_end():
     """TensorFlow gives all of a graph's first operations to its threads, of which each takes what is newest."""
     tasks = [Task(str(i), ("pool",), 1, rank=-i) for i in range(4)]
-    assert replay(tasks, {"pool": Threads(1)}).starts == (0, 1, 2, 3)
-    assert replay([t._replace(rank=0) for t in tasks], {"pool": Threads(1)}).starts == (3, 2, 1, 0)
-
-
-def test_what_was_sent_is_left_to_all():
-    """Its receiver is another device's, and no part of what the thread was doing."""
-    tasks = [
-        Task("a", ("pool",), 1),
-        Task("send", ("pool",), 1, (0,), hands_on=True),
-        Task("b", ("pool",), 1, (0,)),
-        Task("received", ("pool",), 1, (1,)),
-    ]
-    assert replay(tasks, {"pool": Threads(1)}).starts == (0, 2, 1, 3)
-
-
-def test_a_thread_and_something_else_are_not_used_at_once():
-    with pytest.raises(CheckError, match=r"^1 tasks use threads and something else, 'a' among them\.$"):
-        replay([Task("a", ("pool", "link"), 1)], {"pool": Threads(2), "link": ONE})
-
-
-def test_what_takes_no_time_lets_no_thread_sleep():
-    tasks = [Task("a", ("pool",), 1), Task("signal", (), 0, (0,)), Task("b", ("pool",), 1, (1,))]
-    assert replay(tasks, THREADS).seconds == 2
-
-
-def test_what_arrives_from_elsewhere_wakes_a_thread():
-    tasks = [Task("a", ("pool",), 1, (), 2.0), Task("b", ("pool",), 1, (0,))]
-    assert replay(tasks, THREADS).starts == (0, 6)
+    assert replay(tasks, {"pool": threads(1)}).starts == (0, 1, 2, 3)
+    assert replay([t._replace(rank=0) for t in tasks], {"pool": threads(1)}).starts == (3, 2, 1, 0)
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5, 0.1])
@@ -278,7 +204,7 @@ def test_memory_is_at_least_each_buffer_and_at_most_all(seed: int):
     rng, tasks = random.Random(seed), _random_tasks(seed)
     readers = {i: tuple([k for k, task in enumerate(tasks) if i in task.after]) for i in range(len(tasks))}
     buffers = [Buffer(str(i), rng.choice("de"), rng.randint(1, 9), i, readers[i]) for i in range(len(tasks))]
-    schedule = replay(tasks, {"d": ONE, "e": ONE, "pool": Threads(2), "from": ONE, "to": ONE})
+    schedule = replay(tasks, {"d": ONE, "e": ONE, "pool": threads(2), "from": ONE, "to": ONE})
     for device, memory in live_memory(buffers, schedule).items():
         own = [buffer.bytes for buffer in buffers if buffer.device == device]
         assert max(own) <= memory.live_bytes <= sum(own)

@@ -136,7 +136,6 @@ class Host:
       call_s: what a call of a function takes besides its operations.
       device_call_s: what it takes besides for each device after the first.
       argument_s: what it takes besides for each tensor that the graph is given, the handles of variables among them.
-      wake_s: how long a thread without work takes from an operation that waits for it to its start.
       slowdown_of: `slowdown` of operations of a family, where it was measured: what only reads and writes slows others
         down that do, products hardly.
       bytes_per_s: of its memory, by all threads together; None if that is not known.
@@ -149,7 +148,6 @@ class Host:
     call_s: float = 0.0
     device_call_s: float = 0.0
     argument_s: float = 0.0
-    wake_s: float = 0.0
     slowdown_of: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     bytes_per_s: float | None = None
     flops_per_s: float | None = None

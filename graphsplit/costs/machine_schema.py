@@ -74,7 +74,7 @@ _DEVICE = _table(
 _HOST = _table(
     {"threads": _COUNT, "source": _TEXT},
     {"threads_per_device": _COUNT, "slowdown": _TIMES, "slowdown_of": _by_family(_TIMES)}
-    | dict.fromkeys(("call_s", "device_call_s", "argument_s", "wake_s"), _AMOUNT)
+    | dict.fromkeys(("call_s", "device_call_s", "argument_s"), _AMOUNT)
     | dict.fromkeys(("bytes_per_s", "flops_per_s"), _POSITIVE),
 )
 _BETWEEN = _table({**_LINK, "source": _TEXT}, {"shared": _FLAG, "copies": _FLAG})

@@ -215,8 +215,7 @@ def _threads(machine: Machine) -> str:
         return "kernels of a GPU run one after the other, copies beside them"
     slowest = machine.host.slowdown[-1]
     more = f", {slowest:.2f} times as slow when all of them work" if slowest != 1 else ""
-    wakes = f"; one without work starts after {_microseconds(machine.host.wake_s)}" if machine.host.wake_s else ""
-    return f"devices share {machine.host.threads} threads{more}{wakes}"
+    return f"devices share {machine.host.threads} threads{more}"
 
 
 def _each(machine: Machine) -> str:

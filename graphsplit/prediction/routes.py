@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from graphsplit.costs.machine import Machine
 from graphsplit.prediction.replay import Resource
-from graphsplit.prediction.threads import Threads
 
 _LINKS = ("link from", "link to", "host link from", "host link to")  # of each device
 
@@ -46,14 +45,14 @@ class Routes:
         self._routes: dict[tuple[str, str], LinkRoute] = {}
         self._number = {device: i for i, device in enumerate(devices)}
 
-    def resources(self) -> dict[str, Resource | Threads]:
+    def resources(self) -> dict[str, Resource]:
         """Return what tasks can use: streams of devices, directions of links, threads and memory of hosts."""
         machine, hosts = self._machine, {self._machine.host_of(device) for device in self._devices}
-        found: dict[str, Resource | Threads] = {}
+        found: dict[str, Resource] = {}
         for host in sorted(hosts):
             own = sum(machine.host_of(device) == host for device in self._devices)
             threads = machine.threads(own) if machine.device.kind == "CPU" else machine.host.threads
-            found[f"threads of host {host}"] = Threads(threads, machine.host.wake_s)
+            found[f"threads of host {host}"] = Resource(threads, newest_first=True)
             found[f"memory of host {host}"] = Resource()
             for link in (machine.link, machine.host_link):
                 if link is not None and link.shared:

@@ -22,7 +22,6 @@ from graphsplit.prediction.compiled_work import Member, compiled_together, work_
 from graphsplit.prediction.replay import Resource, Task, replay
 from graphsplit.prediction.routes import Routes
 from graphsplit.prediction.task_costs import TaskCost, TaskCosts
-from graphsplit.prediction.threads import Threads
 
 
 class Placed(NamedTuple):
@@ -61,7 +60,7 @@ class MachineTasks:
     tasks: tuple[Task, ...] = field(repr=False)
     placed: tuple[Placed, ...] = field(repr=False)
     buffers: tuple[Buffer, ...] = field(repr=False)
-    resources: dict[str, Resource | Threads] = field(repr=False)
+    resources: dict[str, Resource] = field(repr=False)
     arguments: dict[str, int]
     sent_bytes: int = 0
     unknown: tuple[str, ...] = ()
@@ -243,7 +242,7 @@ class _Writer:
         name, kind = self._name(task), "send" if task.sent_for in (OPERATION, COPY) else task.sent_for
         after = (self._number[read.task],)
         rank = self._rank(source, task.device)
-        sent = Task(name, route.uses, busy, after, route.latency_s, rank, hands_on=True)
+        sent = Task(name, route.uses, busy, after, route.latency_s, rank)
         self._add(sent, Placed(source, "send", kind, count, task.device), (n,))
 
     def _rank(self, source: str, device: str) -> int:
@@ -260,7 +259,7 @@ class _Writer:
             uses = route.uses if route.busy_s else ()  # (threads send and receive it; links carry it beside all else)
             placed = Placed(source, "send" if uses else "wait", "signal", 0, device)
             rank, name = self._rank(source, device), f"^{self._name(self._planned[n])}"
-            task = Task(name, uses, route.busy_s, (number,), route.latency_s, rank, hands_on=bool(uses))
+            task = Task(name, uses, route.busy_s, (number,), route.latency_s, rank)
             self._signals[key] = self._add(task, placed)
         return self._signals[key]
 

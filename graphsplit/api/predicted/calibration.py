@@ -45,8 +45,8 @@ def calibrate(
     """Measure the devices of this process, and how long their operations take. This needs about two minutes.
 
     It measures products and convolutions with their gradients, memory, copies between devices, the cost of an empty
-    operation and of a call, how long a thread takes to wake up, and how much slower devices are that work at once. Of
-    GPUs, it also measures the host's memory and products, and copies to it.
+    operation and of a call, and how much slower devices are that work at once. Of GPUs, it also measures the host's
+    memory and products, and copies to it.
     With a function, TensorFlow's profiler also measures its operations one by one on one device, and its whole steps.
     That makes predictions of this function, and of similar ones, more exact.
 
@@ -174,7 +174,6 @@ def _host(threads: int, measured: Measurements) -> Host:
         call_s=measured.call_s,
         device_call_s=measured.device_call_s,
         argument_s=measured.argument_s,
-        wake_s=measured.wake_s,
     )
 
 

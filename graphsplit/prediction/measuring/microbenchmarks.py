@@ -30,7 +30,6 @@ _LEAST_S = 1e-7
 _LARGE_ENTRIES = 4_000_000
 _VARIABLES = 128
 _BESIDE_SIDE, _BESIDE_ENTRIES, _BESIDE_IMAGE, _BESIDE_IMAGES = 512, 250_000, (8, 16, 64), 4
-_WAKE_SIDE, _WAKE_LENGTHS = 160, (4, 16)
 
 _Key = tuple[str, str, float]
 """What a probe is of: a figure, the family or dtype, how much work; "" and 0 where there is none."""
@@ -43,7 +42,7 @@ class Measurements:
     Attributes:
       curves, overhead_s: see `Device`.
       matrix_flops_per_s: of products of large matrices, by dtype.
-      slowdown_of, call_s, argument_s, device_call_s, wake_s: see `Host`.
+      slowdown_of, call_s, argument_s, device_call_s: see `Host`.
       latency_s, link_bytes_per_s: of what is sent from the first device to the second one; 0 where there is none, and
         no bytes a second where what is sent is handed on.
       host_bytes_per_s, host_flops_per_s: see `Host`; 0 where the devices are CPUs.
@@ -57,7 +56,6 @@ class Measurements:
     slowdown_of: Mapping[str, tuple[float, ...]]
     argument_s: float = 0.0
     device_call_s: float = 0.0
-    wake_s: float = 0.0
     latency_s: float = 0.0
     link_bytes_per_s: float = 0.0
     host_bytes_per_s: float = 0.0
@@ -88,8 +86,6 @@ def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> M
             probes["latency", "", _LARGE_ENTRIES] = _latency(devices[0], devices[1], _LARGE_ENTRIES)
         else:
             probes["device call", "", 0] = _device_call(devices)
-        if threads > 1:
-            probes["wake", "", 0] = _wake(devices)
     if is_gpu:
         host = host_device(host_name(first))
         probes.update({("host", name, 0): probe for name, probe in host_probes(host).items()})
@@ -118,7 +114,6 @@ def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> M
         slowdown_of=_slowdowns(found),
         argument_s=of("argument"),
         device_call_s=of("device call"),
-        wake_s=max(0.0, of("wake") - of("device call")),  # (two devices have something to do)
         latency_s=latency_s,
         link_bytes_per_s=rate_of_link("latency", latency_s) if is_gpu else 0.0,
         host_bytes_per_s=host_bytes_per_s,
@@ -184,23 +179,6 @@ def _slowdowns(found: Mapping[_Key, float]) -> dict[str, tuple[float, ...]]:
         if what == "slowdown":
             slowdowns[family].append(min(max(1.0, ratio), float(count)))
     return {family: tuple(ratios) for family, ratios in slowdowns.items()}
-
-
-def _wake(devices: Sequence[str]) -> Probe:
-    """Return what tells how long a thread without work takes from an operation that waits for it to its start.
-
-    It is what two short chains of products on two devices take longer than one of them, but for how much slower the
-    products are beside each other: chains of no products.
-    """
-    short, long = _WAKE_LENGTHS
-    calls = [_products(devices, count, _WAKE_SIDE, length) for length in (short, long) for count in (1, 2)]
-
-    def at_no_length(seconds: Sequence[float]) -> float:
-        alone_short, both_short, alone_long, both_long = seconds
-        more_short, more_long = both_short - alone_short, both_long - alone_long
-        return more_short - (more_long - more_short) * short / (long - short)
-
-    return Probe(tuple(calls), at_no_length)
 
 
 def _device_call(devices: Sequence[str]) -> Probe:
