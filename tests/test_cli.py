@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 
 def graphsplit(*arguments: str) -> subprocess.CompletedProcess[str]:
     program = Path(sys.executable).parent / "graphsplit"
@@ -30,21 +28,6 @@ def test_polyfit():
     difference = re.search(r"Largest difference of a coefficient at any step: (\S+)", done.stdout)
     assert difference
     assert float(difference.group(1)) < 1e-5
-
-
-@pytest.mark.long
-def test_digits():
-    done = graphsplit("demo", "digits", "--devices", "2", "--epochs", "3")
-    assert done.returncode == 0, done.stderr
-    rows = [row.split("│") for row in done.stdout.splitlines() if row.startswith("│")]
-    assert len(rows) == 3
-    for row in rows:
-        assert row[2].strip() == row[3].strip()  # the losses, to five digits
-        assert row[4].strip() == row[5].strip()  # the accuracies
-    assert float(rows[2][4].strip(" %")) > 50
-    difference = re.search(r"Largest difference of the loss at any step: (\S+)", done.stdout)
-    assert difference
-    assert float(difference.group(1)) < 1e-12
 
 
 def test_devices():

@@ -48,14 +48,10 @@ def main(
     """Run TensorFlow functions on several devices, with exactly one device's results."""
 
 
-Devices = Annotated[int, typer.Option("--devices", min=1, help="How many devices.")]
-Batch = Annotated[int, typer.Option("--batch", min=1, help="Rows in each step's batch.")]
-
-
 @demo.command()
 def polyfit(
-    devices: Devices = 4,
-    batch: Batch = 100,
+    devices: Annotated[int, typer.Option("--devices", min=1, help="How many devices.")] = 4,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Rows in each step's batch.")] = 100,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps.")] = 2000,
 ) -> None:
     """Fit 5x^2 + 0x + 3 on one device and on several, and compare."""
@@ -63,19 +59,6 @@ def polyfit(
     from graphsplit.demos.polyfit import run
 
     run(devices, batch, steps)
-
-
-@demo.command()
-def digits(
-    devices: Devices = 4,
-    batch: Batch = 100,
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the training data.")] = 5,
-) -> None:
-    """Train a convolutional network with BatchNormalization on handwritten digits, on one device and on several."""
-    start_tensorflow()
-    from graphsplit.demos.digits import run
-
-    run(devices, batch, epochs)
 
 
 @app.command()
