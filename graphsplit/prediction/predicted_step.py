@@ -66,8 +66,6 @@ class PredictedStep:
       layout: of the variables, `sharded`; "" for as they lie.
       unknown: sentences on what is known only when it runs: then the step takes at least `step_s`.
       assumptions: on what it rests.
-      sizes: the least and the most that sizes count as that follow from data; None if there are none, or no most.
-      most: the same step where they are largest; None as for `sizes`.
       notes: what a user might not expect.
     """
 
@@ -78,8 +76,6 @@ class PredictedStep:
     layout: str = ""
     unknown: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = field(default=(), repr=False)
-    sizes: tuple[int, int] | None = None
-    most: PredictedStep | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
     _tasks: MachineTasks = field(repr=False, kw_only=True)
     _schedule: TaskTimes = field(repr=False, kw_only=True)
@@ -91,19 +87,12 @@ class PredictedStep:
 
     @property
     def step_s(self) -> float:
-        """Seconds from a call to its results; the least, where sizes follow from data."""
+        """Seconds from a call to its results; the least, where something is `unknown`."""
         return self._call_s + self._schedule.seconds
 
     @property
     def _call_s(self) -> float:
         return self.machine.call_s(self.used, self._tasks.given)
-
-    @property
-    def most_s(self) -> float | None:
-        """The most that the step takes, where sizes follow from data; None if nothing says how large they can be."""
-        if self.most is not None:
-            return None if self.most.unknown else self.most.step_s
-        return None if self.unknown else self.step_s
 
     @functools.cached_property
     def memory_bytes(self) -> dict[str, int]:
@@ -222,7 +211,7 @@ class PredictedStep:
     def over(self, limit: float | None = None) -> dict[str, int]:
         """Return the devices that would hold more bytes than they have, or than `limit`, and how many."""
         most = self.machine.device.memory_bytes if limit is None else limit
-        held = {short_name(device): own.peak_bytes for device, own in (self.most or self).of_devices.items()}
+        held = {short_name(device): own.peak_bytes for device, own in self.of_devices.items()}
         return {device: count for device, count in held.items() if count > most}
 
 

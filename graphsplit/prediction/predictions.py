@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from graphsplit.core.devices import short_name
@@ -69,10 +68,9 @@ class Prediction(PredictedStep):
             has = format_bytes(int(self.machine.device.memory_bytes))
             lines.append(f"  does not fit: {names}, and each has {has}")
         lines += [f"  note: {note}" for note in self.notes]
-        if self.sizes is not None:
-            low, high = self.sizes
-            lines.append(f"  sizes that follow from data count as {low} to {high}; unknown_size=... says it better")
-        lines += [f"  known only when it runs: {text}" for text in self.unknown[:4]]
+        for text in self.unknown[:4]:
+            hint = "; unknown_size=... says how large" if text.startswith("the size") else ""
+            lines.append(f"  known only when it runs: {text}{hint}")
         return "\n".join([*lines, "It assumes:", *[f"  {text}" for text in self.assumptions]])
 
     __repr__ = __str__  # what a prompt, and an assertion that fails, show
@@ -81,9 +79,7 @@ class Prediction(PredictedStep):
         return text_html(str(self), "each device, and on what it rests")
 
     def _seconds(self) -> str:
-        if self.most is None:
-            return f"{'at least ' if self.unknown else ''}{_seconds(self.step_s)}"
-        return f"{_seconds(self.step_s)} to {'more than ' if self.unknown else ''}{_seconds(self.most.step_s)}"
+        return f"{'at least ' if self.unknown else ''}{_seconds(self.step_s)}"
 
 
 def _chrome_trace(prediction: PredictedStep) -> dict[str, Any]:
@@ -100,11 +96,6 @@ def _chrome_trace(prediction: PredictedStep) -> dict[str, Any]:
         trace += [{**alive, "ts": time * 1e6, "args": {"bytes": count}} for time, count in memory.steps]
     about = {"predicted": True, "rests on": list(prediction.assumptions)}
     return {"traceEvents": trace, "displayTimeUnit": "ms", "otherData": about}
-
-
-def between(least: Prediction, most: Prediction, sizes: tuple[int, int]) -> Prediction:
-    """Return the prediction of a step in which sizes follow from data, given those with the least and largest sizes."""
-    return replace(least, sizes=sizes, most=most, unknown=most.unknown)
 
 
 @collection_paused()

@@ -18,8 +18,8 @@ from graphsplit.core.progress import phase
 from graphsplit.core.user_code import with_users_traceback
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import machine as machine_of
-from graphsplit.prediction.predictions import Prediction, between, predict_plan
-from graphsplit.prediction.unknown_sizes import UnknownSize, checked_unknown_size, most_unknown_size
+from graphsplit.prediction.predictions import Prediction, predict_plan
+from graphsplit.prediction.unknown_sizes import checked_unknown_size
 
 MOST_TASKS = 10_000_000  # operations and what is sent: of a million, half a minute, and 2 GB
 
@@ -34,7 +34,7 @@ def predict(
     micro_batches: int | None = None,
     schedule: str | None = None,
     stages: int | None = None,
-    unknown_size: UnknownSize = None,
+    unknown_size: int | None = None,
     mesh: Mapping[str, int] | None = None,
     **kwargs: Any,
 ) -> Prediction:
@@ -53,9 +53,8 @@ def predict(
       layout: the layout of the variables: `"home"`, `"replicated"`, `"sharded"`, `"host"`, or by patterns, as for
         `set_variable_layout`, with axes of the mesh, too. None keeps their layouts.
       micro_batches, schedule, stages: as for `parallelize`; None: as `fn` has them.
-      unknown_size: what to assume for sizes that depend on data (`tf.where`): a number, or the least and the most.
-        None assumes 1 to the size of the operand. If nothing bounds the size, it is taken as 1, and the prediction
-        says that the step takes at least so long.
+      unknown_size: what to assume for sizes that depend on data (`tf.where`). None assumes 1, and the prediction says
+        that the step takes at least so long.
       mesh: its devices as a mesh of named axes, `{"batch": 64, "model": 8}`, as for `parallelize`; None: that of `fn`.
 
     Raises:
@@ -87,26 +86,16 @@ def predict_call(
     machine: Machine,
     devices: int,
     layout: Layout = None,
-    unknown_size: UnknownSize = None,
+    unknown_size: int | None = None,
 ) -> Prediction:
     """Return the prediction of a call that was traced; see `predict`."""
     names = machine.names(devices)
     grid = mesh_as_if(call.options.mesh, names)
     plan = call.plan(names, layout)
     notes = (*call.notes, *notes_on_layout(call.trace, layout, names, grid))
-
-    def at(size: int | None) -> Prediction:
-        name = layout_name(layout)
-        found = predict_plan(plan, machine, title=call.title, layout=name, unknown_size=size)
-        return dataclasses.replace(found, notes=notes)
-
-    if isinstance(unknown_size, int):
-        return at(unknown_size)
-    found = at(None if unknown_size is None else unknown_size[0])
-    most = most_unknown_size(plan.program) if unknown_size is None else unknown_size[1]
-    if most is None or (unknown_size is None and not found.unknown):
-        return found
-    return between(found, at(most), unknown_size or (1, most))
+    name = layout_name(layout)
+    found = predict_plan(plan, machine, title=call.title, layout=name, unknown_size=unknown_size)
+    return dataclasses.replace(found, notes=notes)
 
 
 def why_too_many(call: PredictedCall, devices: int, layout: Layout) -> str:

@@ -20,7 +20,7 @@ from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import machine as machine_of
 from graphsplit.prediction.predictions import Prediction
 from graphsplit.prediction.scalings import Point, Scaling
-from graphsplit.prediction.unknown_sizes import UnknownSize, checked_unknown_size
+from graphsplit.prediction.unknown_sizes import checked_unknown_size
 
 KINDS = ("strong", "weak")
 
@@ -34,7 +34,7 @@ def scaling(
     layouts: Sequence[Layout] | None = None,
     kinds: Sequence[str] = KINDS,
     micro_batches: int | None = None,
-    unknown_size: UnknownSize = None,
+    unknown_size: int | None = None,
     mesh: Mapping[str, int] | None = None,
     **kwargs: Any,
 ) -> Scaling:
