@@ -228,6 +228,20 @@ def canonical_name(name: str, argument: str = "devices") -> str:
     return str(spec.make_merged_spec(tf.DeviceSpec(replica=spec.replica or 0, task=spec.task or 0)).to_string())
 
 
+def place(tensor: tf.Tensor) -> str:
+    """Return the full name of the device in whose memory a tensor is: the host's for integers of a GPU; "" in a graph.
+
+    >>> place(tf.zeros([2]))
+    '/device:CPU:0'
+    """
+    return _cached_name(getattr(tensor, "backing_device", ""))
+
+
+@functools.cache
+def _cached_name(name: str) -> str:
+    return canonical_name(name) if name else ""
+
+
 def names_device(name: str) -> bool:
     """Return whether a node's device asks for one: TensorFlow gives calls of Python functions this process's name.
 

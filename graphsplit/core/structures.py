@@ -17,6 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.containers import container_of
+from graphsplit.core.devices import name_for_runtime
+from graphsplit.core.hosts import host_device
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def _flatten(value: Any, tensors: list[tf.Tensor], specs: bool) -> Tree:
     if specs and isinstance(value, tf.TypeSpec):
         return _flatten_spec(value, tensors)
     if isinstance(value, (tf.Tensor, np.ndarray, np.generic)):
-        tensor = value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
+        tensor = value if isinstance(value, tf.Tensor) else _in_host_memory(value)
         tensors.append(tensor)
         return _tensor_leaf(tensor)
     kind = value.__class__  # not type(): TensorFlow's modules wrap dicts that are assigned to them into proxies
@@ -115,6 +117,14 @@ def _flatten(value: Any, tensors: list[tf.Tensor], specs: bool) -> Tree:
     keys, entries, rest = container.take_apart(value)
     trees = tuple([_flatten(entry, tensors, specs) for entry in entries])
     return Branch(kind, keys, trees, None if rest is None else StaticLeaf(rest))
+
+
+def _in_host_memory(value: Any) -> tf.Tensor:
+    """Return an array as a tensor where it is: TensorFlow by itself would bring all of it to the first GPU."""
+    if not tf.executing_eagerly():
+        return tf.convert_to_tensor(value)
+    with tf.device(name_for_runtime(host_device(""))):
+        return tf.convert_to_tensor(value)
 
 
 def _flatten_spec(spec: tf.TypeSpec, tensors: list[Any]) -> Tree:

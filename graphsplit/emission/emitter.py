@@ -67,7 +67,7 @@ ORDER_ROLE = "order"
 def emit(plan: Plan) -> EmittedGraph:
     """Return the graph that carries out `plan`."""
     draft = Draft(plan.program, range(plan.mesh.shards))
-    lengths = Writer(f"{draft.scope}/rows/lengths", host_of(plan.home), lambda node: draft.add_sizes(node, None))
+    lengths = Writer(f"{draft.scope}/rows/lengths", host_of(_counting(plan)), lambda node: draft.add_sizes(node, None))
     given: dict[Symbol, str] = {}
     if plan.program.symbols:
         given = {s: measured(lengths, _argument(plan, *source)) for s, source in plan.length_sources().items()}
@@ -96,7 +96,13 @@ def _emit_body(
 
 def _argument(plan: Plan, position: int, axis: int, each: int = 1) -> Measured:
     op = plan.program.ops[position]
-    return Measured(op.name, axis, each, op.out_dtypes[0])
+    device = plan.owners.of_ops[position]  # there its shape is known: elsewhere all of it would have to be sent
+    return Measured(op.name, axis, each, op.out_dtypes[0], device if plan.input_devices else host_of(plan.home))
+
+
+def _counting(plan: Plan) -> str:
+    """Return the device beside which sizes are computed that no shard has by itself: where the arguments are cut."""
+    return plan.input_devices[0] if plan.input_devices else plan.home
 
 
 def _count_rows(plan: Plan, draft: Draft, given: Mapping[Symbol, str]) -> RowCounts:
@@ -104,7 +110,7 @@ def _count_rows(plan: Plan, draft: Draft, given: Mapping[Symbol, str]) -> RowCou
     devices = dict(enumerate(plan.devices))
     if plan.mesh.axis:  # the rows of the batch are none of its business
         return AxisRows(Site(plan.home, devices, f"{draft.scope}/rows", draft.add_sizes, given))
-    site = Site(plan.home, devices, f"{draft.scope}/rows", draft.add_sizes, length_sizes(given))
+    site = Site(plan.home, devices, f"{draft.scope}/rows", draft.add_sizes, length_sizes(given), _counting(plan))
     if ROWS not in plan.program.symbols:
         return FixedRows(plan.rows, site)
     found = plan.rows_sources()

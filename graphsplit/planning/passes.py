@@ -97,7 +97,7 @@ def with_lists_in_place(decide: Callable[[Mapping[int, str]], Plan], given: Coll
 
 def owned_and_moved(plan: Plan, steps: Sequence[Step]) -> Plan:
     """Return the plan with what becomes of each operation, who owns whole values, and what moves."""
-    owners = find_owners(plan.program, steps, plan.mesh, plan.home, plan.state)
+    owners = find_owners(plan.program, steps, plan.mesh, plan.home, plan.state, plan.input_devices)
     moves = find_moves(plan.program, plan.mesh, steps, owners, plan.state, plan.output_layouts)
     return replace(plan, steps=tuple(steps), owners=owners, moves=moves)
 

@@ -33,6 +33,7 @@ def plan_program(
     asked: PlanOptions = PlanOptions(),  # noqa: B008  # frozen
     stages: StagesAsked | None = None,
     notes: Sequence[str] = (),
+    input_devices: Sequence[str] = (),
 ) -> Plan:
     """Decide where every operation runs.
 
@@ -45,6 +46,8 @@ def plan_program(
       asked: what the user asks of the plan.
       stages: the devices of the stages into which the program is to be cut, if any.
       notes: for the plan.
+      input_devices: where each argument lies; by default at home. What a function's gradients are given besides, and
+        what a loop hands to its body, is at home.
 
     Raises:
       StrictError: see `strict` of `parallelize`.
@@ -62,6 +65,7 @@ def plan_program(
         asked=asked,
         state=state,
         stage_cuts=None if stages is None else StageCuts(stages),
+        input_devices=tuple(input_devices),
     )
     for decide in PASSES:
         plan = decide(plan)

@@ -54,7 +54,9 @@ def planning_for(names: Mapping[str, str]) -> Iterator[None]:
             own["sums"] = renamed(division.sums)
         return dataclasses.replace(division, **own)
 
-    def plan(program: Program, *, mesh: Mesh, home: str, state: State, **given: Any) -> gs.Plan:
+    def plan(
+        program: Program, *, mesh: Mesh, home: str, state: State, input_devices: Sequence[str], **given: Any
+    ) -> gs.Plan:
         places = {position: names[device] for position, device in program.places.items()}
         own = dataclasses.replace(
             state,
@@ -66,6 +68,7 @@ def planning_for(names: Mapping[str, str]) -> Iterator[None]:
             mesh=dataclasses.replace(mesh, devices=renamed(mesh.devices)),
             home=names[home],
             state=own,
+            input_devices=renamed(input_devices),
             **given,
         )
 

@@ -21,7 +21,7 @@ from graphsplit.core import structures
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh, device_mesh, mesh_as_if
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import CheckError, UnsupportedError
-from graphsplit.core.hosts import host_name
+from graphsplit.core.hosts import host_device, host_name
 from graphsplit.core.keras_internals import open_scopes
 from graphsplit.core.progress import phase
 from graphsplit.core.sizes.symbolic_sizes import Size, has_sizes
@@ -238,7 +238,7 @@ def plan_for(
     state: State,
     mesh: Mesh | None = None,
 ) -> Plan:
-    """Decide what of a program runs where, given how its inputs are split.
+    """Decide what of a program runs where, given how its inputs are split, which come from this process's memory.
 
     Args:
       program, splitting, options, devices, home, state: see `trace_and_plan`.
@@ -257,6 +257,7 @@ def plan_for(
         asked=options,
         stages=stages_asked(options, devices),
         notes=splitting.notes,
+        input_devices=[host_device("")] * len(program.inputs),
     )
 
 

@@ -139,12 +139,24 @@ class ParallelFunction(Generic[P, R]):
             with phase(self._name()), phase("building and running it for the first time"):
                 return compiled(tensors)
 
-        return self._run_planned(arguments, run)
+        return self._run_planned(arguments, tensors, run)
 
-    def _run_planned(self, arguments: structures.Branch, run: Callable[[Differentiable], list[tf.Tensor]]) -> Any:
-        """Return what the compiled form for this signature returns; another one's, if layouts change before it runs."""
+    def _run_planned(
+        self,
+        arguments: structures.Branch,
+        tensors: list[tf.Tensor] | None,
+        run: Callable[[Differentiable], list[tf.Tensor]],
+    ) -> Any:
+        """Return what the compiled form returns; another one's, if layouts change before it runs.
+
+        Args:
+          arguments: the signature.
+          tensors: where they lie, they are cut; None if each host has them.
+          run: is given the compiled form.
+        """
         while True:
             compiled = self._get(arguments)
+            compiled = compiled if tensors is None else compiled.on(tensors)
             try:
                 results = run(compiled)
             except LayoutsChangedError:
@@ -265,7 +277,7 @@ class ParallelFunction(Generic[P, R]):
         if self._options.automatic is not None and not runs and self._find(arguments) is None:
             with self._traces.lock:
                 return self._compile(self._cover(arguments), runs=False), tensors
-        return self._get(arguments), tensors
+        return self._get(arguments).on(tensors), tensors
 
     def _check_takes_nothing(self) -> None:
         """Raise `ArgumentError` for a question without arguments that no call answers, and no arguments will do."""

@@ -56,7 +56,7 @@ class Traces:
 
     def all(self) -> list[Differentiable]:
         """Return all compiled forms."""
-        return [compiled for group in list(self.compiled.values()) for compiled in group]
+        return [form for group in list(self.compiled.values()) for compiled in group for form in compiled.forms]
 
     def ran_most(self) -> Differentiable | None:
         """Return the compiled form that ran most of those that are valid now; None if none has run."""

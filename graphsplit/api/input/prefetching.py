@@ -72,12 +72,14 @@ def _results(function: Any, batches: Iterator[list[Any]], count: int, readers: t
     def prepare(found: list[Any]) -> tuple[Any, Any, Any, Any]:
         tensors, tree = _flatten(function, found)
         compiled = function._find(tree)  # new signatures are traced by the user's own thread
+        compiled = compiled if compiled is None or readers else compiled.on(tensors)
         sends = compiled is not None and compiled.sends(readers)
         return tensors, tree, compiled, compiled.send(tensors, readers) if sends else None
 
     for tensors, tree, sender, pieces in ahead(batches, prepare, count):
         # another one, if layouts changed meanwhile, or scopes are open here
-        yield function._run_planned(tree, partial(_run, tensors, readers, sender, pieces))
+        lying = None if readers else tensors
+        yield function._run_planned(tree, lying, partial(_run, tensors, readers, sender, pieces))
 
 
 class ReadCall:
@@ -99,7 +101,7 @@ class ReadCall:
         if not self._found:
             return END
         tensors, tree = _flatten(function, [self._found[host] for host in hosts])
-        return function._run_planned(tree, partial(_run, tensors, hosts, None, None))
+        return function._run_planned(tree, None, partial(_run, tensors, hosts, None, None))
 
 
 def _run(tensors: Any, readers: tuple[str, ...], sender: Any, pieces: Any, compiled: Any) -> list[tf.Tensor]:

@@ -25,13 +25,14 @@ class Writer:
         self._serial = itertools.count()
         self._constants: dict[tuple[bytes, tuple[int, ...], tf.DType], str] = {}
 
-    def __call__(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        """Write a node and return the reference of its first output."""
-        return self.write(f"{self.scope}/{op_type}_{next(self._serial)}", op_type, *inputs, **attributes)
+    def __call__(self, op_type: str, *inputs: str, device: str = "", **attributes: Any) -> str:
+        """Write a node, on another device if one is named, and return the reference of its first output."""
+        name = f"{self.scope}/{op_type}_{next(self._serial)}"
+        return self.write(name, op_type, *inputs, device=device, **attributes)
 
-    def write(self, name: str, op_type: str, *inputs: str, **attributes: Any) -> str:
+    def write(self, name: str, op_type: str, *inputs: str, device: str = "", **attributes: Any) -> str:
         """Write a node under a name of its own."""
-        self._add(make_node(name, op_type, inputs, self.device, **attributes))
+        self._add(make_node(name, op_type, inputs, device or self.device, **attributes))
         return name
 
     def constant(self, value: Any, dtype: tf.DType = tf.int64) -> str:

@@ -138,7 +138,7 @@ class CollectiveWriter:
             counted, pieces = self._counts.own_sizes(name, layout, block_of), len(layout.blocks)
             wait = self._counts.waits_for(block_of)
         else:
-            counted = self._counts.split_sizes(name, layout, holder)
+            counted = self._counts.split_sizes(name, layout, holder, value.device)
             pieces = len(layout.blocks) * len(self._draft.shards)
         counted_along = self._constant(f"{name}/axis", axis, tf.int32, value.device, wait)
         self._add(name, "SplitV", [source, counted, counted_along], value.device, num_split=pieces, Tlen=tf.int64)

@@ -38,12 +38,13 @@ AddToShard = Callable[[Any, int | None], None]
 
 
 class Measured(NamedTuple):
-    """An argument on which something is counted: on `axis` it has `each` entries for one of it."""
+    """An argument on which something is counted, where it lies: on `axis` it has `each` entries for one of it."""
 
     name: str
     axis: int
     each: int
     dtype: tf.DType
+    device: str
 
 
 class Site(NamedTuple):
@@ -55,6 +56,7 @@ class Site(NamedTuple):
       scope: a prefix for the names of nodes.
       add: takes each node and the shard that it belongs to.
       lengths: references of the sizes of sequences, 64 bits; and of rows, where somebody is told these.
+      counting: the device beside which sizes are computed that are not a shard's; "" for home.
     """
 
     home: str
@@ -62,6 +64,7 @@ class Site(NamedTuple):
     scope: str
     add: AddToShard
     lengths: Mapping[Symbol, str]
+    counting: str = ""
 
 
 class RowCounts:
@@ -79,8 +82,8 @@ class RowCounts:
     """
 
     def __init__(self, site: Site):
-        home, devices, scope, add, lengths = site
-        self.home = Writer(f"{scope}/home", host_of(home), lambda node: add(node, None))
+        home, devices, scope, add, lengths, counting = site
+        self.home = Writer(f"{scope}/home", host_of(counting or home), lambda node: add(node, None))
         self.writers = {
             d: Writer(f"{scope}/shard_{d}", host_of(device), lambda node, d=d: add(node, d))  # type: ignore[misc]
             for d, device in devices.items()
@@ -110,16 +113,20 @@ class RowCounts:
         """Return the control input that keeps a node of shard `d` from running if it has no rows, or ""."""
         return ""
 
-    def operand(self, name: str, d: int | None, value: np.ndarray, dtype: tf.DType) -> str:
-        """Return integers that follow from sizes, on the device of shard `d`, made if need be; `name` if constant."""
-        value = substituted(value, self.numbers[d])
-        key = d, repr(value.tolist()), value.shape, dtype
+    def operand(self, name: str, d: int | None, value: np.ndarray, dtype: tf.DType, device: str = "") -> str:
+        """Return integers that follow from sizes, on the device of shard `d`, made if need be; `name` if constant.
+
+        A constant may have another device than that, on which it is read.
+        """
+        value, device = substituted(value, self.numbers[d]), device or self._devices[d]
+        key = d, repr(value.tolist()), value.shape, dtype, device
         if key not in self._made:
-            self._made[key] = self._sum(d, value, dtype) if is_symbolic(value) else self._number(name, d, value, dtype)
+            is_made = is_symbolic(value)
+            self._made[key] = self._sum(d, value, dtype) if is_made else self._number(name, d, value, dtype, device)
         return self._made[key]
 
-    def split_sizes(self, name: str, layout: Shard, d: int | None = None) -> str:
-        """Write the sizes of all pieces of an axis, block by block, at home or on the device of a shard."""
+    def split_sizes(self, name: str, layout: Shard, d: int | None, device: str) -> str:
+        """Write the sizes of all pieces of an axis, block by block, for a device: a shard's, or one with all of it."""
         raise CheckError("A shard by itself cuts nothing.")
 
     def own_sizes(self, name: str, layout: Shard, d: int) -> str:
@@ -127,10 +134,10 @@ class RowCounts:
         blocks = [self.own(layout.between(i, i + 1), d) for i in range(len(layout.blocks))]
         return self.operand(f"{name}/sizes", d, as_entries(blocks), tf.int64)
 
-    def _sizes_known(self, name: str, layout: Shard, rows: Sequence[int], d: int | None = None) -> str:
+    def _sizes_known(self, name: str, layout: Shard, rows: Sequence[int], d: int | None, device: str) -> str:
         # (of lengths, where blocks are)
         sizes = [Polynomial.of(count) for block in layout.pieces(rows) for count in block]
-        return self.operand(f"{name}/sizes", d, as_entries(sizes), tf.int64)
+        return self.operand(f"{name}/sizes", d, as_entries(sizes), tf.int64, device)
 
     def own(self, layout: Shard, d: int) -> Polynomial:
         """Return how many entries shard `d` has of an axis that lies so."""
@@ -150,10 +157,10 @@ class RowCounts:
         """Return the references that the body of a loop is given, on shard `d` or at home."""
         return [self.scalars[d][symbol] for symbol in symbols]
 
-    def _number(self, name: str, d: int | None, value: np.ndarray, dtype: tf.DType) -> str:
+    def _number(self, name: str, d: int | None, value: np.ndarray, dtype: tf.DType, device: str) -> str:
         wait = "" if d is None else self.waits_for(d)
         array = values_at(value, {}).astype(dtype.as_numpy_dtype)
-        self._add(constant_node(name, array, dtype, self._devices[d], wait), d)
+        self._add(constant_node(name, array, dtype, device, wait), d)
         return name
 
     def _sum(self, d: int | None, value: np.ndarray, dtype: tf.DType) -> str:
@@ -186,9 +193,9 @@ class FixedRows(RowCounts):
         self.numbers = {d: {ROWS: sum(rows), OWN: rows[d], BEGIN: sum(rows[:d])} for d in site.devices}
         self.numbers[None] = {ROWS: sum(rows)}
 
-    def split_sizes(self, name: str, layout: Shard, d: int | None = None) -> str:
-        """Write the sizes of all pieces of an axis, block by block, at home or on the device of a shard."""
-        return self._sizes_known(name, layout, self._rows, d)
+    def split_sizes(self, name: str, layout: Shard, d: int | None, device: str) -> str:
+        """Write the sizes of all pieces of an axis, block by block, for a device: a shard's, or one with all of it."""
+        return self._sizes_known(name, layout, self._rows, d, device)
 
     def own(self, layout: Shard, d: int) -> Polynomial:
         """Return how many entries shard `d` has of an axis that lies so."""
@@ -270,10 +277,10 @@ class MeasuredRows(RowCounts):
         """Return the control input that keeps a node of shard `d` from running if it has no rows; "" for the first."""
         return self.writers[d].control
 
-    def split_sizes(self, name: str, layout: Shard, d: int | None = None) -> str:
-        """Write the sizes of all pieces of an axis, block by block, at home."""
+    def split_sizes(self, name: str, layout: Shard, d: int | None, device: str) -> str:
+        """Write the sizes of all pieces of an axis, block by block."""
         if isinstance(layout.partition, EvenCut):
-            return self._sizes_known(name, layout, (0,) * len(self._present))
+            return self._sizes_known(name, layout, (0,) * len(self._present), None, device)
         if layout.blocks == (1,):
             return self._all_sizes
         w, key = self.home, ("split sizes", repr(layout.blocks))
@@ -292,7 +299,7 @@ def length_sizes(given: Mapping[Symbol, str]) -> dict[Symbol, str]:
 
 def measured(w: Writer, source: Measured) -> str:
     """Write how many there are of something along an axis of an argument."""
-    shape = w("Shape", source.name, T=source.dtype, out_type=tf.int64)
+    shape = w("Shape", source.name, device=source.device, T=source.dtype, out_type=tf.int64)
     types = {"Tparams": tf.int64, "Tindices": tf.int64, "Taxis": tf.int64}
     size = w("GatherV2", shape, w.constant(source.axis), w.constant(0), **types)
     return size if source.each == 1 else w("FloorDiv", size, w.constant(source.each), T=tf.int64)

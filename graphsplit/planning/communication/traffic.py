@@ -22,6 +22,7 @@ class Traffic:
       between_hosts: how much of all that passes from host to host.
       by_kind: all that is sent, by the kind of move, and of what is sent between columns by the axis: see `along`.
       unknown: the kinds of which something is sent whose size follows from data. It counts as no bytes.
+      giving: devices of which only arguments come, within their host.
     """
 
     sent: dict[str, int] = field(default_factory=dict)
@@ -29,6 +30,7 @@ class Traffic:
     between_hosts: int = 0
     by_kind: dict[str, int] = field(default_factory=dict)
     unknown: frozenset[str] = frozenset()
+    giving: frozenset[str] = frozenset()
 
     @property
     def within_hosts(self) -> int:
@@ -36,10 +38,15 @@ class Traffic:
         return sum(self.sent.values()) - self.between_hosts
 
     @property
+    def through(self) -> dict[str, tuple[int, int]]:
+        """What each device sends and receives, without their host's memory, to which each has a link."""
+        devices = [device for device in dict.fromkeys([*self.sent, *self.received]) if device not in self.giving]
+        return {device: (self.sent.get(device, 0), self.received.get(device, 0)) for device in devices}
+
+    @property
     def busiest(self) -> tuple[str, int, int]:
         """The device through which most bytes go, the bytes that it sends, and those that it receives."""
-        devices = dict.fromkeys([*self.sent, *self.received])
-        through = {device: (self.sent.get(device, 0), self.received.get(device, 0)) for device in devices}
+        through = self.through
         device = max(through, key=lambda device: sum(through[device]), default="")
         return (device, *through.get(device, (0, 0)))
 
@@ -69,7 +76,9 @@ def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
             sent[source] = sent.get(source, 0) + size * receivers
             received[task.device] = received.get(task.device, 0) + size * senders
             between_hosts += size * senders * receivers if host_name(source) != host_name(task.device) else 0
-    return Traffic(_of_each(sent, found), _of_each(received, found), between_hosts, by_kind, frozenset(unknown))
+    hosts = set(map(host_name, plan.devices))
+    giving = frozenset([device for device in plan.giving_devices if host_name(device) in hosts])
+    return Traffic(_of_each(sent, found), _of_each(received, found), between_hosts, by_kind, frozenset(unknown), giving)
 
 
 def _follows_from_data(plan: Decisions, task: PlannedTask) -> bool:

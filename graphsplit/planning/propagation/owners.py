@@ -4,6 +4,8 @@ What only leads to changes of one device's variables belongs to that device: an 
 What serves several devices (a global norm), or nobody, runs where most of what it reads already is, or at home. On a
 device that only holds variables, the host of GPUs, also runs what serves another one and makes no more than it reads
 there: of the slots in the host's memory none is sent, but the update that follows from them.
+
+Arguments belong to the device on which the caller has them. There they are cut, and nothing else runs for their sake.
 """
 
 from __future__ import annotations
@@ -47,12 +49,21 @@ class Owners:
         return self.of_tensors.get(tensor, self.home)
 
 
-def find_owners(program: Program, steps: Sequence[Step], mesh: Mesh, home: str, state: State) -> Owners:
+def find_owners(
+    program: Program, steps: Sequence[Step], mesh: Mesh, home: str, state: State, input_devices: Sequence[str] = ()
+) -> Owners:
     """Return where whole values are made."""
-    pinned = _pinned(program, state, home)
+    pinned, lying = _pinned(program, state, home), _lying(program, input_devices)
     if not program.stages and not mesh.columns and all(device in (home, "") for device in pinned.values()):
+        pinned |= lying
         return Owners(tuple([pinned.get(op.index, home) for op in program.ops]), {}, home)
-    return _OwnerFinder(program, steps, mesh, home, pinned).owners()
+    return _OwnerFinder(program, steps, mesh, home, pinned, lying).owners()
+
+
+def _lying(program: Program, input_devices: Sequence[str]) -> dict[int, str]:
+    """Return where arguments lie, by position. Handles and lists stay at home, as not every device may have them."""
+    given = zip(program.inputs, input_devices, strict=False)  # (what gradients are given besides comes last)
+    return {i: device for i, device in given if program.ops[i].out_dtypes[0] not in (tf.resource, tf.variant)}
 
 
 def computing_devices(program: Program, mesh: Mesh, home: str) -> Set[str]:
@@ -93,18 +104,27 @@ def _calls_back(op: Op) -> bool:
 
 
 class _OwnerFinder:
-    def __init__(self, program: Program, steps: Sequence[Step], mesh: Mesh, home: str, pinned: Mapping[int, str]):
+    def __init__(
+        self,
+        program: Program,
+        steps: Sequence[Step],
+        mesh: Mesh,
+        home: str,
+        pinned: Mapping[int, str],
+        lying: Mapping[int, str],
+    ):
         self._program = program
         self._mesh = mesh
         self._steps = steps
         self._home = home
         self._pinned = pinned
+        self._lying = lying
 
     def owners(self) -> Owners:
         of_ops: list[str] = []
         gathered: dict[Tensor, str] = {}
         for op in self._program.ops:
-            of_ops.append(self._device(op, of_ops, gathered))
+            of_ops.append(self._lying.get(op.index) or self._device(op, of_ops, gathered))
             shards = self._steps[op.index].shards
             for k in range(len(op.out_shapes) if shards and not self._steps[op.index].home else 0):
                 assert shards is not None
@@ -159,7 +179,8 @@ class _OwnerFinder:
         votes = {home: 0}
         for tensor in dict.fromkeys(op.inputs):
             if not self._program.ops[tensor.op].is_constant:
-                device = gathered.get(tensor, of_ops[tensor.op]) or home
+                made_on = self._home if tensor.op in self._lying else of_ops[tensor.op]
+                device = gathered.get(tensor, made_on) or home
                 votes[device] = votes.get(device, 0) + self._program.bytes(tensor)
         near = self._near(op, frozenset(votes))
         may = [device for device in votes if device in near]

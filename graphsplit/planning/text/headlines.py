@@ -88,7 +88,7 @@ def limits(plan: Decisions, sends: Traffic) -> dict[str, float]:
     largest = max([plan.mesh.share(d) for d in range(shards)], default=1.0)
     pairs = list(zip(program.ops, plan.steps, strict=True))
     busy, at_home = _arithmetic(plan)
-    through = max([*sends.sent.values(), *sends.received.values()], default=0)
+    through = max(map(max, sends.through.values()), default=0)
     launched = sum(op.type not in _NO_WORK and bool(step.home or step.shards) for op, step in pairs)
     return {
         "arithmetic on the shards": busy * largest,

@@ -86,13 +86,17 @@ def _header(plan: Decisions, shares: Shares, sends: Traffic) -> list[str]:
     lines += _shards(mesh)
     for name, position, layout in zip(program.input_names, program.inputs, plan.input_layouts, strict=True):
         shape, dtype = program.ops[position].out_shapes[0], program.ops[position].out_dtypes[0].name
-        lines.append(f"  argument {name}: {dtype}{list(shape) if shape is not None else ''} {layout}")
+        device = plan.owners.of_ops[position]
+        lies = f", from {short_name(device)}" if device not in ("", plan.home) else ""
+        lines.append(f"  argument {name}: {dtype}{list(shape) if shape is not None else ''} {layout}{lies}")
     live = [op for op, step in zip(program.ops, steps, strict=True) if step.home or step.shards]
     found = Counter(op.stage for op in live if op.stage)
     lines += [f"  stage {stage}: {count_text(count, 'operation')}" for stage, count in found.items()]
     lines += [*stages_text(plan), *_in_parts(plan), *_only_held(plan, sends)]
     lines.append(f"  on every shard: {_count(plan.sharded_ops)}")
     for device, ops in _once(plan).items():
+        if not _working(ops) and device != plan.home:  # it only has arguments
+            continue
         lines.append(f"  once, on {short_name(device)}: {_count(ops)}")
     lines += compiled_text(plan)
     without = host_kernels_text(plan)
@@ -314,12 +318,14 @@ def _by_hosts(plan: Decisions, kind: str) -> str:
     found = [collective for collective in plan.collectives if collective.kind == kind and collective.gateways]
     if not found:
         return ""
-    count = f"{len(_hosts(plan))} hosts"
+    own = [value.device for collective in found for value in collective.values]
+    reading = [read.device for collective in found for reads in collective.reads for read in reads]
+    count = f"{len(set(map(host_name, [*own, *reading])))} hosts"
     return f", within each host, then between {count}" if found[0].adds_up else f", once to each of {count}"
 
 
 def _hosts(plan: Decisions) -> set[str]:
-    """Return the hosts of the shards, of home and of variables."""
+    """Return the hosts of the shards, of home, of arguments and of variables."""
     devices = [plan.home, *plan.devices, *plan.owners.of_ops, *plan.state.devices.values()]
     return {host_name(device) for device in devices if device}
 
@@ -392,11 +398,12 @@ def _held(plan: Decisions, tasks: Tasks) -> list[str]:
     if plan.program.symbols:
         return []
     alive = alive_on(plan, tasks)
-    others = [device for device in alive if device != plan.home]
+    working = [device for device in alive if device not in plan.giving_devices]
+    others = [device for device in working if device != plan.home]
     fullest = max(others, key=lambda device: alive[device].bytes, default=plan.home)
-    shown = [device for device in alive if device in (plan.home, fullest)]
+    shown = [device for device in working if device in (plan.home, fullest)]
     most = [f"{format_bytes(alive[device].bytes)} on {short_name(device)}" for device in shown]
-    most += [f"no more on {count_text(len(alive) - len(shown), 'other')}"] if len(alive) > len(shown) else []
+    most += [f"no more on {count_text(len(working) - len(shown), 'other')}"] if len(working) > len(shown) else []
     return [*([f"  alive at most: {', '.join(most)}"] if most else []), *held_text(plan, tasks, alive)]
 
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
+from graphsplit.core.devices import place
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
 from graphsplit.core.tensorflow_internals import (
@@ -57,11 +58,40 @@ class Differentiable:
         self.name = name
         self.plan = plan
         self._executable: Function | None = None
+        self._elsewhere: Differentiable | None = None
         self._fed: dict[tuple[str, ...], tuple[Function, Function]] = {}  # by the hosts that have the arguments
         self._pairs: dict[tuple[bool, ...], ForwardAndBackward] = {}
         self._has_gradients = bool(differentiable_outputs(trace.program))
         self.runs = 0  # how often it was called
         self.layouts = Layouts(trace, plan)
+        cut = {move.tensor.op for move in plan.moves if isinstance(move.target, Shard)}
+        given = zip(plan.program.inputs, plan.input_devices, strict=False)
+        self._cut = {k: device for k, (i, device) in enumerate(given) if i in cut}
+
+    @property
+    def forms(self) -> tuple[Differentiable, ...]:
+        """What a call may run: itself, and the same for arguments of a device, if there were any."""
+        return (self,) if self._elsewhere is None else (self, self._elsewhere)
+
+    def on(self, tensors: Sequence[Any]) -> Differentiable:
+        """Return the form for flat arguments that lie where these do.
+
+        Arguments are cut where they lie. So there is one form for those that come from the host, be they tensors of a
+        graph or only described, and one more for those that are the first to lie on devices. Any others are brought to
+        where the first form cuts them.
+        """
+        lying = {k: place(tensors[k]) or device for k, device in self._cut.items()}
+        if lying == self._cut or not tf.executing_eagerly():
+            return self
+        devices = tuple([lying.get(k, device) for k, device in enumerate(self.plan.input_devices)])
+        with self.trace.lock:
+            if self._elsewhere is None or not self._elsewhere.is_current:
+                like = replace(self.plan, input_devices=devices)
+                with contextlib.suppress(LayoutsChangedError):  # which this form's call says, too
+                    plan = _plan_now(self, self.trace, like, self.plan.input_layouts)
+                    self._elsewhere = Differentiable(self.trace, plan, self.name)
+            other = self._elsewhere
+            return other if other is not None and other.plan.input_devices == devices else self
 
     @property
     def is_current(self) -> bool:
@@ -417,13 +447,7 @@ def _forward_and_backward(single: Differentiable, watched: Sequence[bool]) -> Fo
     """Return a function with its gradients by what is watched."""
     program, joint = single.trace.program, joint_trace(single.trace, watched)
     layouts = [_layout_of(single, k) for group in joint.groups for k in group]
-    while True:
-        plan = _plan_like(single.plan, joint.trace, (*single.plan.input_layouts, *layouts))
-        with calls.lock:  # layouts change under it: both are planned for the same ones
-            if not single.is_current:
-                raise LayoutsChangedError(single.name)
-            if Layouts(joint.trace, plan).hold:
-                break
+    plan = _plan_now(single, joint.trace, single.plan, (*single.plan.input_layouts, *layouts))
     graph, known = emit(plan), {program.ops[i].name for i in program.captures}
     names = zip(origins_of(joint.trace, plan), graph.captures, strict=True)
     late = [name for (origin, _), name in names if origin not in known]
@@ -446,6 +470,17 @@ def _layout_of(single: Differentiable, output: int) -> Layout:
     return given if isinstance(given, Shard) else SINGLE_DEVICE
 
 
+def _plan_now(single: Differentiable, trace: Trace, like: Plan, layouts: Sequence[Layout]) -> Plan:
+    """Return a plan like another one, for variables that lie as a function was planned for, and lie so now."""
+    while True:
+        plan = _plan_like(like, trace, layouts)
+        with calls.lock:  # layouts change under it: both are planned for the same ones
+            if not single.is_current:
+                raise LayoutsChangedError(single.name)
+            if Layouts(trace, plan).hold:
+                return plan
+
+
 def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
     def make_plan(reshard: bool) -> Plan:
         program, state = program_on_mesh(trace, reshard=reshard, mesh=plan.mesh)
@@ -460,6 +495,7 @@ def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
             asked=plan.asked,
             stages=plan.stage_cuts.asked if plan.stage_cuts else None,
             notes=plan.notes,
+            input_devices=plan.input_devices,
         )
 
     return plan_of_less_alive(make_plan, plan.mesh.has_turns)
