@@ -107,6 +107,11 @@ def slots_of(optimizer: Any, variables: Sequence[Any]) -> Iterator[tuple[Any, An
             yield from [(slot, v) for slot, v in pairs if v is not None and slot is not v and hasattr(slot, "assign")]
 
 
+def is_built(optimizer: Any) -> bool:
+    """Return whether an optimizer has made its slots; True of old ones of tf_keras, which do not say."""
+    return bool(getattr(optimizer, "built", getattr(optimizer, "_built", True)))
+
+
 def make_slots(optimizer: Any, variables: Sequence[Any]) -> None:
     """Let an optimizer make its slots for variables now, if it has not; old ones of tf_keras have no public way."""
     if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):

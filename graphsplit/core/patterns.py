@@ -65,6 +65,28 @@ def fits(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(f"/{name}", pattern if pattern.startswith("/") else f"*/{pattern}")
 
 
+SLOTS = "slots of "
+"""How a pattern begins that fits the slots of an optimizer, by the names of their variables: `"slots of dense*"`."""
+
+
+def fits_variable(name: str, head: str | None, pattern: str) -> bool:
+    """Return whether a pattern fits a variable; what fits one also fits its slots.
+
+    Args:
+      name: of the variable.
+      head: the name of the variable that it is a slot of; None if it is no slot.
+      pattern: see `fits`, and `SLOTS`.
+
+    >>> [fits_variable("adam/m", "dense/kernel", pattern) for pattern in ("dense*", "slots of *", "slots of up*")]
+    [True, True, False]
+    >>> fits_variable("dense/kernel", None, "slots of *")
+    False
+    """
+    if pattern.startswith(SLOTS):
+        return head is not None and fits(head, pattern.removeprefix(SLOTS))
+    return fits(name, pattern) or (head is not None and fits(head, pattern))
+
+
 def scopes_of(name: str) -> list[str]:
     """Return the scopes of an operation, the outermost first.
 

@@ -16,7 +16,7 @@ from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.layouts.layout_spellings import VariableLayout, names_host
 from graphsplit.api.layouts.layout_targets import variables_of
 from graphsplit.api.layouts.new_variables import variable_layout
-from graphsplit.api.layouts.variable_layouts import set_variable_layout
+from graphsplit.api.layouts.variable_layouts import idle_patterns, set_variable_layout
 from graphsplit.api.options import Options
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
@@ -28,7 +28,7 @@ from graphsplit.core.keras_internals import (
     sharing_state,
     step_counter,
 )
-from graphsplit.core.patterns import fits
+from graphsplit.core.patterns import SLOTS
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.keras_models.answers import STEPS, arguments_of, busiest, kind_of_step
@@ -204,15 +204,14 @@ class ParallelModel(SharedState):
         """Return a layout without the patterns that fit nothing: `compile` may bring an optimizer that they fit."""
         if not isinstance(layout, Mapping):
             return layout
-        names = [name_of(variable) for variable in variables_of(self.template)]
-        later = [pattern for pattern in layout if not any(fits(name, pattern) for name in names)]
+        later = idle_patterns(layout, [name_of(variable) for variable in variables_of(self.template)])
         if later:
             warnings.warn(
                 f"No variable of {self.template.name!r} has a name that fits {', '.join(map(repr, later))}. It has no "
                 "optimizer yet: the pattern counts once compile() has brought one.",
                 stacklevel=user_stack_level(),
             )
-        return {pattern: own for pattern, own in layout.items() if pattern not in later}
+        return {p: own for p, own in layout.items() if p not in later and not p.startswith(SLOTS)}
 
     def _eager(self, kind: str) -> Any:
         """Return the template's own function after a word on what that costs."""

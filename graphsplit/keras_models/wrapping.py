@@ -64,8 +64,8 @@ def multi_gpu_model(
       cpu_relocation: keep the weights on the CPU and update them there. They must have been made there.
       variables: the layout of the weights and the optimizer's slots, or layouts by patterns of names, as in
         `set_variable_layout`. `"sharded"` divides them over the devices, for a model that is too large for one;
-        `"replicated"` copies them to all; `{"adam*": "host", "*": "home"}` keeps Adam's slots in the host's memory,
-        also for one device.
+        `"replicated"` copies them to all; `{"slots of *": "host", "*": "home"}` keeps the optimizer's slots in the
+        host's memory, also for one device.
       micro_batches: how many parts the rows of each device are divided into. A device computes one part after the
         other, so that larger batches fit into memory, with the whole batch's result.
       schedule: the order in which micro-batches go through stages; see `parallelize`.

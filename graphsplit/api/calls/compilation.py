@@ -13,7 +13,7 @@ from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
 from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh, mesh_lain_on
 from graphsplit.api.layouts.new_variables import slots_by_name, slots_for_host
 from graphsplit.api.layouts.told_variables import lay_out_in_units, learn_units, variables_to_cut
-from graphsplit.api.layouts.variable_layouts import check_eager, lay_out, wanted_layouts
+from graphsplit.api.layouts.variable_layouts import check_eager, lay_out, lay_out_later, wanted_layouts
 from graphsplit.api.options import Options
 from graphsplit.api.predicted.predicted_layouts import Layout, divisions_for
 from graphsplit.axes.on_mesh import program_on_mesh
@@ -78,6 +78,7 @@ def trace_and_plan(
         options = replace(options, mesh=mesh_lain_on(traced, devices))
     grid = device_mesh(options.mesh, devices) if options.mesh else None
     check_mesh(traced, grid)
+    lay_out_later()
     splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *notes))
     if grid is not None:
         lay_out_in_units(traced, find_state(traced).divisions, grid)

@@ -41,18 +41,19 @@ def variables_with_owners(target: Any) -> list[tuple[tf.Variable, Any]]:
 def slots_of(target: Any, variables: Sequence[tf.Variable]) -> dict[int, tf.Variable]:
     """Return the variable that each slot belongs to, by the slot's id, as the optimizers of a target have it."""
     found = {}
-    for optimizer in _optimizers(target):
+    for optimizer in optimizers_of(target):
         for slot, variable in keras_internals.slots_of(optimizer, variables):
             found[id(plain_variable(slot))] = plain_variable(variable)
     return found
 
 
-def _optimizers(target: Any) -> Iterable[Any]:
+def optimizers_of(target: Any) -> Iterable[Any]:
+    """Yield the optimizers of a target: those in it, and those of the models in it."""
     if isinstance(target, Mapping):
         target = list(target.values())
     if isinstance(target, (list, tuple, set)):
         for value in target:
-            yield from _optimizers(value)
+            yield from optimizers_of(value)
     else:
         yield from [own for own in (target, getattr(target, "optimizer", None)) if hasattr(own, "apply_gradients")]
 

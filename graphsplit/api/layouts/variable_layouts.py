@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,14 +18,15 @@ from graphsplit.api.layouts.layout_spellings import (
     check_layout,
     spelling_of,
 )
-from graphsplit.api.layouts.layout_targets import slots_of, variables_of
+from graphsplit.api.layouts.layout_targets import optimizers_of, slots_of, variables_of
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, devices_of, mesh_axes
 from graphsplit.core.devices import canonical_name, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.gpus.kernel_devices import can_be_cut
 from graphsplit.core.hosts import host_devices
+from graphsplit.core.keras_internals import is_built
 from graphsplit.core.layouts import Copied, Cut, MeshDivision, Shard, copied, part_shapes
-from graphsplit.core.patterns import fits, near, scopes_and_names
+from graphsplit.core.patterns import SLOTS, fits, fits_variable, near, scopes_and_names
 from graphsplit.core.variables.copied_variables import VariableCopies
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import VariableParts, name_of, parts_of_variable, tell_functions
@@ -48,18 +51,19 @@ def set_variable_layout(
 
     Args:
       target: a variable, a `tf.Module`, a Keras 3 or tf_keras model (with its optimizer and metrics) or optimizer, or
-        any structure of these.
+        any structure of these. An optimizer without slots has them laid out in the first parallelized call.
       layout: `"home"`, whole where the variable was made; `"sharded"`, divided: each device stores and updates its
         share of the bytes, slices of large variables and some small ones whole; `"replicated"`, a copy on each device,
         which updates it; `"host"`, in the memory of the devices' host, on its `CPU:0`, which also updates slots. Or a
         mapping from patterns of names to layouts, `{"embedding*": "sharded", "*": "home"}`: the first match counts. A
         pattern matches a name from its beginning or from any `/` on: Keras 3 calls a table
         `sequential/embedding/embeddings`. One that begins with `/` matches from the beginning only. An optimizer's slot
-        also matches what its variable matches. With a `mesh`, a layout may name an axis of the mesh for each dimension,
-        `(None, "model")`: the variable is cut along that dimension, and each device of the axis computes with its part.
-        `cut` instead of the axis says which units the dimension consists of. What is cut along the batch axis,
-        `("batch", "model")`, is gathered before it is used. A pair says how the variable is stored along the axis that
-        no dimension names, `((None, "model"), "replicated")`. `docs/large_layers.md` has a table.
+        also matches what its variable matches; `"slots of embedding*"` matches only slots. With a `mesh`, a layout may
+        name an axis of the mesh for each dimension, `(None, "model")`: the variable is cut along that dimension, and
+        each device of the axis computes with its part. `cut` instead of the axis says which units the dimension
+        consists of. What is cut along the batch axis, `("batch", "model")`, is gathered before it is used. A pair says
+        how the variable is stored along the axis that no dimension names, `((None, "model"), "replicated")`.
+        `docs/large_layers.md` has a table.
       devices: how many, or which; all by default. Those of a mesh row by row.
       mesh, batch_axis: the mesh of the functions that use the variables, `{"batch": 2, "model": 4}`; see `parallelize`.
       reshard_after_forward: whether a device frees a sharded variable after the forward pass and gathers it again for
@@ -84,15 +88,60 @@ def set_variable_layout(
     64000.0
     """
     check_eager()
-    variables = variables_of(target)
+    variables, optimizers = variables_of(target), list(optimizers_of(target))
     if not variables and not (isinstance(target, (list, tuple)) and not target):
         raise ArgumentError(f"set_variable_layout found no variables in {target!r}.")
+    if not optimizers and isinstance(layout, Mapping):
+        _check_no_slots(layout)
     axes = mesh_axes(mesh, batch_axis)
     names = devices_of(axes, devices)
     grid = device_mesh(axes, names) if axes else None
     slots = slots_of(target, variables)
     wanted = wanted_layouts(variables, layout, slots, grid)
     lay_out(variables, wanted, slots, names, grid, reshard_after_forward=reshard_after_forward)
+    trained = [weakref.ref(variable) for variable in variables]
+    for optimizer in optimizers:
+        _later.pop(optimizer, None)
+        if not is_built(optimizer):
+            _later[optimizer] = functools.partial(
+                _lay_out_slots, weakref.ref(optimizer), trained, layout, names, grid, reshard_after_forward
+            )
+
+
+_later: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()  # optimizers without slots yet
+
+
+def lay_out_later() -> None:
+    """Lay out the slots that optimizers have made since a layout was set for them."""
+    for optimizer, lay in list(_later.items()):
+        if is_built(optimizer):
+            del _later[optimizer]
+            lay()
+
+
+def _lay_out_slots(
+    reference: weakref.ref[Any],
+    trained: Sequence[weakref.ref[tf.Variable]],
+    layout: VariableLayout | Mapping[str, VariableLayout],
+    devices: Sequence[str],
+    grid: DeviceMesh | None,
+    reshard_after_forward: bool,
+) -> None:
+    """Lay out the slots of an optimizer as `set_variable_layout` was told before it had any."""
+    optimizer = reference()
+    variables = variables_of(optimizer)
+    slots = slots_of(optimizer, [own for variable in trained if (own := variable()) is not None])
+    patterns = layout if isinstance(layout, Mapping) else {"*": layout}
+    wanted = [layout_by_name(variable, patterns, slots.get(id(variable))) for variable in variables]
+    lay_out(variables, wanted, slots, devices, grid, reshard_after_forward=reshard_after_forward)
+
+
+def _check_no_slots(layout: Mapping[str, VariableLayout]) -> None:
+    if asked := [pattern for pattern in layout if pattern.startswith(SLOTS)]:
+        raise ArgumentError(
+            f"{asked[0]!r} is for the slots of an optimizer, and the target has none. Pass the optimizer, too: "
+            "[model, optimizer]. For slots of your own, call set_variable_layout on them."
+        )
 
 
 def check_eager() -> None:
@@ -155,16 +204,21 @@ def _lay_out(
     for variable, own in free:
         if (division := on_mesh.get(id(variable))) is not None:
             VariableParts(variable, division, own).take_apart()
-    for layout, places in PLACES.items():
-        new = [variable for variable, own in free if own == layout and _lying(variable, layout) is None]
-        owned = _loads(variables, places(devices)) if loads is None else loads
-        for variable, cut in divided(new, places(devices), slots, owned, layout, reshard_after_forward):
-            if cut.devices == (canonical_name(variable.device),):
-                variable._graphsplit_stays = layout
-            else:
-                VariableParts(variable, cut, layout).take_apart()
     for variable, how in replicated([variable for variable, own in free if own == "replicated"], devices, slots):
         VariableCopies(variable, how).take_apart()
+    for layout, places in PLACES.items():
+        new = [variable for variable, own in free if own == layout and cut_of(variable, layout) is None]
+        owned = owned_bytes(variables, places(devices)) if loads is None else loads
+        for variable, cut in divided(new, places(devices), slots, owned, layout, reshard_after_forward):
+            lay_divided(variable, cut, layout)
+
+
+def lay_divided(variable: tf.Variable, cut: Cut, layout: Any) -> None:
+    """Let an ordinary variable lie as a layout says, one of `PLACES`."""
+    if cut.devices == (canonical_name(variable.device),):
+        variable._graphsplit_stays = layout
+    else:
+        VariableParts(variable, cut, layout).take_apart()
 
 
 def divisions_on_mesh(
@@ -228,12 +282,13 @@ PLACES: Mapping[Any, Callable[[Sequence[str]], Sequence[str]]] = {"sharded": tup
 
 
 def divided(
-    variables: Sequence[tf.Variable],
+    variables: Iterable[tf.Variable],
     devices: Sequence[str],
     slots: Mapping[int, tf.Variable],
     loads: dict[str, int],
     layout: str = "sharded",
     reshard: bool = True,
+    belonging: Callable[[tf.Variable, str], Cut | None] | None = None,
 ) -> list[tuple[tf.Variable, Cut]]:
     """Return how variables are divided over devices, those that are. Slots go to where their variables lie.
 
@@ -242,15 +297,16 @@ def divided(
       slots: the variables of slots.
       loads: the bytes that each device owns already; theirs are added.
       layout: what is known of variables that lie so already counts.
+      belonging: returns where the slots of a variable belong that is not among these; None: `cut_beside`.
     """
-    chosen = [variable for variable in variables if can_be_parted(variable)]
+    chosen = sorted(filter(can_be_parted, variables), key=lambda variable: id(variable) in slots)
     held, owned = held_of(chosen, slots), [loads[device] for device in devices]
     found: dict[int, tuple[tf.Variable, Cut]] = {}
     for variable, own, share in zip(chosen, held, shares(held, len(devices), owned), strict=True):
         head = slots.get(id(variable))
         known = None
         if head is not None and head.shape == variable.shape:
-            known = found[id(head)][1] if id(head) in found else _lying(head, layout)
+            known = found[id(head)][1] if id(head) in found else (belonging or cut_beside)(head, layout)
         if known is None and share is not None:
             known = replace(share.cut, reshard=reshard, devices=tuple([devices[d] for d in share.devices]))
         if known is not None:
@@ -260,7 +316,7 @@ def divided(
     return list(found.values())
 
 
-def _lying(variable: Any, layout: str) -> Cut | None:
+def cut_of(variable: Any, layout: str) -> Cut | None:
     """Return how a variable of a layout, one of `PLACES`, is cut: whole on its own device, where it stays there."""
     parts = parts_of_variable(variable)
     if parts is not None:
@@ -269,12 +325,29 @@ def _lying(variable: Any, layout: str) -> Cut | None:
     return Cut(0, variable.shape[0], 1, devices=(canonical_name(variable.device),)) if stays else None
 
 
+def beside(variable: tf.Variable, division: MeshDivision | None) -> Cut | None:
+    """Return where the slots of a variable belong that is cut or copied; None if anywhere.
+
+    Those of a small one with copies belong to the device on which its gradient is added up.
+    """
+    if isinstance(division, Copied) and variable.shape.rank and len(division.sums) == 1:
+        return Cut(0, variable.shape[0], 1, devices=division.sums)
+    return division if isinstance(division, Cut) else None
+
+
+def cut_beside(variable: tf.Variable, layout: str) -> Cut | None:
+    """Return where the slots of a variable belong that have a layout, one of `PLACES`; None if anywhere."""
+    parts = parts_of_variable(variable)
+    is_copied = isinstance(parts, VariableCopies) and layout == "sharded"
+    return beside(variable, parts.division) if parts is not None and is_copied else cut_of(variable, layout)
+
+
 def is_sharded(variable: tf.Variable) -> bool:
     """Return whether a variable is laid out as `"sharded"`, in slices or whole on its owner."""
-    return _lying(variable, "sharded") is not None
+    return cut_of(variable, "sharded") is not None
 
 
-def _loads(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[str, int]:
+def owned_bytes(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[str, int]:
     """Return the bytes that each device owns of variables that are divided."""
     found = dict.fromkeys(devices, 0)
     for variable in variables:
@@ -289,9 +362,16 @@ def _loads(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[str
 
 
 def held_of(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable]) -> list[Held]:
-    """Return what is to be shared out; of slots it is known which variable each belongs to."""
+    """Return what is to be shared out; of slots it is known which variable each belongs to.
+
+    For a variable that is not among them stands the first of its slots.
+    """
     positions = {id(variable): i for i, variable in enumerate(variables)}
-    heads = [positions.get(id(slots.get(id(variable)))) for variable in variables]
+    heads: list[int | None] = []
+    for i, variable in enumerate(variables):
+        head = slots.get(id(variable))
+        position = None if head is None else positions.setdefault(id(head), i)
+        heads.append(None if position == i else position)
     pairs = zip(variables, heads, strict=True)
     return [Held(name_of(v), tuple(v.shape.as_list()), v.dtype.size, head) for v, head in pairs]
 
@@ -345,7 +425,7 @@ def wanted_layouts(
     check_layout(layout, grid)
     if not isinstance(layout, Mapping):
         return [spelling_of(layout).plain(variable.shape.rank) for variable in variables]
-    check_patterns(layout, [name_of(variable) for variable in variables])
+    check_patterns(layout, list(dict.fromkeys([name_of(variable) for variable in (*variables, *slots.values())])))
     return [layout_by_name(variable, layout, slots.get(id(variable))) for variable in variables]
 
 
@@ -353,22 +433,27 @@ def layout_by_name(
     variable: tf.Variable, layout: Mapping[str, VariableLayout], head: tf.Variable | None
 ) -> VariableLayout | None:
     """Return the layout of the first pattern that fits a variable, or the one that it is a slot of; None: of none."""
-    names = [name_of(own) for own in (variable, head) if own is not None]
-    own = next((own for pattern, own in layout.items() if any(fits(name, pattern) for name in names)), None)
+    names = name_of(variable), None if head is None else name_of(head)
+    own = next((own for pattern, own in layout.items() if fits_variable(*names, pattern)), None)
     if own is not None and not isinstance(own, str) and head is not None and head.shape != variable.shape:
         own = "home"  # what an optimizer keeps of rows and columns is small
     return None if own is None else spelling_of(own).plain(variable.shape.rank)
 
 
 def check_patterns(layout: Mapping[str, VariableLayout], names: Sequence[str]) -> None:
-    """Raise `ArgumentError` if a pattern fits none of the names."""
-    if idle := [pattern for pattern in layout if not any(fits(name, pattern) for name in names)]:
-        alike = {pattern: near(pattern, scopes_and_names(names)) for pattern in idle}
+    """Raise `ArgumentError` if a pattern fits none of the names. (It may fit no slot: some optimizers have none.)"""
+    if idle := idle_patterns(layout, names):
+        alike = {pattern: near(pattern.removeprefix(SLOTS), scopes_and_names(names)) for pattern in idle}
         lines = [f"\nNear {p!r}: {', '.join(map(repr, found))}." for p, found in alike.items() if found]
         raise ArgumentError(
             f"No variable's name fits {', '.join(map(repr, idle))}. The variables are:\n{bullet_list(names, 8)}"
             + "".join(lines)
         )
+
+
+def idle_patterns(layout: Mapping[str, VariableLayout], names: Sequence[str]) -> list[str]:
+    """Return the patterns that fit none of the names; see `check_patterns`."""
+    return [pattern for pattern in layout if not any(fits(name, pattern.removeprefix(SLOTS)) for name in names)]
 
 
 def _check_free(

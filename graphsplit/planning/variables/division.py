@@ -15,7 +15,8 @@ has its own, and rules say where that leads: a product with a part is computed t
 
 A variable that is copied becomes several in the same way, each with the whole value. Every copy is updated by the same
 arithmetic. What it takes of a sum over the shards is cut, each part is added up on one device and sent to all (an
-all-reduce, as a reduce-scatter and an all-gather). Who reads the variable reads the copy on its own device.
+all-reduce, as a reduce-scatter and an all-gather). If its slots lie in parts, so does its update, whose parts are sent
+to all (an all-gather; ZeRO stage 1). Who reads the variable reads the copy on its own device.
 """
 
 from __future__ import annotations
@@ -241,22 +242,36 @@ class _PartsWriter(WholeWriter):
         return [self._constant(f"{op.name}/part_{k}", piece, dtype) for k, piece in enumerate(pieces)]
 
     def _for_copies(self, tensor: Tensor, copied: Copied) -> list[Tensor]:
-        """Return a value on the device of each copy: added up in parts, if it is a sum, and put together there."""
-        op, whole = self._program.ops[tensor.op], self._as_whole(tensor)
-        shape, dtype = self._program.shape(tensor), self._program.dtype(tensor)
+        """Return a value on the device of each copy: its parts, or those of a sum, go to all and are put together."""
+        op, division = self._program.ops[tensor.op], self._finder.cut.get(tensor)
         if op.is_constant:
-            return [whole] * copied.parts
-        sizes = [int(size or 0) for size in shape or () if size is not None]
-        cut, held = copied.cut(sizes) if sizes and len(sizes) == len(shape or ()) else None, []
-        if cut is None or cut.parts == 1:
-            return [self._held(f"{op.name}/sum", whole, shape, dtype, copied.sums[0])] * copied.parts
-        for j, part in enumerate(self._taken_apart(whole, op.name, cut, shape, dtype)):
-            own = part_shape(shape, cut, j)
-            held.append(self._held(f"{op.name}/sum_{j}", part, own, dtype, copied.sums[j]))
+            return [self._as_whole(tensor)] * copied.parts
+        if isinstance(division, Cut):  # (the weight is copied, and its slots are cut: they make the update in parts)
+            parts, axis = self._as_parts(tensor, division), division.axis
+        else:
+            parts, axis = self._added_up(tensor, copied)
+        if len(parts) == 1:
+            return parts * copied.parts
+        shape, dtype = self._program.shape(tensor), self._program.dtype(tensor)
         names = [f"{op.name}/copy_{k}" for k in range(copied.parts)]
-        found = [self._concatenated(name, held, cut.axis, shape, dtype) for name in names]
+        found = [self._concatenated(name, parts, axis, shape, dtype) for name in names]
         self._place(found, copied)
         return found
+
+    def _added_up(self, tensor: Tensor, copied: Copied) -> tuple[list[Tensor], int]:
+        """Return the parts of a value and their axis, each where that part of a sum for all copies is added up."""
+        name, whole = self._program.ops[tensor.op].name, self._as_whole(tensor)
+        shape, dtype = self._program.shape(tensor), self._program.dtype(tensor)
+        sizes = [int(size or 0) for size in shape or () if size is not None]
+        cut = copied.cut(sizes) if sizes and len(sizes) == len(shape or ()) else None
+        if cut is None or cut.parts == 1:
+            return [self._held(f"{name}/sum", whole, shape, dtype, copied.sums[0])], 0
+        pieces = enumerate(self._taken_apart(whole, name, cut, shape, dtype))
+        held = [
+            self._held(f"{name}/sum_{j}", piece, part_shape(shape, cut, j), dtype, copied.sums[j])
+            for j, piece in pieces
+        ]
+        return held, cut.axis
 
     def _held(self, name: str, tensor: Tensor, shape: Any, dtype: tf.DType, device: str) -> Tensor:
         """Return a value on a device: what is a sum is added up there."""

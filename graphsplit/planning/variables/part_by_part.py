@@ -178,9 +178,21 @@ class _PartFinder:
         factors = rule.factors(op) if rule and not self._stays_a_sum(op) else Declined("")
         if isinstance(factors, Factors) and rule and _adds_no_axis(factors, factors.outputs):
             found = answer_for_output(rule, op, tensor.index, cut.layout) if isinstance(cut.layout, Shard) else None
-            if found is not None and self._accept(op, found, cut):
+            if found is not None and self._pays(op, found, cut) and self._accept(op, found, cut):
                 return
         self._cut[tensor] = cut
+
+    def _pays(self, op: Op, found: Sharded, cut: Division) -> bool:
+        """Return whether no more is sent if an operation is done part by part than if its result is sent.
+
+        Of copies each would get all that the operation reads, and its slots may be in one place.
+        """
+        sent = {
+            tensor
+            for i, (tensor, want) in enumerate(zip(op.inputs, found.wants, strict=True))
+            if isinstance(want, Shard) and i not in found.makes and tensor not in self._cut
+        }
+        return isinstance(cut, Cut) or sum(not self._program.ops[tensor.op].is_constant for tensor in sent) < 2
 
     def _stays_a_sum(self, op: Op) -> bool:
         """Return whether a partial sum would go through an operation: then it is taken apart behind it, once."""
