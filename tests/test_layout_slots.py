@@ -12,7 +12,11 @@ import tf_keras
 
 import graphsplit as gs
 from graphsplit.api.layouts.layout_targets import slots_of, variables_of
+from graphsplit.core import structures
 from graphsplit.core.variables.parted_variables import parts_of_variable
+from graphsplit.planning.communication.traffic import traffic
+from graphsplit.planning.variables.updates import updated_together
+from graphsplit.tracing.trace import captured_variables, trace_function
 
 DEVICES = 3
 SHAPES = ((90,), (90,), (90,), (900, 40), (200, 40), (90,))
@@ -128,3 +132,79 @@ def test_slots_made_in_a_block_lie_with_their_variables(library: Any):
             owned[int(device[-1])] += size
     uncut = max(v.shape.num_elements() * 4 for v in everything if len(where(v)[1]) < DEVICES)
     assert max(owned.values()) <= sum(owned.values()) / DEVICES + 4 * uncut  # with its three slots
+
+
+def by_hand(names: str) -> tuple[list[list[tf.Variable]], Any]:
+    """Return weights and two slots of each, and a step of Adam by hand."""
+    shapes = ((40, 30), (30, 30), (30, 30), (30, 30), (30, 90), (90, 30), (30, 30))
+    named = [[(shape, f"{kind}{k}") for kind in names] for k, shape in enumerate(shapes)]
+    own = [[tf.Variable(0.1 * np.ones(shape, np.float32), name=name) for shape, name in group] for group in named]
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        weights = [weight for weight, *_ in own]
+        with tf.GradientTape() as tape:
+            y = x
+            for weight in weights:
+                y = tf.nn.tanh(y @ weight)
+            loss = tf.reduce_mean(y**2)
+        for (weight, mean, square), gradient in zip(own, tape.gradient(loss, weights), strict=True):
+            mean.assign_add(0.1 * (gradient - mean))
+            square.assign_add(1e-3 * (tf.square(gradient) - square))
+            weight.assign_sub(0.01 * mean / (tf.sqrt(square) + 1e-3))
+        return loss
+
+    return own, step
+
+
+@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+def test_slots_of_ones_own_are_found_by_what_a_step_computes(layout: str):
+    """They lie apart, as their names say nothing, until the first call; then with their variables, bytes balanced."""
+    devices = 4
+    (own, step), (plain, plain_step) = by_hand("abc"), by_hand("abc")
+    every = [variable for group in own for variable in group]
+    slots = [slot for _, *slots in own for slot in slots]
+    gs.set_variable_layout([weight for weight, *_ in own], layout, devices)
+    gs.set_variable_layout(slots, "sharded", devices)
+    assert any(len({where(variable) for variable in group[1:]}) > 1 for group in own)
+    parallel = gs.parallelize(step, devices=devices)
+    x = tf.random.stateless_normal((5, 40), (1, 2))
+    first = parallel.plan(x)
+    assert any("moved to the devices of those that are updated with them" in note for note in first.notes)
+    for _ in range(3):
+        parallel(x)
+        plain_step(x)
+    for variable, expected in zip(every, [v for group in plain for v in group], strict=True):
+        np.testing.assert_allclose(variable.numpy(), expected.numpy(), 1e-5, 1e-6)
+    plan, size = parallel.plan(x), sum(4 * weight.shape.num_elements() for weight, *_ in own)
+    assert not any("moved" in note for note in parallel.plan(x[:3]).notes)  # once
+    for group in own:
+        lie = {where(variable) for variable in (group if layout == "sharded" else group[1:])}
+        assert len(lie) == 1
+    held = dict.fromkeys(range(devices), 0)
+    for slot in slots:
+        parts = parts_of_variable(slot)
+        owned = {slot.device: 4 * slot.shape.num_elements()} if parts is None else parts.bytes_on_devices()
+        for device, count in owned.items():
+            held[int(device[-1])] += count
+    assert max(held.values()) <= sum(held.values()) / devices + 2 * 4 * 30 * 30
+    _, sent, received = traffic(plan).busiest
+    each = 2 if layout == "mirrored" else 3  # weights that are gathered again for the backward pass
+    assert max(sent, received) <= 1.25 * each * (devices - 1) / devices * size
+
+
+def test_updates_that_go_entry_by_entry():
+    a, b, c, d, e = (tf.Variable(tf.ones((20, 20)), name=name) for name in "abcde")
+    count = tf.Variable(1.0)
+
+    def step(x: tf.Tensor, more: tf.Tensor) -> None:
+        a.assign_sub(tf.matmul(x, b, transpose_a=True) * count)  # a product: no update of b
+        c.assign(tf.cond(more[0, 0] > 0, lambda: c + d, lambda: c - 1.0))
+        tf.cond(more[0, 0] > 0, lambda: e.assign(tf.sqrt(a)), lambda: e + 0.0)
+        count.assign_add(tf.reduce_sum(b))
+
+    x = tf.ones((20, 20))
+    _, call = structures.flatten(((x, x), {}))
+    trace = trace_function(step, call, ["x", "more"]).read(["x", "more"], [(20, 20), (20, 20)])
+    names = {i: "abcde".find(variable.name[0]) for i, variable in captured_variables(trace).items()}
+    found = updated_together(trace.program, names)
+    assert sorted(map(sorted, found)) == [[0, 4], [2, 3]]

@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from graphsplit.api.calls.argument_splitting import Splitting, open_shapes, resolve_split
 from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
+from graphsplit.api.layouts.lying_together import lay_together, slots_in
 from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh, mesh_lain_on
-from graphsplit.api.layouts.new_variables import slots_by_name, slots_for_host
+from graphsplit.api.layouts.new_variables import slots_for_host
 from graphsplit.api.layouts.told_variables import lay_out_in_units, learn_units, variables_to_cut
 from graphsplit.api.layouts.variable_layouts import check_eager, lay_out, lay_out_later, wanted_layouts
 from graphsplit.api.options import Options
@@ -79,7 +80,8 @@ def trace_and_plan(
     grid = device_mesh(options.mesh, devices) if options.mesh else None
     check_mesh(traced, grid)
     lay_out_later()
-    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *notes))
+    moved = lay_together(traced)
+    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *notes, *moved))
     if grid is not None:
         lay_out_in_units(traced, find_state(traced).divisions, grid)
     if options.automatic is not None:
@@ -210,7 +212,7 @@ def _lay_out_as_chosen(traced: Trace, chosen: Candidate, devices: Sequence[str],
     """Lay out the variables of a traced function, and their slots, as a plan has them."""
     check_eager()
     variables = list(traced.variables)
-    slots = slots_by_name(variables)
+    slots = slots_in(traced)
     wanted = wanted_layouts(variables, chosen.layouts, slots, grid)
     kept = [None if parts_of_variable(v) is not None else own for v, own in zip(variables, wanted, strict=True)]
     lay_out(variables, kept, slots, devices, grid)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.layouts.new_variables import slots_by_name
+from graphsplit.api.layouts.lying_together import slots_in
 from graphsplit.api.layouts.variable_layouts import can_be_parted, lay_out
 from graphsplit.axes.plans import AxisPlanner
 from graphsplit.axes.units import UnitSearch
@@ -23,7 +23,7 @@ def lay_out_in_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: 
     """Lay those variables of a traced function out anew of whose units it tells; arguments as of `learn_units`."""
     found = [(own, parts) for own in learn_units(trace, divisions, grid) if (parts := parts_of_variable(own))]
     variables, layouts = [own for own, _ in found], [parts.layout for _, parts in found]
-    reshard, slots = all(parts.reshards for _, parts in found), slots_by_name(list(trace.variables))
+    reshard, slots = all(parts.reshards for _, parts in found), slots_in(trace)
     lay_out(variables, layouts, slots, grid.devices, grid, reshard_after_forward=reshard)
 
 
@@ -43,7 +43,7 @@ def learn_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: Devic
         return []
     named = [(i, own, program.ops[i].name) for i, own in captured_variables(trace).items()]
     free = {i: (own, laid[name]) for i, own, name in named if name in in_entries}
-    heads = slots_by_name([own for own, _ in free.values()])
+    heads = slots_in(trace)
     groups: dict[Any, list[int]] = {}  # a variable and its slots; what a gradient reads by itself is captured once more
     for i, (own, layout) in free.items():
         groups.setdefault((id(heads.get(id(own), own)), layout), []).append(i)
@@ -56,7 +56,7 @@ def learn_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: Devic
 
 def variables_to_cut(trace: Trace) -> list[Variable]:
     """Return the variables of a traced function that may be cut, each with its slots, which lie as it does."""
-    slots = slots_by_name(list(trace.variables))
+    slots = slots_in(trace)
     owners: dict[int, tf.Variable] = {}
     captures: dict[int, list[int]] = {}  # (what a gradient reads by itself is captured once more)
     for position, own in captured_variables(trace).items():

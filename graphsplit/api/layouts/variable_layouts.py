@@ -113,7 +113,7 @@ _later: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDict
 
 def lay_out_later() -> None:
     """Lay out the slots that optimizers have made since a layout was set for them."""
-    for optimizer, lay in list(_later.items()):
+    for optimizer, lay in list(_later.items()) if tf.executing_eagerly() else ():
         if is_built(optimizer):
             del _later[optimizer]
             lay()

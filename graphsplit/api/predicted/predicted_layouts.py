@@ -8,8 +8,8 @@ from dataclasses import replace
 import tensorflow as tf
 
 from graphsplit.api.layouts.layout_spellings import WORDS, VariableLayout, check_layout, names_host, spelling_of
-from graphsplit.api.layouts.new_variables import slots_by_name
-from graphsplit.api.layouts.variable_layouts import PLACES, divided, divisions_on_mesh, replicated, wanted_layouts
+from graphsplit.api.layouts.lying_together import slots_in
+from graphsplit.api.layouts.variable_layouts import PLACES, beside, divided, divisions_on_mesh, replicated, wanted_layouts
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
 from graphsplit.core.devices import available_devices, short_name
 from graphsplit.core.errors import ArgumentError, bullet_list
@@ -46,19 +46,23 @@ def divisions_for(
     """
     variables = list(trace.variables)
     found: dict[int, MeshDivision] = {}
-    slots = slots_by_name(variables)
+    slots = slots_in(trace)
     wanted = wanted_layouts(variables, layout, slots, grid) if variables and layout is not None else []
     if layout is None or keep:
         lying = _elsewhere(variables, grid)
         found.update(_as_they_lie([v for v, own in zip(variables, lying, strict=True) if own is None], devices))
         is_free = [parts_of_variable(v) is None for v in variables]
         wanted = [w if free else own for w, own, free in zip(wanted or lying, lying, is_free, strict=True)]
+    copied = [v for v, own in zip(variables, wanted, strict=True) if own == "replicated"]
+    found.update({id(v): how for v, how in replicated(copied, devices, slots, devices[0])})
+
+    def belonging(head: tf.Variable, word: str) -> Cut | None:
+        return beside(head, found.get(id(head))) if word == "sharded" else None
+
     for word, places in PLACES.items():
         chosen = [v for v, own in zip(variables, wanted, strict=True) if own == word]
-        cuts = divided(chosen, places(devices), {}, dict.fromkeys(places(devices), 0))
+        cuts = divided(chosen, places(devices), slots, dict.fromkeys(places(devices), 0), word, belonging=belonging)
         found.update({id(v): cut for v, cut in cuts if cut.devices != (devices[0],)})
-    copied = [v for v, own in zip(variables, wanted, strict=True) if own == "replicated"]
-    found.update({id(v): how for v, how in replicated(copied, devices, {}, devices[0])})
     if grid is not None:
         found.update(divisions_on_mesh(variables, wanted, grid, slots))
     captured = captured_variables(trace).items()

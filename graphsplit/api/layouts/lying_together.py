@@ -1,0 +1,98 @@
+"""Variables that a function updates together, and that therefore lie together, whatever they are called.
+
+Layouts are set before any function is known. Then optimizers of Keras say which slots belong to which variables, and
+for all others names do. A traced function knows: see `updated_together`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import tensorflow as tf
+
+from graphsplit.api.layouts.new_variables import slots_by_name
+from graphsplit.api.layouts.variable_layouts import PLACES, cut_beside, cut_of, divided, lay_divided, owned_bytes
+from graphsplit.core.layouts import Cut
+from graphsplit.core.variables.parted_classes import raw_handles
+from graphsplit.core.variables.parted_variables import are_any_parts, parts_of_variable, tell_functions
+from graphsplit.core.variables.running_calls import calls
+from graphsplit.planning.amounts import count_text, format_bytes
+from graphsplit.planning.variables.updates import updated_together
+from graphsplit.tracing.trace import Trace, captured_variables
+
+
+def slots_in(trace: Trace) -> dict[int, tf.Variable]:
+    """Return the variable that each slot of a traced function belongs to, by the slot's id.
+
+    Slots are updated together with their variable. Of what is updated by itself, names tell.
+    """
+    groups = _groups(trace)
+    told = {id(slot): group[0] for group in groups for slot in group[1:]}
+    known = {id(variable) for group in groups for variable in group}
+    named = slots_by_name(list(trace.variables)).items()
+    return {**told, **{slot: told.get(id(head), head) for slot, head in named if slot not in known}}
+
+
+def _groups(trace: Trace) -> list[list[tf.Variable]]:
+    """Return the variables that are updated together, first the one that is trained: it is used before its slots."""
+    captured = captured_variables(trace)
+    variables = {id(variable): variable for variable in captured.values()}
+    groups = updated_together(trace.program, {i: id(variable) for i, variable in captured.items()})
+    return [sorted([variables[k] for k in group], key=lambda variable: not variable.trainable) for group in groups]
+
+
+def lay_together(trace: Trace) -> tuple[str, ...]:
+    """Move divided variables to where those are with which a traced function updates them; return what a plan says."""
+    groups = _groups(trace) if are_any_parts() and tf.executing_eagerly() else []
+    moved = [variable for layout in PLACES for variable in _lay_together(groups, trace.variables, layout)]
+    if not moved:
+        return ()
+    size = sum([variable.shape.num_elements() * variable.dtype.size for variable in moved])
+    return (
+        f"{count_text(len(moved), 'variable')} ({format_bytes(size)}) moved to the devices of those that are updated "
+        "with them",
+    )
+
+
+def _lay_together(
+    groups: Sequence[Sequence[tf.Variable]], variables: Sequence[tf.Variable], layout: str
+) -> list[tf.Variable]:
+    lying = {id(variable): cut for variable in variables if (cut := cut_of(variable, layout)) is not None}
+    apart = [v for group in groups if _are_apart(group, layout) for v in group if id(v) in lying]
+    if not apart:
+        return []
+    devices = tuple(dict.fromkeys([device for cut in lying.values() for device in cut.devices]))
+    moving = set(map(id, apart))
+    owned = owned_bytes([v for v in variables if id(v) in lying and id(v) not in moving], devices)
+    slots = {id(slot): group[0] for group in groups for slot in group[1:]}
+    moved = []
+    for variable, cut in divided(apart, devices, slots, owned, layout):
+        before = lying[id(variable)]
+        if _where(cut) != _where(before):
+            moved.append(variable)
+            _move(variable, replace(cut, reshard=before.reshard), layout)
+    return moved
+
+
+def _are_apart(group: Sequence[tf.Variable], layout: str) -> bool:
+    """Return whether variables that are updated together are divided in several ways."""
+    cuts = [cut_beside(group[0], layout), *[cut_of(slot, layout) for slot in group[1:]]]
+    return len({_where(cut) for cut in cuts if cut is not None}) > 1
+
+
+def _where(cut: Cut) -> tuple[int, tuple[str, ...]]:
+    return cut.axis, cut.devices
+
+
+def _move(variable: tf.Variable, cut: Cut, layout: str) -> None:
+    with raw_handles():
+        handle = variable.handle
+    with calls.lock:
+        calls.wait_for([handle], "A variable that is moved")
+        if (parts := parts_of_variable(variable)) is not None:
+            parts.release(variable)
+        else:
+            variable._graphsplit_stays = ""
+            tell_functions([variable])
+        lay_divided(variable, cut, layout)

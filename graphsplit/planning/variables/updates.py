@@ -1,0 +1,101 @@
+"""Updates: which variables a program updates together, each entry of one by the same entry of others.
+
+So an optimizer's slots are found whatever they are called: what is written to a weight, or to a slot, follows from
+values of variables of its shape, through operations that go entry by entry, and through branches. Gradients end the way
+back: a product or a sum makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from graphsplit.core.sizes.symbolic_sizes import has_sizes
+from graphsplit.graph.function_calls import CONTROL_FLOW
+from graphsplit.planning.propagation.laid_variables import READS, WRITES
+from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.rules import rule_of
+from graphsplit.rules.factors import Factors
+
+
+def updated_together(program: Program, variables: Mapping[int, int]) -> list[list[int]]:
+    """Return groups of variables that are updated together, each in the order of the captures.
+
+    Args:
+      program: the function.
+      variables: a number for each captured variable, by the position of its handle's placeholder.
+    """
+    groups: dict[int, list[int]] = {}
+    for one, other in [(variables[i], variables[k]) for i, k in _pairs(program) if {i, k} <= variables.keys()]:
+        own, its = groups.setdefault(one, [one]), groups.setdefault(other, [other])
+        if own is not its:
+            own += its
+            groups.update(dict.fromkeys(its, own))
+    order = {variable: k for k, variable in enumerate(dict.fromkeys(variables.values()))}
+    several = {id(group): sorted(group, key=order.__getitem__) for group in groups.values() if len(group) > 1}
+    return list(several.values())
+
+
+def _pairs(program: Program) -> Iterator[tuple[int, int]]:
+    """Yield the handles of variables that are written, each with all from whose values that follows entry by entry."""
+    for op in program.ops:
+        handles = [tensor.op for tensor in op.inputs if program.dtype(tensor) == tf.resource]
+        if op.type in WRITES:
+            yield from [(handles[0], i) for i in _followed(program, op.inputs[1])]
+        elif "Apply" in op.type:  # (a fused kernel updates them)
+            yield from [(handle, handles[0]) for handle in handles]
+        for given in _given(op) if handles else ():
+            for written, source in _pairs(given.body):
+                yield from [(given.inputs[written].op, i) for i in _outside(program, given.inputs[source])]
+
+
+def _outside(program: Program, tensor: Tensor) -> Iterator[int]:
+    """Yield what a value follows from that is handed to a function, see `_followed`; of a handle itself."""
+    if program.dtype(tensor) == tf.resource:
+        yield tensor.op
+    else:
+        yield from _followed(program, tensor)
+
+
+def _followed(program: Program, written: Tensor) -> Iterator[int]:
+    """Yield the handles, and arguments, from whose values a value follows entry by entry, by their positions."""
+    shape, seen, left = program.shape(written), set[Tensor](), [written]
+    while left and shape and None not in shape and not has_sizes(shape):
+        tensor = left.pop()
+        op = program.ops[tensor.op]
+        if tensor in seen or program.shape(tensor) != shape:
+            continue
+        seen.add(tensor)
+        if op.type in READS:
+            yield op.inputs[0].op
+        elif op.type == "Placeholder":
+            yield op.index
+        elif _is_elementwise(op):
+            left += op.inputs
+        for given in () if op.bodies and CONTROL_FLOW[op.type].loops else _given(op):
+            for i in _followed(given.body, given.body.outputs[tensor.index]):
+                yield from _outside(program, given.inputs[i])
+
+
+class _Given(NamedTuple):
+    """A function that an operation calls, and what is handed to it by the positions of its arguments."""
+
+    body: Program
+    inputs: Mapping[int, Tensor]
+
+
+def _given(op: Op) -> Iterator[_Given]:
+    handed = op.inputs[CONTROL_FLOW[op.type].chooses :] if op.bodies else ()
+    for body in op.bodies.values():
+        yield _Given(body, dict(zip(body.inputs, handed, strict=True)))
+
+
+def _is_elementwise(op: Op) -> bool:
+    rule = rule_of(op.type)
+    factors = rule.factors(op) if rule is not None else None
+    if not isinstance(factors, Factors) or len(factors.outputs) != 1:
+        return False
+    dims = factors.outputs[0] or ()
+    return all(isinstance(dim, int) for dim in dims) and any(own == dims for own in factors.inputs)
