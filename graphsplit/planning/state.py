@@ -174,7 +174,7 @@ def program_of(
         left = {n: division for n, division in state.divisions.items() if n not in whole and n not in state.in_place}
         cuts = {n: division for n, division in left.items() if not isinstance(division, Nested)}
         cuts, staying = as_they_stay(program, cuts, mesh)
-        divided = divide(program, cuts, reshard)
+        divided = divide(program, cuts, reshard, state.devices)
         devices = _devices_of_parts(state.devices, divided, names, cuts)
         obstacles = divided.obstacles or _apart(divided, devices, names, cuts)
         if not obstacles:

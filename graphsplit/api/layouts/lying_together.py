@@ -12,7 +12,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from graphsplit.api.layouts.new_variables import slots_by_name
-from graphsplit.api.layouts.variable_layouts import PLACES, cut_beside, cut_of, divided, lay_divided, owned_bytes
+from graphsplit.api.layouts.variable_layouts import PLACES, cut_of, divided, lay_divided, owned_bytes
 from graphsplit.core.layouts import Cut
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import are_any_parts, parts_of_variable, tell_functions
@@ -77,7 +77,7 @@ def _lay_together(
 
 def _are_apart(group: Sequence[tf.Variable], layout: str) -> bool:
     """Return whether variables that are updated together are divided in several ways."""
-    cuts = [cut_beside(group[0], layout), *[cut_of(slot, layout) for slot in group[1:]]]
+    cuts = [cut_of(variable, layout) for variable in group]
     return len({_where(cut) for cut in cuts if cut is not None}) > 1
 
 

@@ -297,7 +297,7 @@ def divided(
       slots: the variables of slots.
       loads: the bytes that each device owns already; theirs are added.
       layout: what is known of variables that lie so already counts.
-      belonging: returns where the slots of a variable belong that is not among these; None: `cut_beside`.
+      belonging: returns where the slots of a variable belong that is not among these; None: `cut_of`.
     """
     chosen = sorted(filter(can_be_parted, variables), key=lambda variable: id(variable) in slots)
     held, owned = held_of(chosen, slots), [loads[device] for device in devices]
@@ -306,7 +306,7 @@ def divided(
         head = slots.get(id(variable))
         known = None
         if head is not None and head.shape == variable.shape:
-            known = found[id(head)][1] if id(head) in found else (belonging or cut_beside)(head, layout)
+            known = found[id(head)][1] if id(head) in found else (belonging or cut_of)(head, layout)
         if known is None and share is not None:
             known = replace(share.cut, reshard=reshard, devices=tuple([devices[d] for d in share.devices]))
         if known is not None:
@@ -323,23 +323,6 @@ def cut_of(variable: Any, layout: str) -> Cut | None:
         return parts.cut if parts.layout == layout else None
     stays = getattr(variable, "_graphsplit_stays", "") == layout
     return Cut(0, variable.shape[0], 1, devices=(canonical_name(variable.device),)) if stays else None
-
-
-def beside(variable: tf.Variable, division: MeshDivision | None) -> Cut | None:
-    """Return where the slots of a variable belong that is cut or copied; None if anywhere.
-
-    Those of a small one with copies belong to the device on which its gradient is added up.
-    """
-    if isinstance(division, Copied) and variable.shape.rank and len(division.sums) == 1:
-        return Cut(0, variable.shape[0], 1, devices=division.sums)
-    return division if isinstance(division, Cut) else None
-
-
-def cut_beside(variable: tf.Variable, layout: str) -> Cut | None:
-    """Return where the slots of a variable belong that have a layout, one of `PLACES`; None if anywhere."""
-    parts = parts_of_variable(variable)
-    is_copied = isinstance(parts, VariableCopies) and layout == "sharded"
-    return beside(variable, parts.division) if parts is not None and is_copied else cut_of(variable, layout)
 
 
 def is_sharded(variable: tf.Variable) -> bool:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from graphsplit.api.layouts.layout_spellings import WORDS, VariableLayout, check_layout, names_host, spelling_of
 from graphsplit.api.layouts.lying_together import slots_in
-from graphsplit.api.layouts.variable_layouts import PLACES, beside, divided, divisions_on_mesh, replicated, wanted_layouts
+from graphsplit.api.layouts.variable_layouts import PLACES, divided, divisions_on_mesh, replicated, wanted_layouts
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
 from graphsplit.core.devices import available_devices, short_name
 from graphsplit.core.errors import ArgumentError, bullet_list
@@ -56,8 +56,9 @@ def divisions_for(
     copied = [v for v, own in zip(variables, wanted, strict=True) if own == "replicated"]
     found.update({id(v): how for v, how in replicated(copied, devices, slots, devices[0])})
 
-    def belonging(head: tf.Variable, word: str) -> Cut | None:
-        return beside(head, found.get(id(head))) if word == "sharded" else None
+    def belonging(head: tf.Variable, _: str) -> Cut | None:
+        division = found.get(id(head))
+        return division if isinstance(division, Cut) else None
 
     for word, places in PLACES.items():
         chosen = [v for v, own in zip(variables, wanted, strict=True) if own == word]

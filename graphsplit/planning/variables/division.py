@@ -21,6 +21,7 @@ to all (an all-gather; ZeRO stage 1). Who reads the variable reads the copy on i
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,13 +32,16 @@ import tensorflow as tf
 from graphsplit.core.layouts import Copied, Cut, Division, EvenCut, Partial, Shard
 from graphsplit.core.protos.graphdefs import constant_value
 from graphsplit.planning.propagation.gathering import Gather, find_gathers
-from graphsplit.planning.variables.part_by_part import JOINS, PartByPart, part_by_part
+from graphsplit.planning.propagation.laid_variables import READS
+from graphsplit.planning.variables.part_by_part import JOINS, PartByPart, is_at_hand, part_by_part
 from graphsplit.planning.variables.staying import is_staying
 from graphsplit.planning.variables.whole_writing import WholeWriter, part_shape
 from graphsplit.program.program import COPIES, Op, Program, Tensor
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import Place
 from graphsplit.rules.registry import resized
+
+NOWHERE: Mapping[str, str] = types.MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,9 @@ class Divided:
     obstacles: Mapping[str, str] = field(default_factory=dict)
 
 
-def divide(program: Program, cuts: Mapping[str, Division], reshard: bool = True) -> Divided:
+def divide(
+    program: Program, cuts: Mapping[str, Division], reshard: bool = True, devices: Mapping[str, str] = NOWHERE
+) -> Divided:
     """Return a program whose captured variables lie in parts, or are copied.
 
     Args:
@@ -63,14 +69,30 @@ def divide(program: Program, cuts: Mapping[str, Division], reshard: bool = True)
       cuts: how variables are cut or copied, by the names of their placeholders; one part is a variable that is
         elsewhere.
       reshard: whether what is put together is dropped and put together again, where its variable asks for that.
+      devices: of other variables, by the names of their placeholders.
     """
     lying = {i: cuts[name] for i in program.captures if (name := program.ops[i].name) in cuts}
     staying = {i: cut for i, cut in lying.items() if is_staying(cut)}
     handles = {i: cut for i, cut in lying.items() if i not in staying}
+    gathers = find_gathers(program, handles) if reshard else ()
+    if any(isinstance(cut, Copied) for cut in handles.values()):
+        handles = {**_of_one_part(program, lying, devices), **handles}
     finder = part_by_part(program, handles)
     if finder.obstacles:
         return Divided(program, tuple([(k, 0) for k in range(len(program.captures))]), finder.obstacles)
-    return _PartsWriter(program, finder, find_gathers(program, handles) if reshard else (), staying).divided()
+    return _PartsWriter(program, finder, gathers, staying).divided()
+
+
+def _of_one_part(program: Program, lying: Mapping[int, Division], devices: Mapping[str, str]) -> dict[int, Division]:
+    """Return all other variables as of one part each: beside copies, what follows from one is computed once, there."""
+    reads = [op for op in program.ops if op.type in READS and op.inputs[0].op in {*program.captures} - lying.keys()]
+    shapes = {op.inputs[0].op: op.out_shapes[0] for op in reads}
+    found: dict[int, Division] = {}
+    for i, shape in shapes.items():
+        if shape and isinstance(shape[0], int):
+            device = devices.get(program.ops[i].name)
+            found[i] = Cut(0, shape[0], 1, reshard=False, devices=(device,) if device else ())
+    return found
 
 
 class _PartsWriter(WholeWriter):
@@ -80,6 +102,7 @@ class _PartsWriter(WholeWriter):
         super().__init__(program, finder, gathers)
         self._handles: dict[int, list[Tensor]] = {}
         self._staying = staying
+        self._has_copies = any(isinstance(own, Copied) for own in finder.handles.values())
         self._laid: dict[int, Shard] = {}
 
     def divided(self) -> Divided:
@@ -121,7 +144,10 @@ class _PartsWriter(WholeWriter):
 
     def _write_handles(self, op: Op) -> None:
         division = self._finder.handles[op.index]
-        self._handles[op.index] = [self._append(op, self._name(op, k), (), ()) for k in range(division.parts)]
+        names = [op.name] if division.parts == 1 else [self._name(op, k) for k in range(division.parts)]
+        self._handles[op.index] = [self._append(op, name, (), ()) for name in names]
+        if division.parts == 1:  # (what takes it otherwise than part by part takes it where it is)
+            self._whole[Tensor(op.index, 0)] = self._handles[op.index][0]
         self._place(self._handles[op.index], division)
         self._copies[op.index] = [tensor.op for tensor in self._handles[op.index]]
 
@@ -212,8 +238,11 @@ class _PartsWriter(WholeWriter):
         return self._as_whole(tensor), value
 
     def _place(self, tensors: Sequence[Tensor], division: Division) -> None:
-        """Note on which devices operations run, one for each copy. (Parts go where their variable is.)"""
-        if isinstance(division, Copied):
+        """Note on which devices operations run, one for each copy.
+
+        (Parts go where their variable is. But beside copies what follows from them serves these, too.)
+        """
+        if isinstance(division, Copied) or (self._has_copies and division.devices):
             pairs = zip(tensors, division.devices, strict=True)
             self._places.update({tensor.op: device for tensor, device in pairs})
 
@@ -235,11 +264,32 @@ class _PartsWriter(WholeWriter):
         op, dtype = self._program.ops[tensor.op], self._program.dtype(tensor)
         if isinstance(cut, Copied):
             return self._for_copies(tensor, cut)
+        known = self._finder.cut.get(tensor)
+        if isinstance(known, Copied) and is_at_hand(known, cut):
+            return self._sliced(tensor, known, cut)
         if op.type != "Const":
             return self._taken_apart(self._as_whole(tensor), op.name, cut, self._program.shape(tensor), dtype)
         value = constant_value(op.node)
         pieces = [np.take(value, _entries(cut, k), cut.axis) for k in range(cut.parts)]
         return [self._constant(f"{op.name}/part_{k}", piece, dtype) for k, piece in enumerate(pieces)]
+
+    def _sliced(self, tensor: Tensor, copied: Copied, cut: Cut) -> list[Tensor]:
+        """Return parts of a value that is copied, each taken from the copy on its own device."""
+        copies = dict(zip(copied.devices, self._as_parts(tensor, copied), strict=True))
+        if cut.parts == 1:
+            return [copies[cut.devices[0]]]
+        name, shape, dtype = self._program.ops[tensor.op].name, self._program.shape(tensor), self._program.dtype(tensor)
+        found: list[Tensor] = []
+        for k, device in enumerate(cut.devices):
+            size, begin = part_shape(shape, cut, k), np.zeros(len(shape or ()), np.int64)
+            begin[cut.axis] = sum(cut.lengths[:k])
+            operands = {1: begin, 2: np.array(size, np.int64)}
+            constants = [self._constant(f"{name}/slice_{k}_{i}", value, tf.int64) for i, value in operands.items()]
+            own = f"{name}/slice_{k}"
+            result, reads = [(size, dtype)], [copies[device], *constants]
+            found.append(self._made("Slice", self._unused(own), reads, result, operands, T=dtype, Index=tf.int64))
+            self._places[found[-1].op] = device
+        return found
 
     def _for_copies(self, tensor: Tensor, copied: Copied) -> list[Tensor]:
         """Return a value on the device of each copy: its parts, or those of a sum, go to all and are put together."""
@@ -280,6 +330,8 @@ class _PartsWriter(WholeWriter):
         return made
 
     def _taken_apart(self, whole: Tensor, name: str, cut: Cut, shape: Any, dtype: tf.DType) -> list[Tensor]:
+        if cut.parts == 1:
+            return [whole]
         sizes, axis = np.array(cut.lengths, np.int64), np.array(cut.axis, np.int32)
         operands = [whole, self._constant(f"{name}/lengths", sizes, tf.int64)]
         operands.append(self._constant(f"{name}/cut_axis", axis, tf.int32))
@@ -298,6 +350,8 @@ class _PartsWriter(WholeWriter):
 
     def _joined(self, op: Op, output: int, parts: Sequence[Tensor], joins: str) -> Tensor:
         shape, dtype = op.out_shapes[output], op.out_dtypes[output]
+        if len(parts) == 1:
+            return parts[0]
         if joins == "AddN":
             name = self._unused(f"{op.name}/sum_{output}")
             return self._made("AddN", name, parts, [(shape, dtype)], {}, N=len(parts), T=dtype)

@@ -58,7 +58,9 @@ def part_by_part(program: Program, handles: Mapping[int, Division]) -> PartByPar
 class _PartFinder:
     def __init__(self, program: Program, handles: Mapping[int, Division]):
         self._program = program
-        self._handles = {i: cut for i, cut in handles.items() if cut.parts > 1}
+        # (beside copies also those that are whole on another device, where what follows from them is computed once)
+        has_copies = any(isinstance(cut, Copied) for cut in handles.values())
+        self._handles = {i: cut for i, cut in handles.items() if cut.parts > 1 or has_copies}
         self._how: dict[int, Sharded] = {}
         self._base: dict[int, Division] = {}
         self._cut: dict[Tensor, Division] = {}
@@ -94,7 +96,12 @@ class _PartFinder:
             layouts: list[Layout] = [self._cut[t].layout if t in self._cut else REPLICATE for t in op.inputs]
             found = answer(rule, op, layouts, [self._program.bytes(tensor) for tensor in op.inputs])
             if isinstance(found, Sharded):
-                self._accept(op, found, self._cut[op.inputs[in_parts[0]]])
+                self._accept(op, found, self._base_of([self._cut[op.inputs[i]] for i in in_parts]))
+
+    def _base_of(self, divisions: Sequence[Division]) -> Division:
+        """Return which of the divisions of what an operation reads is its own: each copy has what a part needs."""
+        divided = [own for own in divisions if own.layout != REPLICATE] or divisions
+        return next((own for own in divided if isinstance(own, Cut)), divided[0])
 
     def _rule(self, op: Op) -> Rule | None:
         unknown = op.symbols or any(shape is None or has_sizes(shape) or None in shape for shape in op.out_shapes)
@@ -121,7 +128,7 @@ class _PartFinder:
             self._rows[op.index] = cut
         else:
             where = self._program.line_of(op)
-            for i in touched:
+            for i in [i for i in touched if self._handles[op.inputs[i].op].parts > 1]:
                 name = self._program.ops[op.inputs[i].op].name
                 self._obstacles[name] = f"{op.type} {op.name!r}{f' at {where}' if where else ''} takes it whole"
 
@@ -150,13 +157,18 @@ class _PartFinder:
             or any(layout.reduction not in JOINS or isinstance(base, Copied) for layout in joined)
             or len(given) + len(joined) < len(found.gives)
             or None in given.values()
-            or any(own is None or self._cut.get(tensor, own) != own for tensor, own in wanted)
+            or any(own is None or not self._has(tensor, own) for tensor, own in wanted)
             or any(self._is_divided(tensor) or self._program.bytes(tensor) > _SMALL for tensor in whole)
         )
         if not cannot:
             self._how[op.index], self._base[op.index] = found, base
             self._cut.update({Tensor(op.index, k): own for k, own in given.items() if own is not None})
         return not cannot
+
+    def _has(self, tensor: Tensor, own: Division) -> bool:
+        """Return whether a value is, or may be, divided in a way; of a copy a part can be taken."""
+        known = self._cut.get(tensor, own)
+        return known == own or is_at_hand(known, own)
 
     def _is_divided(self, tensor: Tensor) -> bool:
         return tensor in self._cut and self._cut[tensor].layout != REPLICATE  # (copies of a number are numbers)
@@ -178,25 +190,20 @@ class _PartFinder:
         factors = rule.factors(op) if rule and not self._stays_a_sum(op) else Declined("")
         if isinstance(factors, Factors) and rule and _adds_no_axis(factors, factors.outputs):
             found = answer_for_output(rule, op, tensor.index, cut.layout) if isinstance(cut.layout, Shard) else None
-            if found is not None and self._pays(op, found, cut) and self._accept(op, found, cut):
+            if found is not None and self._accept(op, found, cut):
                 return
         self._cut[tensor] = cut
-
-    def _pays(self, op: Op, found: Sharded, cut: Division) -> bool:
-        """Return whether no more is sent if an operation is done part by part than if its result is sent.
-
-        Of copies each would get all that the operation reads, and its slots may be in one place.
-        """
-        sent = {
-            tensor
-            for i, (tensor, want) in enumerate(zip(op.inputs, found.wants, strict=True))
-            if isinstance(want, Shard) and i not in found.makes and tensor not in self._cut
-        }
-        return isinstance(cut, Cut) or sum(not self._program.ops[tensor.op].is_constant for tensor in sent) < 2
 
     def _stays_a_sum(self, op: Op) -> bool:
         """Return whether a partial sum would go through an operation: then it is taken apart behind it, once."""
         return {i for i in range(len(op.inputs)) if i not in op.constants} <= {*partial_operands(op)}
+
+
+def is_at_hand(known: Division | None, wanted: Division) -> bool:
+    """Return whether each device that wants a part of a value has a copy of it."""
+    if not isinstance(known, Copied) or not isinstance(wanted, Cut) or known.layout == REPLICATE:
+        return False
+    return bool(wanted.devices) and set(wanted.devices) <= set(known.devices)
 
 
 def _adds_no_axis(factors: Factors, known: Sequence[Dims]) -> bool:

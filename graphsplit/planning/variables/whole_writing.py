@@ -52,6 +52,8 @@ class WholeWriter(RowWriter):
             f"{op.name}/whole_{tensor.index}",
             self._program.shape(tensor),
         )
+        if len(parts) == 1:
+            return parts[0]
         if isinstance(division, Cut):
             return self._concatenated(name, parts, division.axis, shape, dtype)
         return self._made(COPIES, self._unused(name), parts, [(shape, dtype)], {}, T=dtype)
