@@ -86,7 +86,7 @@ def _needed(program: Program) -> Set[int]:
 
 def _reads(program: Program, finder: PartByPart, op: Op) -> Iterator[Tensor]:
     """Return what an operation needs whole that follows from sharded variables, and is not small."""
-    beside = op.index in finder.how or op.index in finder.rows
+    beside = op.index in finder.how or op.index in finder.rows or op.index in finder.once
     for tensor in () if beside else dict.fromkeys(op.inputs):
         how = finder.how.get(tensor.op)
         if how is not None and isinstance(how.gives[tensor.index], Shard) and program.bytes(tensor) > _SMALL:

@@ -22,6 +22,7 @@ to all (an all-gather; ZeRO stage 1). Who reads the variable reads the copy on i
 from __future__ import annotations
 
 import types
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -102,8 +103,10 @@ class _PartsWriter(WholeWriter):
         super().__init__(program, finder, gathers)
         self._handles: dict[int, list[Tensor]] = {}
         self._staying = staying
-        self._has_copies = any(isinstance(own, Copied) for own in finder.handles.values())
+        self._serves_others = bool(finder.once) or any(isinstance(own, Copied) for own in finder.handles.values())
         self._laid: dict[int, Shard] = {}
+        self._owners: dict[int, str] = {}  # of what is done once
+        self._done = Counter[str]()  # bytes that each of them makes
 
     def divided(self) -> Divided:
         program = self._program
@@ -163,7 +166,20 @@ class _PartsWriter(WholeWriter):
         inputs = tuple([self._as_read(op, tensor) for tensor in op.inputs])
         made = self._append(op, op.name, inputs, self._controls(op, None))
         self._copies[op.index] = [made.op]
+        if op.index in self._finder.once:
+            self._places[made.op] = self._owner_of(op)
         self._whole.update({Tensor(op.index, k): Tensor(made.op, k) for k in range(len(op.out_shapes))})
+
+    def _owner_of(self, op: Op) -> str:
+        """Return the device of what is done once: that of what it follows from, or else the one that does least."""
+        owner = next((self._owners[tensor.op] for tensor in op.inputs if tensor.op in self._owners), None)
+        if owner is None:
+            known = [self._finder.cut.get(tensor) for tensor in op.inputs]
+            devices = [device for own in known if own is not None for device in own.devices]
+            owner = min(dict.fromkeys(devices), key=lambda device: self._done[device])
+        self._done[owner] += sum(op.out_bytes)
+        self._owners[op.index] = owner
+        return owner
 
     def _write_by_rows(self, op: Op, table: Division) -> None:
         """Write an operation on rows of a table for each part of it, where that is."""
@@ -240,9 +256,9 @@ class _PartsWriter(WholeWriter):
     def _place(self, tensors: Sequence[Tensor], division: Division) -> None:
         """Note on which devices operations run, one for each copy.
 
-        (Parts go where their variable is. But beside copies what follows from them serves these, too.)
+        (Parts go where their variable is, unless they serve copies as well, or what is done once.)
         """
-        if isinstance(division, Copied) or (self._has_copies and division.devices):
+        if isinstance(division, Copied) or (self._serves_others and division.devices):
             pairs = zip(tensors, division.devices, strict=True)
             self._places.update({tensor.op: device for tensor, device in pairs})
 

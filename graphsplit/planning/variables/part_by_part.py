@@ -10,7 +10,7 @@ over it and products with what has other axes are done once, for all copies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -39,6 +39,7 @@ class PartByPart:
       base: for the same operations, a cut that those of all they read and make follow from.
       cut: how their results are cut, and others' that are taken apart.
       rows: the tables of operations that go to where the rows of ids are.
+      once: operations on whole values that follow from parts, and that one of their devices does.
       obstacles: why variables must be whole, by placeholder name.
     """
 
@@ -47,6 +48,7 @@ class PartByPart:
     base: Mapping[int, Division]
     cut: Mapping[Tensor, Division]
     rows: Mapping[int, Division]
+    once: Set[int]
     obstacles: Mapping[str, str]
 
 
@@ -65,6 +67,8 @@ class _PartFinder:
         self._base: dict[int, Division] = {}
         self._cut: dict[Tensor, Division] = {}
         self._rows: dict[int, Division] = {}
+        self._once: set[int] = set()
+        self._put_together: set[Tensor] = set()  # what is in parts and has to be whole for what is done once
         self._obstacles: dict[str, str] = {}
 
     def find(self) -> PartByPart:
@@ -75,7 +79,7 @@ class _PartFinder:
                 self._follow(op)
             for op in reversed(self._program.ops):
                 self._lead(op)
-        return PartByPart(self._handles, self._how, self._base, self._cut, self._rows, self._obstacles)
+        return PartByPart(self._handles, self._how, self._base, self._cut, self._rows, self._once, self._obstacles)
 
     def _follow(self, op: Op) -> None:
         """Do an operation part by part if what it reads is in parts."""
@@ -90,6 +94,9 @@ class _PartFinder:
         if isinstance(table, Cut) and finds_rows(self._program, op, table):
             self._rows[op.index] = table
             return
+        if op.index not in self._how and self._is_done_once(op):
+            self._once.add(op.index)
+            return
         rule = self._rule(op) if in_parts and op.index not in self._how else None
         factors = rule.factors(op) if rule else Declined("")
         if rule and isinstance(factors, Factors) and _adds_no_axis(factors, [factors.inputs[i] for i in in_parts]):
@@ -97,6 +104,23 @@ class _PartFinder:
             found = answer(rule, op, layouts, [self._program.bytes(tensor) for tensor in op.inputs])
             if isinstance(found, Sharded):
                 self._accept(op, found, self._base_of([self._cut[op.inputs[i]] for i in in_parts]))
+
+    def _is_done_once(self, op: Op) -> bool:
+        """Return whether an operation follows from products of a variable's parts with each other.
+
+        A matrix is orthogonalized by such: all parts would need all others again and again. So it is put together once,
+        and what follows is whole until a variable takes it.
+        """
+        rule, large = self._rule(op), [t for t in op.inputs if self._program.bytes(t) > _SMALL]
+        divided = [tensor for tensor in large if self._is_divided(tensor)]
+        once = [tensor for tensor in large if tensor.op in self._once]
+        if rule is None or not (divided or once):
+            return False
+        factors = rule.factors(op)
+        if isinstance(factors, Factors) and factors.contracted and len(divided) + len(once) > 1:
+            self._put_together.update(divided)
+            return True
+        return len(divided) + len(once) == len(large) and self._put_together.issuperset(divided)
 
     def _base_of(self, divisions: Sequence[Division]) -> Division:
         """Return which of the divisions of what an operation reads is its own: each copy has what a part needs."""
@@ -186,7 +210,8 @@ class _PartFinder:
         if isinstance(cut, Cut) and adds_up_rows(self._program, op, cut):
             self._rows[op.index], self._cut[tensor] = cut, cut
             return
-        rule = self._rule(op) if len(op.out_shapes) == 1 and op.type != "Const" else None
+        is_plain = len(op.out_shapes) == 1 and op.type != "Const" and op.index not in self._once
+        rule = self._rule(op) if is_plain else None
         factors = rule.factors(op) if rule and not self._stays_a_sum(op) else Declined("")
         if isinstance(factors, Factors) and rule and _adds_no_axis(factors, factors.outputs):
             found = answer_for_output(rule, op, tensor.index, cut.layout) if isinstance(cut.layout, Shard) else None
