@@ -108,8 +108,8 @@ def slots_of(optimizer: Any, variables: Sequence[Any]) -> Iterator[tuple[Any, An
 
 
 def is_built(optimizer: Any) -> bool:
-    """Return whether an optimizer has made its slots; True of old ones of tf_keras, which do not say."""
-    return bool(getattr(optimizer, "built", getattr(optimizer, "_built", True)))
+    """Return whether an optimizer has made its slots; True of those of tf_keras, which do not say."""
+    return bool(getattr(optimizer, "built", True))
 
 
 def make_slots(optimizer: Any, variables: Sequence[Any]) -> None:
