@@ -128,29 +128,16 @@ class PlacementGraph:
         """Backward operations with the forward operation that each differentiates, where that can be told."""
         return tuple(pair_gradients(self.ops, self.graph))
 
-    def critical_path(
-        self,
-        *,
-        flops_per_second: float | None = None,
-        bytes_per_second: float | None = None,
-        seconds_per_op: float | None = None,
-        machine: str | os.PathLike[str] | Machine | None = None,
-    ) -> CriticalPath:
+    def critical_path(self, machine: str | os.PathLike[str] | Machine | None = None) -> CriticalPath:
         """Return the chain of operations that takes longest. No queueing; loop bodies count once.
 
         An operation takes what it takes on a device of the `machine`, and a tensor that crosses devices what its link
         takes, as in `predict`. Without one, that is "dgx-a100" where there are GPUs, else "cpu", as on the page that
-        `save` writes. With any of the speeds, an operation takes `flops / flops_per_second + seconds_per_op` instead,
-        a tensor that crosses `bytes / bytes_per_second`; those not given are 1e12, 1e10 and 1e-6, as of one GPU.
+        `save` writes.
 
         Raises:
           ArgumentError: for an unknown machine.
         """
-        if machine is None and any(speed is not None for speed in (flops_per_second, bytes_per_second, seconds_per_op)):
-            flops_speed, link_speed = flops_per_second or 1e12, bytes_per_second or 1e10
-            start = 1e-6 if seconds_per_op is None else seconds_per_op
-            times = (lambda op: (op.flops or 0) / flops_speed + start, lambda count: count / link_speed)
-            return questions.find_critical_path(self.graph, self.ops, *times)
         kind = "GPU" if any("GPU" in device for device in self.devices) else "CPU"
         by = machine_of(machine or _MACHINES[kind])
         found = questions.find_critical_path(self.graph, self.ops, *placed_times(self.ops, self.edges, by))

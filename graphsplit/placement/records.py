@@ -158,7 +158,7 @@ class CriticalPath:
       seconds: the modelled time of the chain, transfers included.
       flops: floating-point operations along it.
       transfer_bytes: bytes that cross devices along it.
-      machine: by whose costs; "" for speeds that were given.
+      machine: by whose costs.
     """
 
     ops: tuple[str, ...]
@@ -168,10 +168,9 @@ class CriticalPath:
     machine: str = ""
 
     def __str__(self) -> str:
-        by = f"machine {self.machine!r}" if self.machine else "the speeds given"
         first = (
-            f"Critical path: {count_text(len(self.ops), 'operation')}, {1e3 * self.seconds:.3g} ms by {by}, "
-            f"{self.flops} FLOPs, {format_bytes(self.transfer_bytes)} between devices"
+            f"Critical path: {count_text(len(self.ops), 'operation')}, {1e3 * self.seconds:.3g} ms by machine "
+            f"{self.machine!r}, {self.flops} FLOPs, {format_bytes(self.transfer_bytes)} between devices"
         )
         return "\n".join([first, *[f"  {name}" for name in self.ops]])
 
