@@ -221,7 +221,7 @@ def test_page_in_a_browser_with_twenty_thousand_ops(tmp_path, width, scheme):
     assert report["lanes"] == ["runs once GPU:0", "shards 0 to 3 \u00d7 4 GPU:0 to 3, 8 rows each"]
     assert report["fits"]
     assert report["legend"] == 5
-    assert report["signs"] == 9
+    assert report["signs"] == 8
     assert report["through"] == 0  # no curve ends at a box that it only passes
     assert width <= 1000 or report["toolbar"] < 60  # one line
     assert report["arrows"] > 0

@@ -1,4 +1,4 @@
-// What moves between lanes: tensors that cross devices, gathered by where they leave and arrive; the critical path.
+// What moves between lanes: tensors that cross devices, gathered by where they leave and arrive.
 const MOST_ARROWS = 160; // the largest in view, and all of what is selected
 
 function feeds() { // for every visible item, the visible items of other lanes that send it something
@@ -104,19 +104,6 @@ function placeLabels(labels) { // the largest first, near the arrowhead; none on
     taken.push([x, y, wide]);
     node("rect", { class: "behind", x: right ? x - wide + 3 : x - 3, y: y - 9, width: wide, height: 12 }, svg);
     node("text", { class: "bytes", x, y, "text-anchor": right ? "end" : "start", style: `fill:${color}` }, svg, text);
-  }
-}
-
-function drawCritical(layer, top, bottom) { // where the longest chain goes from lane to lane
-  const drawn = new Set();
-  for (let i = 1; i < D.critical.length && drawn.size < 60; i++) {
-    const x = tree.leaves[D.critical[i - 1]], y = tree.leaves[D.critical[i]];
-    if (x.lane === y.lane || x.lane.index < 0 || y.lane.index < 0) continue;
-    const a = shown(x), b = shown(y);
-    if (!a.row || !b.row || Math.max(a.row.y, b.row.y) < top || Math.min(a.row.y, b.row.y) > bottom) continue;
-    const d = curve(ends(a, b));
-    if (!drawn.has(d)) node("path", { class: "arrow critical", d }, layer);
-    drawn.add(d);
   }
 }
 

@@ -140,7 +140,6 @@ function showSigns() { // what each mark of the drawing means
     ["\u2302 work on the batch that runs on one device", [["rect", { ...box, class: "home" }]]],
     ["dashed frame: an open group", [["rect", { ...box, class: "frame" }]]],
     ["tensors sent, in the colour of their sender; thicker is more", [["path", { d: "M1,8 H26", stroke: color, "stroke-width": 3, opacity: 0.65 }], ["path", { d: "M31,8 l-7,-4 l0,8 z", fill: color }]]],
-    ["the critical path between columns", [["path", { class: "critical", d: "M1,8 H31" }]]],
   ];
   for (const [text, shapes] of signs) {
     const line = element("div", undefined, $("signs")), sign = node("svg", { width: 32, height: 16 }, line);

@@ -84,7 +84,6 @@ function draw() { // only what is in the window, and a little more
   const back = node("g", {}, svg);
   for (const row of rows) if (row.y < bottom && row.y + ROW > top) drawRow(row);
   if ($("arrows").checked) drawArrows(back, top, bottom);
-  if ($("critical").checked) drawCritical(back, top, bottom);
   drawLinks();
 }
 
