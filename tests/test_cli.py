@@ -30,12 +30,6 @@ def test_polyfit():
     assert float(difference.group(1)) < 1e-5
 
 
-def test_devices():
-    done = graphsplit("devices")
-    assert done.returncode == 0
-    assert "CPU:0" in done.stdout
-
-
 def test_errors_are_for_the_user():
     done = graphsplit("demo", "polyfit", "--devices", "0")
     assert done.returncode == 2

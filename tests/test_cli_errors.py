@@ -297,7 +297,7 @@ def test_version():
     assert ran.output == f"graphsplit {gs.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["devices", "inspect", "transpile", "demo"])
+@pytest.mark.parametrize("command", ["doctor", "inspect", "transpile", "demo"])
 def test_help(command: str):
     ran = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "100"})
     assert ran.exit_code == 0

@@ -41,7 +41,7 @@ def test_without_tensorflow():
 
 
 def test_the_command_line_without_tensorflow():
-    done = without_tensorflow("from graphsplit.cli import app\napp(['devices'])")
+    done = without_tensorflow("from graphsplit.cli import app\napp(['doctor'])")
     assert done.returncode == 2
     assert done.stderr == f"Error: graphsplit runs on TensorFlow, which this Python does not have: {HOW}\n"
 

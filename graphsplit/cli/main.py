@@ -1,4 +1,4 @@
-"""The command line: `graphsplit demo`, `devices`, `doctor`, `inspect`, `transpile`, `predict`, `worker`, ...
+"""The command line: `graphsplit demo`, `doctor`, `inspect`, `transpile`, `predict`, `worker`, ...
 
 A command is one function: its options, what is checked before TensorFlow is imported, and what it does by names of
 graphsplit, which are imported on first use.
@@ -59,15 +59,6 @@ def polyfit(
     from graphsplit.demos.polyfit import run
 
     run(devices, batch, steps)
-
-
-@app.command()
-def devices() -> None:
-    """List the devices that TensorFlow has here."""
-    start_tensorflow()
-    from graphsplit.demos.display import show_devices
-
-    show_devices()
 
 
 @app.command()
