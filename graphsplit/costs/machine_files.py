@@ -23,7 +23,8 @@ from graphsplit.costs.machine_schema import parse, problems_of
 from graphsplit.costs.work import Work
 
 _WORK = ("family", "dtype", "flops", "bytes")  # of a sample
-_NUMBERS = ("memory_bytes", "bytes_per_s", "launch_s", "overhead_s")  # of a device
+_TABLES = ("device", "link", "host", "host_link", "network")
+_COUNTS = ("threads", "threads_per_device")
 
 
 def machine(machine: str | os.PathLike[str] | Machine) -> Machine:
@@ -75,39 +76,17 @@ def read_machine(path: str) -> Machine:
 
 def machine_text(machine: Machine) -> str:
     """Return a machine as the text of a file that `read_machine` reads."""
-    device, host = machine.device, machine.host
-    numbers = {name: getattr(device, name) for name in _NUMBERS}
-    content: dict[str, Any] = {
-        "name": machine.name,
-        "devices": machine.devices,
-        "calibrated": machine.calibrated,
-        "device": {
-            "name": device.name,
-            "kind": device.kind,
-            **numbers,
-            "source": machine.sources.get("device", "unknown"),
-            "matrix_flops_per_s": dict(device.matrix_flops_per_s),
-            "vector_flops_per_s": dict(device.vector_flops_per_s),
-            "attainable": dict(device.attainable),
-            "curves": {family: [list(point) for point in curve] for family, curve in device.curves.items()},
-        },
-        "link": {**vars(machine.link), "source": machine.sources.get("link", "unknown")},
-        "host": {
-            **{name: value for name, value in vars(host).items() if value is not None},
-            "slowdown": list(host.slowdown),
-            "source": machine.sources.get("host", "unknown"),
-            "slowdown_of": {family: list(times) for family, times in host.slowdown_of.items()},
-        },
-        "samples": [
-            {"key": key, "seconds": sample.seconds, **{name: getattr(sample.work, name) for name in _WORK}}
-            for key, sample in device.samples.items()
-        ],
-    }
-    if machine.host_link is not None:
-        content["host_link"] = {**vars(machine.host_link), "source": machine.sources.get("host_link", "unknown")}
-    if machine.network is not None:
-        network = {name: getattr(machine.network, name) for name in ("name", "bytes_per_s", "latency_s")}
-        content["network"] = {**network, "source": machine.sources.get("network", "unknown")}
+    content: dict[str, Any] = {"name": machine.name, "devices": machine.devices, "calibrated": machine.calibrated}
+    for name in _TABLES:
+        if (table := getattr(machine, name)) is not None:
+            known = {key: value for key, value in vars(table).items() if value is not None and key != "samples"}
+            content[name] = {**known, "source": machine.sources.get(name, "unknown")}
+    for key in ("shared", "copies") if machine.network is not None else ():
+        del content["network"][key]  # (hosts share no network, and have no memory in common)
+    content["samples"] = [
+        {"key": key, "seconds": sample.seconds, **{name: getattr(sample.work, name) for name in _WORK}}
+        for key, sample in machine.device.samples.items()
+    ]
     return tomli_w.dumps(content)
 
 
@@ -145,47 +124,32 @@ def _read(path: str, text: str) -> Machine:
     content = parse(path, text)
     if problems := problems_of(path, text, content):
         raise ArgumentError(f"The machine file has figures that cannot be:\n{bullet_list(problems)}")
-    device, link, network = content["device"], content["link"], content.get("network")
+    tables = {name: _values(content[name]) for name in _TABLES if name in content}
+    links: dict[str, Any] = {name: Link(**table) for name, table in tables.items() if name not in ("device", "host")}
+    samples = {
+        own["key"]: Sample(Work(*[own[name] for name in _WORK]), float(own["seconds"]))
+        for own in content.get("samples", ())
+    }
     return Machine(
         name=content["name"],
-        device=Device(
-            name=device["name"],
-            kind=device["kind"],
-            matrix_flops_per_s=_floats(device["matrix_flops_per_s"]),
-            vector_flops_per_s=_floats(device["vector_flops_per_s"]),
-            attainable=_floats(device.get("attainable", {})),
-            **_floats({name: device[name] for name in _NUMBERS if name in device}),
-            curves={
-                name: tuple([(float(a), float(b)) for a, b in curve])
-                for name, curve in device.get("curves", {}).items()
-            },
-            samples={
-                own["key"]: Sample(Work(*[own[name] for name in _WORK]), float(own["seconds"]))
-                for own in content.get("samples", ())
-            },
-        ),
         devices=content["devices"],
-        link=_link(link),
-        network=_link(network) if network else None,
-        host=_host(content.get("host", {})),
-        host_link=_link(content["host_link"]) if "host_link" in content else None,
-        sources={name: table["source"] for name, table in content.items() if isinstance(table, dict)},
+        device=Device(**tables["device"], samples=samples),
+        host=Host(**tables.get("host", {})),
+        **links,
+        sources={name: content[name]["source"] for name in _TABLES if name in content},
         file=path,
         calibrated=content.get("calibrated", False),
     )
 
 
-def _floats(values: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items()}
+def _values(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a table says as a machine has it: counts, and other numbers as such, whole or not; tuples."""
 
+    def as_had(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: as_had(own) for name, own in value.items()}
+        if isinstance(value, list):
+            return tuple(map(as_had, value))
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
-def _link(table: Mapping[str, Any]) -> Link:
-    numbers = _floats({name: table[name] for name in ("bytes_per_s", "latency_s")})
-    return Link(table["name"], **numbers, shared=table.get("shared", False), copies=table.get("copies", True))
-
-
-def _host(table: Mapping[str, Any]) -> Host:
-    values = {name: value for name, value in table.items() if name != "source"}
-    values["slowdown"] = tuple(map(float, values.get("slowdown", (1.0,))))
-    values["slowdown_of"] = {family: tuple(map(float, times)) for family, times in table.get("slowdown_of", {}).items()}
-    return Host(**values)
+    return {name: value if name in _COUNTS else as_had(value) for name, value in table.items() if name != "source"}
