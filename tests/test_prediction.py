@@ -275,17 +275,6 @@ def test_what_is_printed():
     ]
 
 
-def test_predictions_are_compared():
-    one, two = (gs.predict(product, X, machine=boxed(), devices=n, layout="home") for n in (1, 2))
-    lines = one.compare(two).splitlines()
-    assert lines[:2] == [
-        "1 of unit box, variables home against 2 of unit box, variables home:",
-        f"  a step: {one.step_s * 1e3:.2f} ms, against {two.step_s * 1e3:.2f} ms",
-    ]
-    assert lines[2] == "  sent between devices: 0 B, against 49.2 kB"
-    assert lines[5].startswith("  sending and not computing, longest: 0.00 ms on GPU:0, against ")
-
-
 def test_what_is_saved(tmp_path: Path):
     found = gs.predict(train, X, machine=boxed(), devices=2)
     found.save(tmp_path / "step.json")

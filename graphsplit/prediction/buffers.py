@@ -39,7 +39,6 @@ class Memory:
       state_bytes: variables that live there.
       argument_bytes: the function's arguments that lie there.
       live_bytes: the most that is alive at a time of what operations make and what is sent.
-      peak_s: when that is.
       largest: what is alive then, largest first, with its bytes.
       steps: how the live bytes change: (time, bytes from then on).
     """
@@ -47,7 +46,6 @@ class Memory:
     state_bytes: int = 0
     argument_bytes: int = 0
     live_bytes: int = 0
-    peak_s: float = 0.0
     largest: tuple[tuple[str, int], ...] = ()
     steps: tuple[tuple[float, int], ...] = field(default=(), repr=False)
 
@@ -82,15 +80,14 @@ def live_memory(buffers: Sequence[Buffer], schedule: TaskTimes) -> dict[str, Mem
 
 
 def _memory_of(events: Sequence[tuple[float, int, int]], buffers: Sequence[Buffer]) -> Memory:
-    live, most, at, alive = 0, 0, 0.0, dict[int, None]()
+    live, most, alive = 0, 0, dict[int, None]()
     steps: list[tuple[float, int]] = []
     for time, begins, k in events:
         live += buffers[k].bytes if begins else -buffers[k].bytes
         if steps and steps[-1][0] == time:
             steps.pop()
         steps.append((time, live))
-        if live > most:
-            most, at = live, time
+        most = max(most, live)
     live = 0
     for _, begins, k in events if most else ():  # once more, up to the peak
         live += buffers[k].bytes if begins else -buffers[k].bytes
@@ -102,7 +99,7 @@ def _memory_of(events: Sequence[tuple[float, int, int]], buffers: Sequence[Buffe
             break
     there = sorted(alive, key=lambda k: (-buffers[k].bytes, buffers[k].name))[:_LARGEST]
     named = tuple([(buffers[k].name, buffers[k].bytes) for k in there])
-    return Memory(live_bytes=most, peak_s=at, largest=named, steps=tuple(steps))
+    return Memory(live_bytes=most, largest=named, steps=tuple(steps))
 
 
 def _spans(buffers: Sequence[Buffer], schedule: TaskTimes) -> dict[int, tuple[float, float]]:
@@ -146,7 +143,6 @@ def with_state(
             state.get(device, 0),
             arguments.get(device, 0),
             own.live_bytes,
-            own.peak_s,
             own.largest,
             own.steps,
         )

@@ -11,7 +11,6 @@ from graphsplit.core.sizes.intervals import covered
 from graphsplit.costs.machine import Machine
 from graphsplit.placement.reasons import plain_type
 from graphsplit.placement.recorded.recorded_steps import Timeline
-from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.buffers import Memory
 from graphsplit.prediction.replay import TaskTimes
@@ -167,21 +166,6 @@ class PredictedStep:
         key = max(parts, key=lambda key: parts[key])
         return f"{key}: {percent(parts[key] / (self.step_s or 1.0))} of the step"
 
-    def compare(self, other: PredictedStep) -> str:
-        """Return why one of two predictions is faster: seconds, bytes that are sent, and how the devices spend them."""
-        lines = [f"{self._named()} against {other._named()}:"]
-        for what, own, others in (
-            ("a step", f"{self.step_s * 1e3:.2f} ms", f"{other.step_s * 1e3:.2f} ms"),
-            ("sent between devices", format_bytes(self.sent_bytes), format_bytes(other.sent_bytes)),
-            ("on the fullest device", _fullest(self), _fullest(other)),
-            ("computing, longest", self._longest("computing"), other._longest("computing")),
-            ("sending and not computing, longest", self._longest("sending"), other._longest("sending")),
-            ("waiting, longest", self._longest("waiting"), other._longest("waiting")),
-            ("limited by", self.limit, other.limit),
-        ):
-            lines.append(f"  {what}: {own}, against {others}")
-        return "\n".join(lines)
-
     def beside(self, measured: Timeline) -> str:
         """Return what was predicted beside what was measured: the step, and the operations that take most of it."""
         lines = [
@@ -202,11 +186,6 @@ class PredictedStep:
     def _named(self) -> str:
         layout = f", variables {self.layout}" if self.layout else ""
         return f"{self.used} of {self.machine.name}{layout}"
-
-    def _longest(self, how: str) -> str:
-        device = max(self.of_devices, key=lambda device: getattr(self.shares[device], how))
-        seconds = getattr(self.shares[device], how) * self._schedule.seconds
-        return f"{seconds * 1e3:.2f} ms on {short_name(device)}"
 
     def over(self, limit: float | None = None) -> dict[str, int]:
         """Return the devices that would hold more bytes than they have, or than `limit`, and how many."""
@@ -230,11 +209,6 @@ def _what(placed: Placed) -> list[str]:
     if placed.kind == "compute":
         return [f"computing on {source}"]
     return [f"sending from {source}", f"sending to {target}"] if target else []
-
-
-def _fullest(prediction: PredictedStep) -> str:
-    device, memory = max(prediction.of_devices.items(), key=lambda pair: pair[1].peak_bytes)
-    return f"{format_bytes(memory.peak_bytes)} on {short_name(device)}"
 
 
 def percent(share: float) -> str:
