@@ -85,7 +85,7 @@ def test_slots_are_bytes_of_the_host_and_travel_never(devices: int):
     home, host = (predicted(machine_of(), layout, devices) for layout in ("home", HOST))
     assert home.memory["/device:GPU:0"].state_bytes - host.memory["/device:GPU:0"].state_bytes == 2 * SIZE
     assert host.memory["/device:CPU:0"].state_bytes == 2 * SIZE
-    assert "/device:CPU:0" not in home.memory
+    assert home.memory["/device:CPU:0"].state_bytes == 0  # (it has the rows)
     assert host.sent_bytes - home.sent_bytes == 2 * 2 * SIZE  # the gradients there, the updates back
     assert set(host.of_devices) == {f"/device:GPU:{d}" for d in range(devices)}
 
@@ -93,7 +93,7 @@ def test_slots_are_bytes_of_the_host_and_travel_never(devices: int):
 def test_a_step_takes_the_update_and_the_copies_longer():
     home, host = (predicted(machine_of(), layout, layers=1) for layout in ("home", HOST))
     computing = sum(event.end_s - event.start_s for event in host.events if event.place == "CPU:0")
-    moved = [event for event in host.events if "->" in event.place]
+    moved = [event for event in host.events if "->" in event.place and event.bytes >= SIZE]  # (without the rows)
     # 0.9 * slot: 2 of its size, + gradient: 3, assigned: 1; 0.1 * slot: 2
     assert computing == pytest.approx(8 * SIZE / 1e9, rel=0.2)
     assert [event.bytes for event in moved] == [SIZE, SIZE]
@@ -170,7 +170,8 @@ def _scaling(machine: Machine) -> gs.Scaling:
 def test_each_of_several_hosts_has_its_share():
     two = replace(machine_of(), network=Link("a net", 1e9, 0.0), devices=2).cluster(2)
     found = predicted(two, devices=4)
-    hosts = {device: own.state_bytes for device, own in found.memory.items() if two.is_host(device)}
+    memory = {device: own.state_bytes for device, own in found.memory.items() if two.is_host(device)}
+    hosts = {device: size for device, size in memory.items() if size}  # (the process that has the rows has none)
     assert sum(hosts.values()) == 2 * SIZE
     assert len(hosts) == 2
 

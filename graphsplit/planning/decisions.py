@@ -13,7 +13,7 @@ from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.options import PlanOptions
 from graphsplit.planning.propagation.flow import Flow
-from graphsplit.planning.propagation.owners import Owners, computing_devices
+from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.schedule.automatic_stages import StageCuts
 from graphsplit.planning.schedule.phases import Phase
 from graphsplit.planning.schedule.schedules import Schedule
@@ -160,14 +160,6 @@ class Decisions:
             return ()
         pairs = [pair for plan in self._all_plans() for pair in zip(plan.program.ops, plan.steps, strict=True)]
         return tuple((op, step.reason) for op, step in pairs if step.home and step.reason and not step.bodies)
-
-    @property
-    def giving_devices(self) -> frozenset[str]:
-        """Return the devices of which only arguments come: the host's memory, to which each device has a link."""
-        given, steps = set(self.program.inputs), enumerate(self.steps)
-        running = {self.owners.of_ops[i] for i, step in steps if step.home and i not in given}
-        lying = {self.owners.of_ops[i] for i in given}
-        return frozenset(lying - running - computing_devices(self.program, self.mesh, self.home))
 
     def _all_plans(self) -> Iterable[Decisions]:
         """Return this and the plans of turns of loops, and of loops in them."""

@@ -66,7 +66,7 @@ def predict(
     >>> w = tf.Variable(tf.ones([1024, 1024]))
     >>> prediction = gs.predict(lambda x: x @ w, tf.TensorSpec([4096, 1024]), machine="8xA100-SXM4-80GB", devices=2)
     >>> prediction.step_s < 0.01, sorted(prediction.memory_bytes)
-    (True, ['GPU:0', 'GPU:1'])
+    (True, ['CPU:0', 'GPU:0', 'GPU:1'])
     """
     found, unknown_size = machine_of(machine), checked_unknown_size(unknown_size)
     fn, args, kwargs = step_of(fn, args, kwargs)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from graphsplit.core.hosts import host_name
 from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.propagation.owners import computing_devices
 from graphsplit.planning.tasks import COPY, OPERATION, SEND, PlannedTask, Tasks, few_tasks_of
 
 STAGES = "between stages"
@@ -77,8 +78,16 @@ def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
             received[task.device] = received.get(task.device, 0) + size * senders
             between_hosts += size * senders * receivers if host_name(source) != host_name(task.device) else 0
     hosts = set(map(host_name, plan.devices))
-    giving = frozenset([device for device in plan.giving_devices if host_name(device) in hosts])
+    giving = frozenset([device for device in giving_devices(plan) if host_name(device) in hosts])
     return Traffic(_of_each(sent, found), _of_each(received, found), between_hosts, by_kind, frozenset(unknown), giving)
+
+
+def giving_devices(plan: Decisions) -> frozenset[str]:
+    """Return the devices of which only arguments come: the host's memory, to which each device has a link."""
+    given, of_ops = set(plan.program.inputs), plan.owners.of_ops
+    running = {of_ops[i] for i, step in enumerate(plan.steps) if step.home and i not in given}
+    lying = {of_ops[i] for i in given}
+    return frozenset(lying - running - computing_devices(plan.program, plan.mesh, plan.home))
 
 
 def _follows_from_data(plan: Decisions, task: PlannedTask) -> bool:

@@ -14,7 +14,7 @@ from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, along_axis, axis_of
 from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
-from graphsplit.planning.communication.traffic import STAGES, Traffic, along, traffic
+from graphsplit.planning.communication.traffic import STAGES, Traffic, along, giving_devices, traffic
 from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.memory import alive_on, held_bytes
 from graphsplit.planning.mesh import Mesh
@@ -397,8 +397,8 @@ def _held(plan: Decisions, tasks: Tasks) -> list[str]:
     """Say how many bytes are alive at a time, of what a step makes and receives; and all that each device holds."""
     if plan.program.symbols:
         return []
-    alive = alive_on(plan, tasks)
-    working = [device for device in alive if device not in plan.giving_devices]
+    alive, giving = alive_on(plan, tasks), giving_devices(plan)
+    working = [device for device in alive if device not in giving]
     others = [device for device in working if device != plan.home]
     fullest = max(others, key=lambda device: alive[device].bytes, default=plan.home)
     shown = [device for device in working if device in (plan.home, fullest)]
