@@ -114,7 +114,8 @@ def _join(part: ModelPart, plan: Plan) -> Any:
             result.node.append(by_name[node.name])
         else:
             dtype = tf.as_dtype(node.attr["dtype"].type)
-            result.node.append(make_node(node.name, "Identity", [given[node.name]], plan.home, T=dtype))
+            device = node.device if node.name in part.inputs else plan.home
+            result.node.append(make_node(node.name, "Identity", [given[node.name]], device, T=dtype))
     there = {node.name for node in result.node}
     result.node.extend(_under_old_names(part, plan, emitted, there))
     result.node.extend(_effects_under_old_names(part, plan, emitted, there))
