@@ -128,18 +128,61 @@ def test_rows_without_weight():
     tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *results)
 
 
-def test_loops_of_a_trace_of_any_rows_are_sharded():
+SEQUENCES: dict[str, tuple[tuple[int, ...], Callable[[], list[Any]]]] = {
+    "one": ((7, 5), lambda: [L.LSTM(4)]),
+    "behind a layer": ((7, 5), lambda: [L.Dense(4), L.LSTM(3)]),
+    "repeated": ((6,), lambda: [L.Dense(4), L.RepeatVector(3), L.SimpleRNN(3)]),
+    "several": ((7, 5), lambda: [L.SimpleRNN(3, return_sequences=True), L.SimpleRNN(3)]),
+}
+
+
+@pytest.mark.parametrize("sequence", SEQUENCES)
+def test_loops_of_a_trace_of_any_rows_are_sharded(sequence: str):
     """What loops carry and keep in lists follows from rows that are open to TensorFlow."""
     made, results = None, []
-    x = RNG.normal(size=(22, 7, 5)).astype("float32")
+    shape, layers = SEQUENCES[sequence]
+    x = RNG.normal(size=(22, *shape)).astype("float32")
     for options in (None, {"gpus": 2}):
         keras.utils.set_random_seed(1)
-        made = keras.Sequential([keras.Input((7, 5)), L.LSTM(4), L.Dense(1)])
+        made = keras.Sequential([keras.Input(shape), *layers(), L.Dense(1)])
         made = gs.multi_gpu_model(made, **options) if options else made
         made.compile("sgd", "mse")
         results.append(made.fit(x, Y, batch_size=8, verbose=0, shuffle=False).history["loss"])
     np.testing.assert_allclose(*results, rtol=1e-5)
     loops = [op for op in made.plan().sharded_ops if "While" in op.type]
-    assert len(loops) == 2
+    assert len(loops) == (4 if sequence == "several" else 2)
     assert not any(None in shape for op in loops for shape in op.out_shapes)
     assert "lists of" not in str(made.plan())
+
+
+def as_dense(x: Any) -> Any:
+    return tf.sparse.to_dense(x) if isinstance(x, tf.SparseTensor) else x.to_tensor(shape=[None, 6])
+
+
+KINDS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "sparse": (tf.sparse.from_dense(X * (X > 0.5)), lambda x: L.Dense(5, activation="relu")(x)),
+    "sparse, made dense": (tf.sparse.from_dense(X * (X > 0.5)), lambda x: L.Lambda(as_dense, (6,))(x)),
+    "ragged": (tf.RaggedTensor.from_row_lengths(X.ravel(), [6] * 22), lambda x: L.Lambda(as_dense, (6,))(x)),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "loop"), [("sparse", False), ("sparse", True), ("sparse, made dense", True), ("ragged", False)]
+)
+def test_what_is_made_of_sparse_and_ragged_rows_is_sharded(kind: str, loop: bool):
+    """Sizes of batches whose code knows none of their rows are those of the batch at hand, behind loops, too."""
+    (data, dense), results = KINDS[kind], []
+    for options in (None, {"gpus": 2}):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((6,), sparse=kind != "ragged", ragged=kind == "ragged")
+        hidden = dense(inputs)
+        hidden = L.SimpleRNN(3)(L.RepeatVector(3)(hidden)) if loop else L.Dense(4)(hidden)
+        made = keras.Model(inputs, L.Dense(1)(hidden))
+        made = gs.multi_gpu_model(made, **options) if options else made
+        made.compile("sgd", "mse")
+        dataset = tf.data.Dataset.from_tensor_slices((data, Y)).batch(8)
+        losses = made.fit(dataset, verbose=0, shuffle=False).history["loss"]
+        results.append([losses, made.evaluate(dataset, verbose=0), made.predict(dataset, verbose=0)])
+    tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *results)
+    products = [op for op in made.plan().sharded_ops if op.type in ("MatMul", "StatelessWhile")]
+    assert len(products) > 2

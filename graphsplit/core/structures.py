@@ -230,6 +230,13 @@ def composites(tree: Tree) -> list[tuple[int, CompositeLeaf]]:
     return found
 
 
+def known_sparse_shapes(tree: Tree) -> dict[int, tuple[int, ...]]:
+    """Return the shapes of sparse tensors, if all sizes are known, by the numbers of the tensors that say them."""
+    sparse = [(first, leaf.spec) for first, leaf in composites(tree) if isinstance(leaf.spec, tf.SparseTensorSpec)]
+    known = [(first, spec.shape) for first, spec in sparse if spec.shape.is_fully_defined()]
+    return {first + 2: tuple(shape.as_list()) for first, shape in known}  # (after indices and values)
+
+
 def static_leaves(tree: Tree, prefix: str | None = None) -> list[tuple[str, Any]]:
     """Return every value that is part of the structure, with its path; see `walk`."""
     return [(path, leaf.value) for path, leaf in walk(tree, prefix) if isinstance(leaf, StaticLeaf)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -32,6 +32,20 @@ from graphsplit.tracing.variable_hoisting import hoist_reads
 Held = Mapping[str, tuple[tf.DType, tf.TensorShape]]
 
 
+class CallSizes(NamedTuple):
+    """What arguments of a call have that the trace of its function does not know.
+
+    Attributes:
+      shapes: of each.
+      values: of those that are the shape of a sparse tensor, by their numbers.
+      open_values: the same values, where they follow from what the shapes in a trace follow from.
+    """
+
+    shapes: Sequence[Shape | None]
+    values: Mapping[int, Shape]
+    open_values: Mapping[int, Shape]
+
+
 @dataclass(frozen=True, eq=False)
 class Reading:
     """What of a graph is read, and under which names.
@@ -42,7 +56,7 @@ class Reading:
       outputs: references (`node:0`) of what is returned.
       effects: names of operations that must run.
       shapes: of the inputs, where more is known than the placeholders say: multiples of unknown sizes.
-      sizes: of the inputs, in the calls that the program is for, if they are to be known, and were not to the trace.
+      sizes: of the inputs, in the calls that the program is for, if these are to be known, and were not to the trace.
       known: the graph as TensorFlow reads it, calls not inlined. It knows shapes that were set by hand.
       held: what the variables among the captures hold, by placeholder name.
       locate: operation name -> the user's source line.
@@ -69,7 +83,7 @@ class Reading:
     bodies: Memo = field(default_factory=dict)
     shapes_inside: ShapeOf = lambda *_: ()
     compiled: bool = False
-    sizes: Sequence[Shape | None] | None = None
+    sizes: CallSizes | None = None
     adjust: Callable[[Sequence[Any]], None] = field(default=lambda _: None)
 
 
@@ -126,9 +140,11 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
     )
     given = dict(zip(reading.inputs, reading.shapes, strict=bool(reading.shapes)))
     if reading.sizes is not None:
-        sizes = dict(zip(reading.inputs, reading.sizes, strict=True))
+        shapes, *values = reading.sizes
+        sizes = dict(zip(reading.inputs, shapes, strict=True))
+        known = [{reading.inputs[i]: value for i, value in own.items()} for own in values]
         behind_loops = any(node.op in CONTROL_FLOW or node.op in ELEMENT_SHAPE for node in nodes)
-        return build_for_sizes(functools.partial(build, notes=notes), given if behind_loops else {}, sizes)
+        return build_for_sizes(functools.partial(build, notes=notes), given if behind_loops else {}, sizes, *known)
     return build_for_any_batch(build, given, notes)
 
 

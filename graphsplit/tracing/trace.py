@@ -23,7 +23,7 @@ from graphsplit.program.program import Program, is_stateful, is_write
 from graphsplit.program.reading.function_bodies import Memo
 from graphsplit.tracing.branch_effects import ShapeOf
 from graphsplit.tracing.captured_variables import variables_of
-from graphsplit.tracing.graph_to_program import Reading, graph_to_program
+from graphsplit.tracing.graph_to_program import CallSizes, Reading, graph_to_program
 
 _COLLECTION = "graphsplit_traces"  # of a graph, and of graphs inside it: lists of parallelized functions called
 _RETURNED_AS_IS = (bool, int, float, complex, str, bytes, type(None))
@@ -61,15 +61,13 @@ class TracedFunction:
     result: structures.Tree
     shared: SharedByTraces
 
-    def read(
-        self, names: Sequence[str], shapes: Sequence[Shape | None], sizes: Sequence[Shape | None] | None = None
-    ) -> Trace:
+    def read(self, names: Sequence[str], shapes: Sequence[Shape | None], sizes: CallSizes | None = None) -> Trace:
         """Return what it computes, for all sizes that the trace leaves open, or for some.
 
         Args:
           names: how the user calls each flat argument.
           shapes: of each, with what is said of open sizes: which axes are a batch.
-          sizes: of each in a call, if the program is for calls of these shapes only.
+          sizes: in a call, if the program is for calls of these shapes only.
         """
         function = self.function
         effects = [operation.name for operation in function.graph.control_outputs]
@@ -161,7 +159,7 @@ def read_graph(
     shapes: Sequence[Shape | None] | None = None,
     seeds: int = 0,
     shared: SharedByTraces | None = None,
-    sizes: Sequence[Shape | None] | None = None,
+    sizes: CallSizes | None = None,
 ) -> Trace:
     """Return some of a traced function's graph as a trace of its own, calls inlined.
 
@@ -311,11 +309,9 @@ def _forget_open_sizes(nodes: Sequence[Any]) -> None:
 
 def _with_known_shapes(arguments: structures.Tree, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return the flat arguments with constants for the shapes of sparse tensors, which are part of the signature."""
-    known = list(tensors)
-    for first, leaf in structures.composites(arguments):
-        if isinstance(leaf.spec, tf.SparseTensorSpec) and leaf.spec.shape.is_fully_defined():
-            known[first + 2] = tf.constant(leaf.spec.shape.as_list(), tf.int64)  # indices, values, shape
-    return known
+    shapes = structures.known_sparse_shapes(arguments)
+    known = {i: tf.constant(shape, tf.int64) for i, shape in shapes.items()}
+    return [known.get(i, tensor) for i, tensor in enumerate(tensors)]
 
 
 def _take_apart(returned: Any, results: list[structures.Tree]) -> list[tf.Tensor]:

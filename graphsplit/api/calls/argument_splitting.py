@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -13,7 +13,18 @@ from graphsplit.core.gpus.kernel_devices import can_be_cut
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
 from graphsplit.core.sizes.polynomials import Polynomial
 from graphsplit.core.sizes.symbolic_sizes import MOST_LENGTHS, Shape, Size, length, rows
-from graphsplit.core.structures import Branch, CompositeLeaf, StaticLeaf, TensorLeaf, Tree, leaves, paths, step_path
+from graphsplit.core.structures import (
+    Branch,
+    CompositeLeaf,
+    StaticLeaf,
+    TensorLeaf,
+    Tree,
+    composites,
+    known_sparse_shapes,
+    leaves,
+    paths,
+    step_path,
+)
 
 _ANY_BATCH = "planned for any batch size"
 Split: TypeAlias = "int | Mapping[Any, Split] | Sequence[Split] | None"  # nested as the arguments are
@@ -28,12 +39,16 @@ class Splitting:
       shapes: of each flat argument; a `Size` where one is not known.
       batch: the number of rows; a `Size` if it is not known, 0 if nothing is split.
       notes: what a user might not expect.
+      row_splits: those of the flat arguments that are one more than the rows of a ragged tensor, if these are `batch`.
+      sparse: those that say the shape of a sparse tensor, and that, if it is known.
     """
 
     layouts: tuple[Layout, ...]
     shapes: tuple[Shape | None, ...]
     batch: int
     notes: tuple[str, ...] = ()
+    row_splits: tuple[int, ...] = ()
+    sparse: Mapping[int, Shape] = field(default_factory=dict)
 
     def whole(self) -> Splitting:
         """Return the same with nothing split."""
@@ -99,7 +114,11 @@ def resolve_split(split: Split, arguments: Branch) -> Splitting:
         shapes.append(shape)
     count = rows(1) if batch is None and deciding else batch or 0
     names = [argument.path for argument in found]
-    return Splitting(tuple(layouts), _with_lengths(shapes, names), count, tuple(_notes(batch, deciding, found)))
+    notes = tuple(_notes(batch, deciding, found))
+    ragged = [(first, c) for first, c in composites(arguments) if isinstance(c.spec, tf.RaggedTensorSpec)]
+    row_splits = tuple([first + 1 for first, composite in ragged if batch and _rows_of(composite) == batch])
+    sparse = known_sparse_shapes(arguments)
+    return Splitting(tuple(layouts), _with_lengths(shapes, names), count, notes, row_splits, sparse)
 
 
 def open_shapes(splitting: Splitting, leaves: Sequence[TensorLeaf], names: Sequence[str]) -> tuple[Shape | None, ...]:
@@ -111,12 +130,27 @@ def open_shapes(splitting: Splitting, leaves: Sequence[TensorLeaf], names: Seque
       names: of each.
     """
     shapes: list[Shape | None] = []
-    for leaf, layout in zip(leaves, splitting.layouts, strict=True):
+    for i, (leaf, layout) in enumerate(zip(leaves, splitting.layouts, strict=True)):
         batch = layout.axis if isinstance(layout, Shard) else None
         sizes = enumerate(leaf.shape or ())
         shape = tuple([rows(1) if size is None and axis == batch else size for axis, size in sizes])
+        shape = (rows(1) + 1,) if i in splitting.row_splits and shape == (None,) else shape
         shapes.append(None if leaf.shape is None else shape)
-    return _with_lengths(shapes, names)
+    found = list(_with_lengths(shapes, names))
+    for i in splitting.sparse:  # (before its shape a sparse tensor has as many indices as values)
+        found[i - 1] = (found[i - 2] or (None,))[:1]
+    return tuple(found)
+
+
+def open_sparse_shapes(splitting: Splitting, call: Tree) -> dict[int, Shape]:
+    """Return the shapes of the sparse tensors of a call that code does not know, with open rows.
+
+    Args:
+      splitting: of the call.
+      call: the arguments as the code knows them.
+    """
+    unknown = {i: shape for i, shape in splitting.sparse.items() if i not in known_sparse_shapes(call)}
+    return {i: (rows(1) if n == splitting.batch else n, *rest) for i, (n, *rest) in unknown.items()}
 
 
 def _with_lengths(shapes: Sequence[Shape | None], names: Sequence[str]) -> tuple[Shape | None, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.calls.argument_splitting import Splitting, open_shapes, resolve_split
+from graphsplit.api.calls.argument_splitting import Splitting, open_shapes, open_sparse_shapes, resolve_split
 from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
 from graphsplit.api.layouts.lying_together import lay_together, slots_in
 from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh, mesh_lain_on
@@ -39,6 +39,7 @@ from graphsplit.search.automatic import AS_THEY_ARE, Automatic, Choices, choose,
 from graphsplit.search.candidates import Candidate
 from graphsplit.search.plan_search import Choice
 from graphsplit.search.question import Question
+from graphsplit.tracing.graph_to_program import CallSizes
 from graphsplit.tracing.trace import Trace, TracedFunction, trace_function
 
 
@@ -113,7 +114,9 @@ def trace_call(
     seen = structures.leaves(call)
     if all(leaf.shape == shape or has_sizes(shape) for leaf, shape in zip(seen, splitting.shapes, strict=True)):
         return functions[valid].read(names, splitting.shapes)
-    return functions[valid].read(names, open_shapes(splitting, seen, names), splitting.shapes)
+    open_values = open_sparse_shapes(splitting, call)
+    sizes = CallSizes(splitting.shapes, {i: splitting.sparse[i] for i in open_values}, open_values)
+    return functions[valid].read(names, open_shapes(splitting, seen, names), sizes)
 
 
 def _plan_traced(

@@ -211,8 +211,10 @@ def point_of(shapes: Mapping[str, Shape | None], sizes: Mapping[str, Shape | Non
     point = {}
     for name, shape in shapes.items():
         for size, known in zip(shape or (), sizes[name] or (), strict=False):
-            if isinstance(size, Size) and known is not None:
-                point.update(dict.fromkeys(symbols_in([(size,)]), known))
+            if isinstance(size, Size) and known is not None and len(symbols := symbols_in([(size,)])) == 1:
+                [symbol], polynomial = symbols, size.polynomial
+                least = polynomial.at({symbol: 0})
+                point[symbol] = (known - least) // (polynomial.at({symbol: 1}) - least)
     try:
         fits = all(shape_at(shape, point) == sizes[name] for name, shape in shapes.items())
     except KeyError:

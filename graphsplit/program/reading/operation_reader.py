@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.protos.graphdefs import constant_node, constant_value, split_reference
-from graphsplit.core.sizes.polynomials import Polynomial, Symbol, is_symbolic, values_planned
+from graphsplit.core.sizes.polynomials import Symbol, is_symbolic, values_planned
 from graphsplit.core.sizes.symbolic_sizes import (
     Shape,
     Size,
@@ -28,6 +28,7 @@ from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import SIZES, Op, Program, Provenance, Tensor, is_repeatable, is_stateful
 from graphsplit.program.reading.constant_folding import FOLDABLE, fold
 from graphsplit.program.reading.function_bodies import Bodies, Elements
+from graphsplit.program.reading.made_rows import rows_made
 from graphsplit.program.reading.node_simplification import SIMPLIFIED, is_known, simplified, untile
 from graphsplit.program.reading.row_numbers import NUMBERED, InOrder, RowNumbers
 from graphsplit.program.reading.shape_inference import HELPER, Findings, Integers, known_shape
@@ -56,6 +57,8 @@ class OperationReader:
         resources: Mapping[str, Elements],
         held: Mapping[str, np.ndarray],
         counts: Mapping[str, int],
+        values: Mapping[str, np.ndarray],
+        carried: Mapping[tuple[str, int], Shape | None],
         bodies: Bodies,
         symbols: tuple[Symbol, ...],
         calls: StageCalls,
@@ -69,6 +72,8 @@ class OperationReader:
         self._unknown = symbols
         self._held_by_inputs = held
         self._counts_by_inputs = counts
+        self._values_of_inputs = values
+        self._carried = carried
         self.ops: list[Op] = []
         self.positions: dict[str, int] = {}
         self._nodes = nodes
@@ -101,6 +106,11 @@ class OperationReader:
             given, known = map(self._shape, inputs), map(self._known.get, inputs)
             node = simplified(node, tuple(given), tuple(known), shapes, dtypes)
             inputs = self._inputs(node)
+        first = shapes[0] if shapes else None
+        count = rows_made(node, inputs, self.ops, self._value) if first and first[0] is None else None
+        if first and count is not None:
+            shapes = [(count, *first[1:]), *shapes[1:]]
+            self.found.outputs[name] = tuple(shapes)
         op = Op(
             index=len(self.ops),
             name=name,
@@ -154,6 +164,10 @@ class OperationReader:
     def _inputs(self, node: Any) -> tuple[Tensor, ...]:
         return tuple([self.tensor(reference) for reference in node.input if reference[0] != "^"])
 
+    def _value(self, tensor: Tensor) -> np.ndarray | None:
+        """Return integers that are known, or follow from unknown sizes."""
+        return self._symbols.get(tensor, self._known.get(tensor))
+
     def _shape(self, tensor: Tensor) -> Shape | None:
         return self.ops[tensor.op].out_shapes[tensor.index]
 
@@ -166,6 +180,8 @@ class OperationReader:
             self.ops.append(op)
             self._read_through(op)
             self._read_turns(op)
+            if op.name in self._values_of_inputs:
+                self._append_value(op, 0, self._values_of_inputs[op.name])
             if op.type == "Const" and op.out_dtypes[0].is_integer and op.out_bytes[0] <= 8192:
                 self._known[Tensor(op.index, 0)] = constant_value(op.node)
         elif len(values) == 1:
@@ -219,8 +235,7 @@ class OperationReader:
             name += "_"
         self._replaced[Tensor(op.index, output)] = self._constant(name, value, op, output)
         if self._unknown:
-            entries = tuple([tuple(Polynomial.of(entry).terms.items()) for entry in value.flat])
-            self.found.values[op.name, output] = Integers(op.out_dtypes[output], value.shape, entries)
+            self.found.values[op.name, output] = Integers.of(op.out_dtypes[output], value)
 
     def _shape_of_variable(self, op: Op) -> list[np.ndarray] | None:
         held = self._resources.get(self.ops[op.inputs[0].op].name)
@@ -237,9 +252,12 @@ class OperationReader:
             if "output_shapes" in node.attr:
                 self._find_results(node, shapes)
             return programs
-        programs, carried = self._read_bodies.of_loop(node, given, out_shapes)
+        lists = {
+            i: (kind, merged(shape, self._carried.get((node.name, i)))) for i, (kind, shape) in given.elements.items()
+        }
+        programs, carried = self._read_bodies.of_loop(node, replace(given, elements=lists), out_shapes)
         self._find(node.name, out_shapes, carried.shapes)
-        self._lists.carry(carried, inputs, self.ops)
+        self._lists.carry(node.name, carried, inputs, self.ops)
         return programs
 
     def _find_results(self, node: Any, found: Sequence[Shape | None]) -> None:

@@ -12,12 +12,21 @@ import tensorflow as tf
 
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.sizes.polynomials import Point, Symbol
-from graphsplit.core.sizes.symbolic_sizes import ROWS, Shape, has_sizes, point_of, symbols_in, witnesses
+from graphsplit.core.sizes.symbolic_sizes import (
+    ROWS,
+    Shape,
+    as_exact,
+    has_sizes,
+    point_of,
+    shape_at,
+    symbols_in,
+    witnesses,
+)
 from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Op, Program, Provenance
 from graphsplit.program.reading.function_bodies import Bodies, Elements, Memo
 from graphsplit.program.reading.operation_reader import OperationReader
-from graphsplit.program.reading.shape_inference import Findings, InferenceError, import_for_shapes
+from graphsplit.program.reading.shape_inference import Findings, InferenceError, Integers, import_for_shapes
 from graphsplit.program.stages import Stage, StageCalls
 
 
@@ -39,6 +48,7 @@ def build_program(
     symbols: tuple[Symbol, ...] = (),
     held: Mapping[str, np.ndarray] | None = None,
     counts: Mapping[str, int] | None = None,
+    values: Mapping[str, Shape] = MappingProxyType({}),
     memo: Memo | None = None,
     before: Findings = Findings(),  # noqa: B008  # frozen
     point: Point | None = None,
@@ -64,6 +74,7 @@ def build_program(
       symbols: the unknown sizes of the program that this is a part of.
       held: for inputs that are lists of integers known beforehand, each of their elements alike: that element.
       counts: for inputs that are lists: how many elements they have, where that is known.
+      values: of inputs that are shapes, where they are known, or follow from unknown sizes.
       memo: functions that were read before, with what was known of their arguments; those read now are added.
       before: what was found beforehand, for all sizes.
       point: what these sizes are, in a program that is for some only: all given shapes are numbers then.
@@ -78,16 +89,23 @@ def build_program(
       InferenceError: if shapes cannot be inferred for all sizes.
     """
     given = {name: shape for name, shape in (given_shapes or {}).items() if has_sizes(shape) or point is not None}
-    symbols = symbols or symbols_in(list(given.values()))
+    symbols = symbols or symbols_in([*given.values(), *values.values()])
+    arrays = {
+        name: np.array([*map(as_exact, value)], object if has_sizes(value) else np.int64)
+        for name, value in values.items()
+    }
+    given_values = {(name, 0): Integers.of(tf.int64, value) for name, value in arrays.items()}
     by_name, hints = {node.name: node for node in nodes}, _known_outputs(inlined_from)
     bodies = Bodies(build_program, library, versions, symbols, {} if memo is None else memo, provenances, point)
 
     def make_reader() -> OperationReader:
-        of_lists = held or {}, counts or {}
-        return OperationReader(by_name, hints, resources, *of_lists, bodies, symbols, calls, provenance)
+        of_inputs = held or {}, counts or {}, arrays
+        carried = {} if point is None else {key: shape_at(shape, point) for key, shape in before.carried.items()}
+        return OperationReader(by_name, hints, resources, *of_inputs, carried, bodies, symbols, calls, provenance)
 
     def infer(known: Findings) -> Any:
         points = witnesses(symbols) if point is None else [point]
+        known = known.joined(Findings(values=given_values))
         return [import_for_shapes(nodes, versions, resources, given, known, point) for point in points]
 
     if shapes is not None:
@@ -199,7 +217,11 @@ def build_for_any_batch(
 
 
 def build_for_sizes(
-    build: Callable[..., Program], given_shapes: Mapping[str, Shape | None], sizes: Mapping[str, Shape | None]
+    build: Callable[..., Program],
+    given_shapes: Mapping[str, Shape | None],
+    sizes: Mapping[str, Shape | None],
+    values: Mapping[str, Shape],
+    open_values: Mapping[str, Shape],
 ) -> Program:
     """Return the program for calls of some sizes, of a function that was traced without knowing them.
 
@@ -210,12 +232,15 @@ def build_for_sizes(
       build: see `build_for_any_batch`.
       given_shapes: see there.
       sizes: the shapes of the same inputs in these calls.
+      values: see `build_program`, in these calls.
+      open_values: the same for all sizes.
     """
-    point, found = point_of(given_shapes, sizes), [Findings()]
-    if point:
+    points, found = (point_of(given_shapes, sizes), point_of(open_values, values)), [Findings()]
+    point = {symbol: size for own in points for symbol, size in (own or {}).items()}
+    if point and None not in points and given_shapes:
         with contextlib.suppress(InferenceError):  # (what does not follow for all sizes may do for these)
-            build(given_shapes=given_shapes, found=found)
-    return build(given_shapes=sizes, before=found[-1], point=point or {})
+            build(given_shapes=given_shapes, values=open_values, found=found)
+    return build(given_shapes=sizes, values=values, before=found[-1], point=point)
 
 
 def _without(shape: Shape | None, symbol: Symbol) -> Shape | None:

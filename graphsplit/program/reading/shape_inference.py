@@ -13,6 +13,7 @@ from graphsplit.core.protos.graphdefs import constant_node, make_node, source_of
 from graphsplit.core.sizes.polynomials import Point, Polynomial
 from graphsplit.core.sizes.symbolic_sizes import Shape, shape_at
 from graphsplit.core.tensorflow_internals import import_operations
+from graphsplit.graph.function_calls import CONTROL_FLOW
 
 HELPER = "/graphsplit."
 """What the names of nodes contain that are there for inference only."""
@@ -39,6 +40,11 @@ class Integers(NamedTuple):
     shape: tuple[int, ...]
     entries: tuple[tuple[tuple[Any, int], ...], ...]  # the terms of each polynomial: comparable
 
+    @classmethod
+    def of(cls, dtype: tf.DType, value: np.ndarray) -> Integers:
+        """Return an array of numbers, or polynomials."""
+        return cls(dtype, value.shape, tuple([tuple(Polynomial.of(entry).terms.items()) for entry in value.flat]))
+
     def at(self, point: Point) -> np.ndarray:
         """Return the integers for these sizes."""
         return np.reshape(np.array([Polynomial(dict(terms)).at(point) for terms in self.entries], np.int64), self.shape)
@@ -49,16 +55,18 @@ class Findings:
     """What TensorFlow does not infer, because a loop was traced with an unknown batch, or does not fold.
 
     Attributes:
-      outputs: of loops and branches, by name.
+      outputs: of loops and branches, and of what else TensorFlow infers no shape, by name.
       elements: of lists, by the names of the ops that make or read them.
       counts: how many elements a list has that is stacked, by the names of the ops that do.
       values: of tensors, by the node that makes them and the number of its output.
+      carried: elements of the lists that loops carry, by the loop and the number. (Nothing is inferred from these.)
     """
 
     outputs: dict[str, tuple[Shape | None, ...]] = field(default_factory=dict)
     elements: dict[str, Shape | None] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     values: dict[tuple[str, int], Integers] = field(default_factory=dict)
+    carried: dict[tuple[str, int], Shape | None] = field(default_factory=dict, compare=False)
 
     def joined(self, more: Findings) -> Findings:
         """Return this and more, which counts where both say something."""
@@ -90,6 +98,7 @@ def import_for_shapes(
       InferenceError: if TensorFlow cannot infer shapes.
     """
     graph_def = tf.compat.v1.GraphDef(versions=versions)
+    ensured = {node.name for node in nodes if node.name in findings.outputs and node.op not in CONTROL_FLOW}
     for node in nodes:
         if node.name in resources:
             dtype, shape = resources[node.name][0], shape_at(resources[node.name][1], point)
@@ -115,11 +124,19 @@ def import_for_shapes(
             copy.attr["num_elements"].i = Polynomial.of(findings.counts[node.name]).at(point)
         if node.name in findings.outputs:
             shapes = [tf.TensorShape(shape_at(shape, point)).as_proto() for shape in findings.outputs[node.name]]
+        if node.name in ensured:
+            known = tf.compat.v1.AttrValue(shape=shapes[0])
+            graph_def.node.append(
+                make_node(_shape_name(node.name), "EnsureShape", [node.name], shape=known, T=copy.attr["T"])
+            )
+        elif node.name in findings.outputs:
             del copy.attr["output_shapes"].list.shape[:]
             copy.attr["output_shapes"].list.shape.extend(shapes)
         for i, reference in enumerate(node.input):
             if (tensor := split_reference(reference)) in findings.values:
                 _replace_input(copy, i, _value_name(*tensor))
+            elif tensor[0] in ensured and reference[0] != "^":
+                _replace_input(copy, i, _shape_name(tensor[0]))
     for tensor, value in findings.values.items():
         graph_def.node.append(constant_node(_value_name(*tensor), value.at(point), value.dtype))
     try:
@@ -138,6 +155,10 @@ def _element_shape(name: str, shape: Shape | None) -> Any:
     """Return the constant that says what shape the elements of a list have."""
     sizes = np.array(-1 if shape is None else [-1 if s is None else s for s in shape], np.int32)
     return constant_node(f"{name}{HELPER}shape", sizes, tf.int32)
+
+
+def _shape_name(name: str) -> str:
+    return f"{name}{HELPER}with_shape"
 
 
 def _value_name(name: str, index: int) -> str:

@@ -67,12 +67,14 @@ class Lists:
             counts={i: self.counts[t] for i, t in enumerate(passed) if t in self.counts},
         )
 
-    def carry(self, carried: Given, inputs: Sequence[Tensor], ops: Sequence[Op]) -> None:
-        """Note what a loop, the operation after `ops`, makes of the lists that it is given."""
+    def carry(self, name: str, carried: Given, inputs: Sequence[Tensor], ops: Sequence[Op]) -> None:
+        """Note what a loop of this name, the operation after `ops`, makes of the lists that it is given."""
         for i, (dtype, shape) in carried.elements.items():
             maker, result = ops[inputs[i].op], Tensor(len(ops), i)
             if has_sizes(shape) and maker.type in ELEMENT_SHAPE:
                 self._found.elements[maker.name] = shape
+            if has_sizes(shape):
+                self._found.carried[name, i] = shape
             hint = self._elements.get(result, (dtype, shape))[1]  # (a loop that was inlined has none)
             self._elements[result] = dtype, shape if has_sizes(shape) else merged(hint, shape)
             if i in carried.kept and inputs[i] in self.counts:
