@@ -9,7 +9,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from tests.helpers.law import assert_close
-from tests.helpers.layout_cases import Optimizer, X, Y, adam, momentum, numbers
+from tests.helpers.layout_cases import Optimizer, X, Y, adam, held_by_device, momentum, numbers
 
 FIRST, SECOND = ["CPU:0", "CPU:1"], ["CPU:4", "CPU:2", "CPU:3"]
 
@@ -101,3 +101,17 @@ def test_a_loop_that_changes_the_layout_each_time_has_the_right_values():
     for k, layout in enumerate(["sharded", "replicated", "home", "sharded", "home", "replicated"]):
         gs.set_variable_layout(weight, layout, 3)
         assert_close(apply(x), x @ (value + k + 1.0))
+
+
+@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+def test_a_layout_over_other_devices_than_before(layout: str):
+    """It moves to the devices that are asked for: more, fewer, or others."""
+    weights = [tf.Variable(numbers(30, 40)), tf.Variable(numbers(90, seed=1)), tf.Variable(numbers(90, seed=2))]
+    values = [weight.numpy() for weight in weights]
+    for names in (["CPU:0", "CPU:1"], [f"CPU:{k}" for k in range(5)], ["CPU:0", "CPU:1", "CPU:2"], ["CPU:0", "CPU:4"]):
+        gs.set_variable_layout(weights, layout, names)
+        held, whole = held_by_device(weights), sum(value.nbytes for value in values)
+        assert sorted(device.rpartition("device:")[2] for device in held) == names
+        assert sum(held.values()) == whole * (len(names) if layout == "mirrored" else 1)
+        for weight, value in zip(weights, values, strict=True):
+            np.testing.assert_array_equal(weight.numpy(), value)

@@ -71,7 +71,7 @@ def _lay_together(
         before = lying[id(variable)]
         if _where(cut) != _where(before):
             moved.append(variable)
-            _move(variable, replace(cut, reshard=before.reshard), layout)
+            _move(variable, replace(cut, reshard=before.reshard), layout, devices)
     return moved
 
 
@@ -85,14 +85,16 @@ def _where(cut: Cut) -> tuple[int, tuple[str, ...]]:
     return cut.axis, cut.devices
 
 
-def _move(variable: tf.Variable, cut: Cut, layout: str) -> None:
+def _move(variable: tf.Variable, cut: Cut, layout: str, devices: Sequence[str]) -> None:
     with raw_handles():
         handle = variable.handle
     with calls.lock:
         calls.wait_for([handle], "A variable that is moved")
+        over = devices
         if (parts := parts_of_variable(variable)) is not None:
+            over = parts.over
             parts.release(variable)
         else:
             variable._graphsplit_stays = ""
             tell_functions([variable])
-        lay_divided(variable, cut, layout)
+        lay_divided(variable, cut, layout, over)

@@ -72,9 +72,9 @@ def set_variable_layout(
 
     Raises:
       ArgumentError: for an unknown layout, a pattern that matches no variable, a target without variables, a variable
-        that is on other devices, or one that cannot be cut like that: it has fewer dimensions, or fewer entries along
-        a dimension than the axis has devices, or a shape that is not known. (A word, `"sharded"`, leaves a variable of
-        unknown shape where it is.)
+        to be copied that is on none of the devices, or one that cannot be cut like that: it has fewer dimensions, or
+        fewer entries along a dimension than the axis has devices, or a shape that is not known. (A word, `"sharded"`,
+        leaves a variable of unknown shape where it is.)
       DeviceError: if there are not that many devices.
       UnsupportedError: in a graph, and for variables that are no `tf.Variable` of eager code.
 
@@ -171,7 +171,6 @@ def lay_out(
       loads: the bytes that each device owns already, if not of these variables alone; theirs are added.
     """
     on_mesh = {} if grid is None else divisions_on_mesh(variables, wanted, grid, slots, reshard_after_forward)
-    _check_free(variables, wanted, devices)
     check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "replicated"], devices)
     with raw_handles():
         handles = [variable.handle for variable, own in zip(variables, wanted, strict=True) if own is not None]
@@ -192,7 +191,10 @@ def _lay_out(
     """Lay variables out; see `lay_out`, and `divisions_on_mesh` for `on_mesh`."""
     for variable, own in zip(variables, wanted, strict=True):
         parts, division = parts_of_variable(variable), on_mesh.get(id(variable))
-        lies_so = parts is not None and (parts.layout == own if division is None else parts.division == division)
+        over = PLACES.get(own, tuple)(devices)
+        lies_so = parts is not None and (
+            (parts.layout, parts.over) == (own, over) if division is None else parts.division == division
+        )
         if own is not None and parts is not None and not lies_so:
             parts.release(variable)
         elif own in PLACES and parts is not None:
@@ -210,15 +212,15 @@ def _lay_out(
         new = [variable for variable, own in free if own == layout and cut_of(variable, layout) is None]
         owned = owned_bytes(variables, places(devices)) if loads is None else loads
         for variable, cut in divided(new, places(devices), slots, owned, layout, reshard_after_forward):
-            lay_divided(variable, cut, layout)
+            lay_divided(variable, cut, layout, places(devices))
 
 
-def lay_divided(variable: tf.Variable, cut: Cut, layout: Any) -> None:
-    """Let an ordinary variable lie as a layout says, one of `PLACES`."""
+def lay_divided(variable: tf.Variable, cut: Cut, layout: Any, over: Sequence[str]) -> None:
+    """Let an ordinary variable lie as a layout says, one of `PLACES`; see `VariableParts` for `over`."""
     if cut.devices == (canonical_name(variable.device),):
         variable._graphsplit_stays = layout
     else:
-        VariableParts(variable, cut, layout).take_apart()
+        VariableParts(variable, cut, layout, over).take_apart()
 
 
 def divisions_on_mesh(
@@ -437,22 +439,6 @@ def check_patterns(layout: Mapping[str, VariableLayout], names: Sequence[str]) -
 def idle_patterns(layout: Mapping[str, VariableLayout], names: Sequence[str]) -> list[str]:
     """Return the patterns that fit none of the names; see `check_patterns`."""
     return [pattern for pattern in layout if not any(fits(name, pattern.removeprefix(SLOTS)) for name in names)]
-
-
-def _check_free(
-    variables: Sequence[tf.Variable], wanted: Sequence[VariableLayout | None], devices: Sequence[str]
-) -> None:
-    wrong, known = [], {*devices, *host_devices(devices)}
-    for variable, own in zip(variables, wanted, strict=True):
-        parts = parts_of_variable(variable)
-        if own not in (None, "home") and parts is not None and not set(parts.devices) <= known:
-            wrong.append(f"{name_of(variable)} on {', '.join(map(short_name, parts.devices))}")
-    if wrong:
-        raise ArgumentError(
-            f"These variables are on other devices than {', '.join(map(short_name, devices))}:\n"
-            f"{bullet_list(wrong)}\n"
-            'Set their layout to "home" first.'
-        )
 
 
 def check_may_be_copies(variables: Iterable[tf.Variable], devices: Sequence[str]) -> None:

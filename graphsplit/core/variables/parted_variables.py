@@ -58,17 +58,19 @@ class VariableParts:
       variable: it is given a class of its own, whose `handle` knows of the parts.
       division: how it is several, with the devices of its parts; of one part, it is whole and elsewhere.
       layout: how users call that.
+      over: the devices over which it is divided together with others; its parts may be on a few of them.
 
     Attributes:
-      division, layout: see there.
+      division, layout, over: see there.
       devices: of the parts.
       name, path: what TensorFlow calls the variable, and what users do.
       in_parts: whether the parts hold the value, or the variable itself.
     """
 
-    def __init__(self, variable: tf.Variable, division: MeshDivision, layout: Any):
+    def __init__(self, variable: tf.Variable, division: MeshDivision, layout: Any, over: Sequence[str] = ()):
         self.division = division
         self.devices = division.devices
+        self.over = tuple(over) or self.devices
         self.layout = layout
         self.in_parts = False
         self.name = variable.name.partition(":")[0]
