@@ -101,6 +101,17 @@ def test_what_is_loaded_goes_to_the_parts(load: Callable[[Any, Path], None], tmp
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+def test_a_value_that_another_variable_has_in_parts_goes_to_the_parts():
+    """As Keras gives weights their moving average at the end of `fit`: neither of the two becomes whole."""
+    to, source = (keras.Variable(numbers(30, 40, seed=seed)) for seed in (1, 2))
+    value = source.numpy()
+    gs.set_variable_layout([to, source], "sharded", 3)
+    for given in (source, source.value):
+        to.value.assign(given)
+        assert all(parts_of_variable(own.value).in_parts for own in (to, source))  # type: ignore[union-attr]
+        np.testing.assert_array_equal(to.numpy(), value)
+
+
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])
 def test_values_that_do_not_fit_change_nothing(layout: str):
     weight = tf.Variable(numbers(30, 40), name="weight")

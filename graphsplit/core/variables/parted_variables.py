@@ -229,6 +229,9 @@ class VariableParts:
         with calls.lock:
             if not self.in_parts:
                 return False
+            source = parts_of_variable(value if isinstance(value, tf.Variable) else getattr(value, "value", None))
+            if source is not None and (whole := source.on_host()) is not None:  # (it stays in parts)
+                value = whole
             by_part = can_be_read_by_part(value)
             if not by_part and not isinstance(value, tf.Tensor):
                 with tf.device("CPU:0"):
