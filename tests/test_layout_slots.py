@@ -19,6 +19,9 @@ from graphsplit.planning.variables.updates import updated_together
 from graphsplit.tracing.trace import captured_variables, trace_function
 
 DEVICES = 3
+SEVERAL = pytest.param(
+    "several", 4, marks=pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="an older Keras")
+)
 SHAPES = ((90,), (90,), (90,), (900, 40), (200, 40), (90,))
 
 
@@ -37,6 +40,10 @@ def built(kind: str, own: list[Any]) -> Any:
     elif kind == "tf_keras":
         optimizer = tf_keras.optimizers.Adam(amsgrad=True)
         optimizer.build(order)
+    elif kind == "several":  # one for matrices, one for all else
+        matrices, others = (keras.optimizers.Adam(amsgrad=True, use_ema=True) for _ in "ab")
+        optimizer = keras.optimizers.MultiOptimizer(lambda v: matrices if len(v.shape) == 2 else others)
+        optimizer.build(order)
     else:
         optimizer = keras.optimizers.Adam(amsgrad=True, use_ema=True)
         optimizer.build(order)
@@ -49,9 +56,9 @@ def where(variable: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("first", ["together", "variables first"])
-@pytest.mark.parametrize(("kind", "each"), [("keras", 4), ("tf_keras", 3), ("legacy", 2)])
+@pytest.mark.parametrize(("kind", "each"), [("keras", 4), SEVERAL, ("tf_keras", 3), ("legacy", 2)])
 def test_slots_lie_with_their_variables(kind: str, each: int, first: str):
-    own = variables(kind == "keras")
+    own = variables(kind in ("keras", "several"))
     optimizer = built(kind, own)
     if first == "variables first":
         gs.set_variable_layout(own, "sharded", DEVICES)

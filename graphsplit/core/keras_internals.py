@@ -88,8 +88,10 @@ def slots_of(optimizer: Any, variables: Sequence[Any]) -> Iterator[tuple[Any, An
 
     Those of Keras 3 and tf_keras have lists of slots in the order of the variables that they train.
     """
-    if hasattr(optimizer, "inner_optimizer"):  # one that scales the loss has it do all else
-        yield from slots_of(optimizer.inner_optimizer, variables)
+    # one that scales the loss, or has an optimizer for some of the variables each, has these do all else
+    if inner := [optimizer.inner_optimizer] if hasattr(optimizer, "inner_optimizer") else _several_in(optimizer):
+        for own in inner:
+            yield from slots_of(own, variables)
         return
     if hasattr(optimizer, "get_slot_names"):
         for variable in variables:
@@ -110,6 +112,12 @@ def slots_of(optimizer: Any, variables: Sequence[Any]) -> Iterator[tuple[Any, An
 def is_built(optimizer: Any) -> bool:
     """Return whether an optimizer has made its slots; True of those of tf_keras, which do not say."""
     return bool(getattr(optimizer, "built", True))
+
+
+def _several_in(optimizer: Any) -> list[Any]:
+    """Return the optimizers of a `MultiOptimizer`."""
+    kind = getattr(getattr(sys.modules.get("keras"), "optimizers", None), "MultiOptimizer", None)
+    return list(optimizer.optimizers) if kind is not None and isinstance(optimizer, kind) else []
 
 
 def make_slots(optimizer: Any, variables: Sequence[Any]) -> None:

@@ -48,14 +48,21 @@ def slots_of(target: Any, variables: Sequence[tf.Variable]) -> dict[int, tf.Vari
 
 
 def optimizers_of(target: Any) -> Iterable[Any]:
-    """Yield the optimizers of a target: those in it, and those of the models in it."""
-    if isinstance(target, Mapping):
-        target = list(target.values())
-    if isinstance(target, (list, tuple, set)):
-        for value in target:
+    """Yield the optimizers in a target: all that a model has, also in a list, which a step of its own applies."""
+    if isinstance(target, (list, tuple, set, Mapping)):
+        for value in _entries(target):
             yield from optimizers_of(value)
-    else:
-        yield from [own for own in (target, getattr(target, "optimizer", None)) if hasattr(own, "apply_gradients")]
+    elif hasattr(type(target), "apply_gradients"):
+        yield target
+    elif hasattr(target, "variables"):
+        found = [own for value in getattr(target, "__dict__", {}).values() for own in _entries(value)]
+        yield from [own for own in found if hasattr(type(own), "apply_gradients")]
+
+
+def _entries(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return value if isinstance(value, (list, tuple, set)) else [value]
 
 
 def plain_variable(variable: Any) -> Any:
@@ -66,17 +73,14 @@ def plain_variable(variable: Any) -> Any:
 def _all(target: Any) -> Iterable[Any]:
     if isinstance(target, tf.Variable):
         yield target
-    elif isinstance(target, Mapping):
-        for value in target.values():
-            yield from _all(value)
-    elif isinstance(target, (list, tuple, set)):
-        for value in target:
+    elif isinstance(target, (list, tuple, set, Mapping)):
+        for value in _entries(target):
             yield from _all(value)
     elif hasattr(target, "variables"):
         own = target.variables
         yield from own() if callable(own) else own  # a method in old tf_keras optimizers
-        for part in ("optimizer", "metrics"):
-            yield from _all(getattr(target, part, None) or ())
+        yield from _all([own for own in optimizers_of(target) if own is not target])
+        yield from _all(getattr(target, "metrics", None) or ())
     elif hasattr(target, "assign_add"):  # a variable of Keras 3 (whose optimizers have such a method, too)
         yield target
     else:
