@@ -355,6 +355,7 @@ def test_steps_per_execution_states_and_stopping(alike: Any):
     alike(life, goes_on=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
 def test_mixed_precision(alike: Any, policy: str):
     def life(run: Run) -> Any:
@@ -504,6 +505,7 @@ def test_two_optimizers(alike: Any):
     run.laid_out(run.wrapped, *run.wrapped[0].optimizers)
 
 
+@pytest.mark.long
 def test_a_model_of_keras_2(alike: Any):
     def life(run: Run) -> Any:
         tf_keras.backend.experimental.enable_tf_random_generator()
@@ -533,6 +535,7 @@ def test_a_model_of_keras_2(alike: Any):
 # --- the session -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_cleared_session(alike: Any):
     def life(run: Run) -> Any:
         model = compiled(run.wrap(network()))
