@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.api.layouts import automatic
 
 DEVICES = int(os.environ.get("GRAPHSPLIT_TEST_DEVICES", "5"))  # more: see test_mesh_variables.py
 
@@ -200,6 +201,13 @@ class EveryNth:
 def seeded() -> None:
     """Start every test from the same random state."""
     tf.keras.utils.set_random_seed(0)
+
+
+@pytest.fixture
+def copies_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `variables="auto"` choose for logical CPU devices, and small models, as it does for GPUs and large ones."""
+    monkeypatch.setattr(automatic, "copies_take_time", lambda _: True)
+    monkeypatch.setattr(automatic, "LEAST_BYTES", 0)
 
 
 @pytest.fixture

@@ -81,15 +81,15 @@ def test_home():
     [
         (lambda: gs.parallelize(identity, device=2), "parallelize() has no option device=. Did you mean devices=?"),
         (
-            lambda: gs.parallelize(identity, micro_batch=2, variables="sharded"),
-            "parallelize() has no option micro_batch=, variables=. Did you mean micro_batches=? "
+            lambda: gs.parallelize(identity, micro_batch=2, layout="sharded"),
+            "parallelize() has no option micro_batch=, layout=. Did you mean micro_batches=? "
             "Where variables live is said of them: gs.set_variable_layout(model, 'sharded', devices=...).",
         ),
         (
             lambda: gs.parallelize(q=1),
             "parallelize() has no option q=. It has devices=, mesh=, batch_axis=, split=, home=, weights=, strict=, "
-            "random=, reduce_retracing=, micro_batches=, schedule=, stages=, jit_compile=, bucket_bytes=, recompute=, "
-            "plan=, memory=, machine=.",
+            "random=, variables=, reduce_retracing=, micro_batches=, schedule=, stages=, jit_compile=, bucket_bytes=, "
+            "recompute=, plan=, memory=, machine=.",
         ),
         (lambda: gs.multi_gpu_model(None, gpu=2), "multi_gpu_model() has no option gpu=. Did you mean gpus=?"),
     ],

@@ -329,6 +329,7 @@ def test_options_are_handed_on_as_they_are_given():
         "weights": (3.0, 1.0),
         "strict": 0.5,
         "random": "independent",
+        "variables": "auto",
         "reduce_retracing": True,
         "micro_batches": 2,
         "schedule": "gpipe",

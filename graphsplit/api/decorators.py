@@ -58,6 +58,7 @@ def parallelize(
     weights: Sequence[float] | None = None,
     strict: bool | float = False,
     random: str = "exact",
+    variables: str | None = None,
     reduce_retracing: bool = False,
     micro_batches: int = 1,
     schedule: str | None = None,
@@ -100,6 +101,9 @@ def parallelize(
       random: `"exact"` gives one device's random numbers, row by row. `"independent"` lets each shard draw other
         numbers, the same in each run; it also splits stateful random operations (`tf.random.normal`), which otherwise
         run on one device.
+      variables: `"auto"` chooses at the first call where the function's variables are stored that have no layout yet.
+        Over GPUs and workers, those that the function writes are divided, and those that it only reads are copied to
+        each device; `docs/variables.md` has the rule. None leaves them where they are.
       reduce_retracing: when calls differ in sizes only, trace once more with these sizes left open, as `tf.function`
         does, the batch size included. A `tf.function` with an `input_signature` is traced like that at once.
       micro_batches: how many parts the rows of each device are divided into. A device computes one part after the
@@ -153,6 +157,7 @@ def parallelize(
         weights=weights,
         strict=strict,
         random=random,
+        variables=variables,
         reduce_retracing=reduce_retracing,
         micro_batches=micro_batches,
         schedule=schedule,

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
@@ -276,6 +276,12 @@ def task_of(name: str) -> tuple[str, int] | None:
         return None
     spec = tf.DeviceSpec.from_string(name)
     return str(spec.job), int(spec.task or 0)
+
+
+def copies_take_time(devices: Iterable[str]) -> bool:
+    """Return whether bytes travel between devices, full names: between GPUs, and between processes."""
+    names = set(devices)
+    return any("device:GPU:" in name for name in names) or len(set(map(task_of, names))) > 1
 
 
 def name_for_runtime(name: str) -> str:

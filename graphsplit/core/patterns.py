@@ -20,7 +20,7 @@ _NEAR, _MOST_NEAR = 0.5, 3  # how alike names are that are suggested, of which 1
 _NEAR_OPTION = 0.7  # how alike, of 1: `variables` and `devices`, which are no misspellings of each other, are 0.5
 _NUMBER = re.compile(r"_\d+$")  # by which Keras and TensorFlow tell calls of one layer apart
 _LAYOUTS = "Where variables live is said of them: gs.set_variable_layout(model, 'sharded', devices=...)."
-_ELSEWHERE = dict.fromkeys(("variables", "layout", "layouts", "variable_layout"), _LAYOUTS)
+_ELSEWHERE = dict.fromkeys(("layout", "layouts", "variable_layout"), _LAYOUTS)
 """What others call something that is said in another way here."""
 _HINTS = {
     "Write gs.parallelize(step, devices=4) for a function, gs.multi_gpu_model(model, gpus=4) for a Keras model.": (

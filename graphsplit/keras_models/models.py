@@ -14,7 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.calls.parallel_function import ParallelFunction
-from graphsplit.api.layouts.layout_spellings import VariableLayout, names_host
+from graphsplit.api.layouts.automatic import why_they_stay
+from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, names_host
 from graphsplit.api.layouts.layout_targets import variables_of
 from graphsplit.api.layouts.new_variables import variable_layout
 from graphsplit.api.layouts.variable_layouts import idle_patterns, set_variable_layout
@@ -59,7 +60,8 @@ class ModelDevices:
       devices: the device of each shard.
       options: of its steps in training and evaluation.
       predict_home: where predictions are merged; None for the first device.
-      variables: the layout of the model's and its optimizer's variables, or layouts by patterns of names.
+      variables: the layout of the model's and its optimizer's variables, or layouts by patterns of names. (What is
+        chosen automatically is an option of the steps.)
     """
 
     devices: tuple[str, ...]
@@ -175,23 +177,23 @@ class ParallelModel(SharedState):
             self._functions.clear()  # they have the weights of before
             object.__setattr__(self, "_quantization", quantization)
         if force or self._function(kind) is None:
-            self._lay_out()
+            self._lay_out(kind)
             self._set_function(kind, self._eager(kind) if self.template.run_eagerly else self._batch_function(kind))
         return self._function(kind)
 
-    def _lay_out(self) -> None:
+    def _lay_out(self, kind: str) -> None:
         """Lay out what the model has by now; an optimizer makes its slots first."""
         where, optimizer = self.model_devices, getattr(self.template, "optimizer", None)
         if where.variables == "home" and where.options.automatic is None:
-            return
+            if where.options.variables != AUTO or why_they_stay(where.devices, where.options):
+                return
+            optimizer = optimizer if kind == "train" else None
         # (where slots do not fit on a device, they are never there: each goes to the host before the next is made)
         on_host = names_host(where.variables) and tf.executing_eagerly()
         with variable_layout("host", where.devices) if on_host else contextlib.nullcontext():
             make_slots(optimizer, self.template.trainable_variables)
         if where.variables == "home":
-            variables_of(
-                self.template
-            )  # (by their names it is told which slots belong to which, when they are laid out)
+            variables_of(self.template)  # (its variables get the names by which slots are found)
             return
         given: dict[str, Any] = {}
         if axes := where.options.mesh:
@@ -222,7 +224,7 @@ class ParallelModel(SharedState):
         return getattr(self.template, f"{kind}_function")
 
     def _step(self, kind: str) -> ParallelFunction[..., Any]:
-        step = step_of_parts(tf.autograph.experimental.do_not_convert(self._laying_out(f"{kind}_step")))
+        step = step_of_parts(tf.autograph.experimental.do_not_convert(self._laying_out(kind)))
         where = self.model_devices
         home = where.predict_home if kind == "predict" else where.options.home
         if (automatic := where.options.automatic) is not None:
@@ -231,9 +233,9 @@ class ParallelModel(SharedState):
         own = replace(where.options, home=home, jit_compile=self._compiled_by_xla, automatic=automatic)
         return ModelStep(step, own)
 
-    def _laying_out(self, name: str) -> Any:
+    def _laying_out(self, kind: str) -> Any:
         """Return a step of the template that lays out what it makes while it is traced: slots of its own optimizers."""
-        own = getattr(self.template, name)
+        own = getattr(self.template, f"{kind}_step")
         if self.model_devices.variables == "home":
             return own
         outside = tf.compat.v1.get_default_graph()
@@ -245,7 +247,7 @@ class ParallelModel(SharedState):
                 result = own(data)
             with tf.init_scope():
                 if len(variables_of(self.template)) > before:
-                    self._lay_out()
+                    self._lay_out(kind)
             return result
 
         return step

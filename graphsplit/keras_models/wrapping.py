@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from graphsplit.api.calls.chosen_devices import stages_asked
-from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout, names_host
+from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, check_layout, names_host
 from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import device_mesh, devices_of, mesh_axes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name
@@ -65,7 +65,10 @@ def multi_gpu_model(
       variables: the layout of the weights and the optimizer's slots, or layouts by patterns of names, as in
         `set_variable_layout`. `"sharded"` divides them over the devices, for a model that is too large for one;
         `"replicated"` copies them to all; `{"slots of *": "host", "*": "home"}` keeps the optimizer's slots in the
-        host's memory, also for one device.
+        host's memory, also for one device. `"auto"` chooses at the first batch. Over GPUs and workers, what a training
+        step writes is divided, and what a step only reads is copied to all; the first training batch divides what was
+        copied for predictions before it. On logical CPU devices of one process all stays. `docs/variables.md` has the
+        rule.
       micro_batches: how many parts the rows of each device are divided into. A device computes one part after the
         other, so that larger batches fit into memory, with the whole batch's result.
       schedule: the order in which micro-batches go through stages; see `parallelize`.
@@ -125,6 +128,7 @@ def multi_gpu_model(
         stages=stages_of_model(model, stages, flavor),
         strict=strict,
         recompute=recompute,  # type: ignore[arg-type]  # a list becomes a tuple there
+        variables=AUTO if variables == AUTO and automatic is None and not cpu_relocation else None,
         automatic=automatic,
         devices_argument="gpus",
     )
@@ -135,12 +139,14 @@ def multi_gpu_model(
     check_strategy(model, "multi_gpu_model")
     if cpu_relocation:
         _check_on_cpu(model)
-    check_layout(variables, grid)
-    if cpu_relocation and variables != "home":
+    if variables != AUTO:
+        check_layout(variables, grid)
+    if cpu_relocation and variables not in ("home", AUTO):
         raise ArgumentError(
             f"cpu_relocation=True keeps the weights on the CPU, variables={variables!r} divides them. Choose one."
         )
-    where = ModelDevices(devices, options, cpu if cpu_merge else options.home, variables)
+    layout = "home" if variables == AUTO else variables
+    where = ModelDevices(devices, options, cpu if cpu_merge else options.home, layout)
     return wrapped(model, base_of(flavor), where)  # type: ignore[no-any-return]
 
 

@@ -20,6 +20,7 @@ class PlanOptions:
 
     Attributes:
       stages: into how many parts the program is cut, or where they begin. (Who plans knows their devices.)
+      variables: `"auto"`, or None for variables as they lie. (Who plans has laid them out.)
 
     Raises:
       ArgumentError: for a value that cannot be meant, whatever the function is.
@@ -34,10 +35,16 @@ class PlanOptions:
     jit_compile: bool = False
     bucket_bytes: int | None = None
     recompute: Recompute = None
+    variables: str | None = None
 
     def __post_init__(self) -> None:
         if self.random not in ("exact", "independent"):
             raise ArgumentError(f"random={self.random!r} is not known; choose 'exact' or 'independent'.")
+        if self.variables not in (None, "auto"):
+            raise ArgumentError(
+                f"variables={self.variables!r}: it is 'auto', or None for variables as they lie. For another layout "
+                "call gs.set_variable_layout(model, 'sharded', devices=4)."
+            )
         _check_strict(self.strict)
         check_jit_compile(self.jit_compile)
         if not _is_count(self.micro_batches, 1):

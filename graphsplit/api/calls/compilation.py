@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from graphsplit.api.calls.argument_splitting import Splitting, open_shapes, open_sparse_shapes, resolve_split
 from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
+from graphsplit.api.layouts.automatic import AutomaticLayouts, choose_layouts
+from graphsplit.api.layouts.layout_spellings import AUTO
 from graphsplit.api.layouts.lying_together import lay_together, slots_in
 from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh, mesh_lain_on
 from graphsplit.api.layouts.new_variables import slots_for_host
 from graphsplit.api.layouts.told_variables import lay_out_in_units, learn_units, variables_to_cut
 from graphsplit.api.layouts.variable_layouts import check_eager, lay_out, lay_out_later, wanted_layouts
 from graphsplit.api.options import Options
-from graphsplit.api.predicted.predicted_layouts import Layout, divisions_for
+from graphsplit.api.predicted.predicted_layouts import Layout, divisions_for, divisions_wanted
 from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh, device_mesh, mesh_as_if
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import CheckError, UnsupportedError
+from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
 from graphsplit.core.hosts import host_device, host_name
 from graphsplit.core.keras_internals import open_scopes
 from graphsplit.core.progress import phase
@@ -32,6 +36,7 @@ from graphsplit.planning.mesh import Mesh, mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.planning.state import State, state_as_if, state_bytes, state_of
+from graphsplit.planning.text.held_text import most_held
 from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
 from graphsplit.program.program import Program
 from graphsplit.program.stages import Stage, check_stages
@@ -96,6 +101,10 @@ def trace_and_plan(
         return traced, _automatic_plan(traced, splitting, options, chosen, devices, runs)
     with phase("planning"):
         near = None if options.home is None else home
+        if options.variables == AUTO:
+            memory = partial(gpu_memory_bytes, devices)
+            plan = _plan_laid_out(traced, splitting, options, devices, near, grid, memory, find_state, runs)
+            return traced, plan
         return traced, _plan_traced(traced, splitting, options, devices, near, find_state(traced), grid)
 
 
@@ -141,6 +150,47 @@ def _plan_traced(
         return plan_for(program, own_splitting, options, devices, near, own, mesh)
 
     return plan_of_less_alive(make_plan, options.micro_batches > 1)
+
+
+def _plan_laid_out(
+    traced: Trace,
+    splitting: Splitting,
+    options: Options,
+    devices: Sequence[str],
+    home: str | None,
+    grid: DeviceMesh | None,
+    memory: Callable[[], float | None],
+    find_state: Callable[[Trace], State] = state_of,
+    runs: bool = False,
+) -> Plan:
+    """Return the plan with variables where `"auto"` has them; if it is to run, lay them out so.
+
+    Args:
+      traced, splitting, options, devices, find_state, runs: see `trace_and_plan`.
+      home, grid: see `_plan_traced`.
+      memory: returns the bytes of each device, None where that is not known.
+    """
+    variables = list(traced.variables)
+
+    def make_plan(chosen: AutomaticLayouts, reshard: bool) -> Plan:
+        if not any(chosen.layouts):
+            state = find_state(traced)
+        elif runs:
+            given = variables, chosen.layouts, slots_in(traced), devices
+            lay_out(*given, reshard_after_forward=reshard, is_automatic=True)
+            state = state_of(traced)
+        else:
+            held = divisions_wanted(traced, chosen.layouts, devices, grid, reshard)
+            state = state_as_if(traced, held, home or devices[0])
+        said = replace(splitting, notes=(*splitting.notes, chosen.why))
+        return _plan_traced(traced, said, options, devices, home, state, grid)
+
+    chosen = choose_layouts(traced, devices, options, runs)
+    plan = make_plan(chosen, reshard=False)
+    limit = memory() if any(chosen.layouts) and not plan.program.symbols else None
+    if limit is not None and (held := most_held(plan)) > limit:
+        return make_plan(chosen.smaller(held, limit), reshard=True)
+    return plan
 
 
 def _choose(
@@ -224,10 +274,26 @@ def _lay_out_as_chosen(traced: Trace, chosen: Candidate, devices: Sequence[str],
 
 
 def plan_as_if(
-    traced: Trace, splitting: Splitting, options: Options, devices: Sequence[str], layout: Layout, keep: bool = False
+    traced: Trace,
+    splitting: Splitting,
+    options: Options,
+    devices: Sequence[str],
+    layout: Layout,
+    keep: bool = False,
+    memory: float | None = None,
 ) -> Plan:
-    """Return the plan for devices that need not exist, with variables laid out otherwise; see `divisions_for`."""
+    """Return the plan for devices that need not exist, with variables laid out otherwise.
+
+    Args:
+      traced, splitting, options, devices: see `trace_and_plan`.
+      layout, keep: see `divisions_for`; `"auto"` is chosen for these devices.
+      memory: bytes of each, if they are known.
+    """
     grid = mesh_as_if(options.mesh, devices)
+    if AUTO in (layout, options.variables if layout is None else ""):
+        as_they_lie = lambda own: state_as_if(own, divisions_for(own, None, devices, grid), devices[0])  # noqa: E731
+        near = devices[0], grid, lambda: memory
+        return _plan_laid_out(traced, splitting, options, devices, *near, as_they_lie)
     held = divisions_for(traced, layout, devices, grid, keep)
     if grid is not None and learn_units(traced, held, grid):
         held = divisions_for(traced, layout, devices, grid, keep)

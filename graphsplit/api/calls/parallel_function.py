@@ -32,6 +32,8 @@ from graphsplit.api.calls.outer_graphs import (
 from graphsplit.api.calls.retracing import warn_of_retracing
 from graphsplit.api.calls.traces import PerInstance, Signature, Traces
 from graphsplit.api.input import prefetching
+from graphsplit.api.layouts.automatic import why_they_stay
+from graphsplit.api.layouts.layout_spellings import AUTO
 from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError, UnsupportedError
@@ -97,6 +99,12 @@ class ParallelFunction(Generic[P, R]):
     def home(self) -> str:
         """The device of whole operations and variables' updates; on several hosts plans may choose another one."""
         return self._chosen.home
+
+    @property
+    def _moves_variables(self) -> bool:
+        """Whether a call may choose where variables lie."""
+        chooses = self._options.variables == AUTO and not why_they_stay(self.devices, self._options)
+        return chooses or self._options.automatic is not None
 
     @property
     def function(self) -> Callable[P, R]:
@@ -266,15 +274,15 @@ class ParallelFunction(Generic[P, R]):
     ) -> tuple[Differentiable, list[Any]]:
         """Return the compiled form for these arguments, and the tensors among them, or what stands for tensors.
 
-        Without arguments it is the one that ran most, if any has. An automatic plan moves variables when it runs, so
-        one that is only looked at is planned as if they lay as it wants them, unless they do.
+        Without arguments it is the one that ran most, if any has. What moves variables when it runs is planned, if it
+        is only looked at, as if they lay as it wants them, unless they do.
         """
         if not args and not kwargs:
             if (most := self._traces.ran_most()) is not None:
                 return most, [tf.TensorSpec.from_tensor(tensor) for tensor in most.trace.inputs]
             self._check_takes_nothing()
         tensors, arguments = self._flatten(args, kwargs, specs=True)
-        if self._options.automatic is not None and not runs and self._find(arguments) is None:
+        if self._moves_variables and not runs and self._find(arguments) is None:
             with self._traces.lock:
                 return self._compile(self._cover(arguments), runs=False), tensors
         return self._get(arguments).on(tensors), tensors

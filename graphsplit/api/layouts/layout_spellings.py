@@ -84,6 +84,7 @@ def cut(axis: str, *, unit: int = 1, blocks: int | Sequence[int] = 1, in_place: 
 
 Axes = str | AxisCut | Sequence[str | AxisCut] | None
 Dimensions = Sequence[Axes]
+AUTO = "auto"
 WORDS = (*LAYOUTS, "host")
 """The layouts that are a word: those that a part along an axis of a mesh may have, and the host's memory."""
 
@@ -157,6 +158,12 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
             raise ArgumentError(
                 f"{layout} says how one dimension is cut: give the layout an entry for each dimension, ({layout},) for "
                 f"the first, (None, {layout}) for the second."
+            )
+        if layout == AUTO:
+            raise ArgumentError(
+                f"Layout {AUTO!r} is chosen when a function first runs, for all variables that have no layout yet: "
+                "gs.multi_gpu_model(model, variables='auto'), gs.parallelize(step, variables='auto'). Lay others out "
+                f"before, by gs.set_variable_layout. Layouts: {known}."
             )
         if layout not in (*WORDS, *ALIASES):
             raise ArgumentError(f"Unknown layout {layout!r}.{meant(layout, WORDS)} Layouts: {known}.")

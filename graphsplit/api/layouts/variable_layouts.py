@@ -159,6 +159,7 @@ def lay_out(
     *,
     reshard_after_forward: bool = True,
     loads: dict[str, int] | None = None,
+    is_automatic: bool = False,
 ) -> None:
     """Lay variables out, each as it is wanted; see `set_variable_layout`.
 
@@ -169,6 +170,7 @@ def lay_out(
       grid: they as a mesh, if layouts name axes of one.
       reshard_after_forward: see there.
       loads: the bytes that each device owns already, if not of these variables alone; theirs are added.
+      is_automatic: whether nobody asked for these layouts.
     """
     on_mesh = {} if grid is None else divisions_on_mesh(variables, wanted, grid, slots, reshard_after_forward)
     check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "replicated"], devices)
@@ -177,6 +179,9 @@ def lay_out(
     with calls.lock:  # no call of another thread begins until all of them lie as they are wanted
         calls.wait_for(handles, "A variable whose layout is set")
         _lay_out(variables, wanted, slots, devices, on_mesh, reshard_after_forward, loads)
+        for variable, own in zip(variables, wanted, strict=True):
+            if own is not None:
+                variable._graphsplit_automatic = own if is_automatic else ""
 
 
 def _lay_out(

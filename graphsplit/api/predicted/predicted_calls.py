@@ -84,17 +84,18 @@ class PredictedCall:
         return _call_of(self.function, self.options, wide, self.seen, self.notes)
 
     @collection_paused()
-    def plan(self, devices: Sequence[str], layout: Layout = None, **options: Any) -> Plan:
+    def plan(self, devices: Sequence[str], layout: Layout = None, memory: float | None = None, **options: Any) -> Plan:
         """Return the plan for some devices, full names; they need not exist.
 
         Args:
           devices: the first is home.
           layout: of the variables; None for as they lie.
+          memory: bytes that each device has, if that is known.
           **options: instead of those that the function has, `micro_batches=4`.
         """
         chosen = replace(self.options, **options)
         notes = (*self.splitting.notes, *variables_elsewhere(self.trace))
-        return plan_as_if(self.trace, replace(self.splitting, notes=notes), chosen, devices, layout)
+        return plan_as_if(self.trace, replace(self.splitting, notes=notes), chosen, devices, layout, memory=memory)
 
 
 def predicted_call(

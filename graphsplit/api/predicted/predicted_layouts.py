@@ -45,14 +45,34 @@ def divisions_for(
         variables that lie along an axis without that axis.
     """
     variables = list(trace.variables)
-    found: dict[int, MeshDivision] = {}
+    if layout is None or not variables:
+        return divisions_wanted(trace, [None] * len(variables), devices, grid)
+    wanted = wanted_layouts(variables, layout, slots_in(trace), grid)
+    if keep:
+        wanted = [None if parts_of_variable(v) is not None else own for v, own in zip(variables, wanted, strict=True)]
+    return divisions_wanted(trace, wanted, devices, grid)
+
+
+def divisions_wanted(
+    trace: Trace,
+    wanted: Sequence[VariableLayout | None],
+    devices: Sequence[str],
+    grid: DeviceMesh | None = None,
+    reshard: bool = True,
+) -> dict[str, MeshDivision]:
+    """Return how variables would be cut or copied; see `divisions_for`.
+
+    Args:
+      trace, devices, grid: see there.
+      wanted: the layout of each variable; None: as it lies.
+      reshard: whether what is sharded is dropped after the forward pass.
+    """
+    variables = list(trace.variables)
     slots = slots_in(trace)
-    wanted = wanted_layouts(variables, layout, slots, grid) if variables and layout is not None else []
-    if layout is None or keep:
-        lying = _elsewhere(variables, grid)
-        found.update(_as_they_lie([v for v, own in zip(variables, lying, strict=True) if own is None], devices))
-        is_free = [parts_of_variable(v) is None for v in variables]
-        wanted = [w if free else own for w, own, free in zip(wanted or lying, lying, is_free, strict=True)]
+    lying = [v for v, own in zip(variables, wanted, strict=True) if own is None]
+    along = {id(v): own for v, own in zip(lying, _elsewhere(lying, grid), strict=True)}
+    found: dict[int, MeshDivision] = _as_they_lie([v for v in lying if along[id(v)] is None], devices)
+    wanted = [own or along.get(id(v)) for v, own in zip(variables, wanted, strict=True)]
     copied = [v for v, own in zip(variables, wanted, strict=True) if own == "replicated"]
     found.update({id(v): how for v, how in replicated(copied, devices, slots, devices[0])})
 
@@ -61,8 +81,11 @@ def divisions_for(
         return division if isinstance(division, Cut) else None
 
     for word, places in PLACES.items():
-        chosen = [v for v, own in zip(variables, wanted, strict=True) if own == word]
-        cuts = divided(chosen, places(devices), slots, dict.fromkeys(places(devices), 0), word, belonging=belonging)
+        chosen, loads = (
+            [v for v, own in zip(variables, wanted, strict=True) if own == word],
+            dict.fromkeys(places(devices), 0),
+        )
+        cuts = divided(chosen, places(devices), slots, loads, word, reshard, belonging)
         found.update({id(v): cut for v, cut in cuts if cut.devices != (devices[0],)})
     if grid is not None:
         found.update(divisions_on_mesh(variables, wanted, grid, slots))

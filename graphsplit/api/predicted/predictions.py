@@ -50,8 +50,8 @@ def predict(
       machine: `"8xA100-SXM4-80GB"`, `"2x8xH100-SXM5"`, `"dgx-a100"`, or a TOML file. `graphsplit machines` lists those
         that come with graphsplit; `graphsplit calibrate` measures yours.
       devices: how many of its devices; by default as many as `parallelize` has, else all.
-      layout: the layout of the variables: `"home"`, `"replicated"`, `"sharded"`, `"host"`, or by patterns, as for
-        `set_variable_layout`, with axes of the mesh, too. None keeps their layouts.
+      layout: the layout of the variables: `"home"`, `"replicated"`, `"sharded"`, `"host"`, `"auto"`, or by patterns, as
+        for `set_variable_layout`, with axes of the mesh, too. None keeps their layouts.
       micro_batches, schedule, stages: as for `parallelize`; None: as `fn` has them.
       unknown_size: what to assume for sizes that depend on data (`tf.where`). None assumes 1, and the prediction says
         that the step takes at least so long.
@@ -91,7 +91,8 @@ def predict_call(
     """Return the prediction of a call that was traced; see `predict`."""
     names = machine.names(devices)
     grid = mesh_as_if(call.options.mesh, names)
-    plan = call.plan(names, layout)
+    layout = call.options.variables if layout is None else layout
+    plan = call.plan(names, layout, machine.device.memory_bytes)
     notes = (*call.notes, *notes_on_layout(call.trace, layout, names, grid))
     name = layout_name(layout)
     found = predict_plan(plan, machine, title=call.title, layout=name, unknown_size=unknown_size)

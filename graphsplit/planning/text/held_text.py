@@ -13,9 +13,9 @@ from graphsplit.core.devices import short_name
 from graphsplit.planning.amounts import aligned, count_text, format_bytes
 from graphsplit.planning.buffers import has_lists_of_unknown_size
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.memory import Alive
+from graphsplit.planning.memory import Alive, alive_on
 from graphsplit.planning.state import state_on
-from graphsplit.planning.tasks import OPERATION, Tasks, kept_on
+from graphsplit.planning.tasks import OPERATION, Tasks, few_tasks_of, kept_on
 from graphsplit.program.reading.trip_counts import turns_of
 
 _MOST_ROWS, _MOST_LAYERS = 8, 3
@@ -54,6 +54,15 @@ def held_text(plan: Decisions, tasks: Tasks, alive: Mapping[str, Alive]) -> list
     others = sum(map(len, alike.values())) - sum(len(devices) for devices, _ in shown)
     lines += [f"    no more on {count_text(others, 'other')}"] if others else []
     return [*lines, *_not_counted(plan)] if kinds else []
+
+
+def most_held(plan: Decisions) -> int:
+    """Return the bytes of the device that holds most, of all that the table has."""
+    tasks = few_tasks_of(plan)
+    held = Counter[str]()
+    for device, _, _, size in _holdings(plan, tasks, alive_on(plan, tasks)):
+        held[device] += size
+    return max(held.values(), default=0)
 
 
 def _not_counted(plan: Decisions) -> list[str]:

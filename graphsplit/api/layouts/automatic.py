@@ -1,0 +1,114 @@
+"""`variables="auto"`: where the variables of a function are stored that have no layout yet.
+
+The rule reads bytes, kinds of devices, and which variables a traced function writes. It predicts nothing.
+
+* A variable that the function writes is divided (`"sharded"`), with its slots, and each device updates its part.
+  Weights are gathered once a call; again for the backward pass only where they do not fit otherwise.
+* A variable that it only reads has a copy on each device (`"replicated"`), so that no call sends it. Once another
+  function writes it, it is divided.
+* Of little, and where copies between devices cost nothing (logical CPU devices of one process), all stays where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from graphsplit.api.layouts.layout_spellings import AUTO
+from graphsplit.api.layouts.lying_together import slots_in
+from graphsplit.api.options import Options
+from graphsplit.core.devices import canonical_name, copies_take_time
+from graphsplit.core.variables.parted_variables import parts_of_variable
+from graphsplit.planning.amounts import format_bytes
+from graphsplit.tracing.trace import Trace, captured_variables
+
+LEAST_BYTES = 64_000  # of weights: to divide fewer takes longer than to send them
+
+
+class AutomaticLayouts(NamedTuple):
+    """What was chosen.
+
+    Attributes:
+      layouts: of each variable of the trace; None: it stays as it lies.
+      why: a sentence for the plan.
+    """
+
+    layouts: tuple[Any, ...]
+    why: str
+
+    def smaller(self, held: int, memory: float) -> AutomaticLayouts:
+        """Return what takes less memory: nothing is copied, and what is divided is freed after the forward pass."""
+        layouts = tuple([own and "sharded" for own in self.layouts])
+        said = f"a device that has {format_bytes(int(memory))} would hold {format_bytes(held)}"
+        return AutomaticLayouts(
+            layouts, _said(f"sharded, and gathered again for the backward pass, as otherwise {said}")
+        )
+
+
+def choose_layouts(trace: Trace, devices: Sequence[str], options: Options, runs: bool) -> AutomaticLayouts:
+    """Return the layouts of the variables of a traced function.
+
+    Args:
+      trace, devices, options: the function, full names, and what it was asked for.
+      runs: whether the variables are to be laid out, and not only planned as if they were.
+    """
+    variables, own = trace.variables, captured_variables(trace)
+    slots = slots_in(trace)
+    writes = [own[t.op] for op in trace.program.ops if op.writes for t in op.inputs if t.op in own]
+    written = set(map(id, writes))
+    weights = sum([_bytes(variable) for variable in variables if id(variable) not in slots])
+    why = why_they_stay(devices, options)
+    if not why and weights < LEAST_BYTES:
+        why = f"the weights are {format_bytes(weights)}"
+    if not why and trace.program.all_stages():
+        why = "stages have devices of their own"
+    if not why and runs and not tf.executing_eagerly():
+        why = "the function is called inside of a graph"
+    if why:
+        return AutomaticLayouts((None,) * len(variables), _said(f"they stay where they are, as {why}"))
+
+    before = {id(own): getattr(own, "_graphsplit_automatic", "") for own in variables}  # what was chosen for others
+
+    def layout_of(variable: tf.Variable) -> str | None:
+        writes, parts = id(variable) in written, parts_of_variable(variable)
+        is_free = parts is None and not getattr(variable, "_graphsplit_stays", "") and not before[id(variable)]
+        was_only_read = before[id(variable)] == "replicated"
+        if not (is_free or (was_only_read and writes)) or not (variable.shape.rank or writes):
+            return None  # (a number that is only read: a learning rate)
+        is_there = not runs or canonical_name(variable.device) in devices  # (one of the copies is the variable itself)
+        return "replicated" if is_there and not writes else "sharded"
+
+    layouts = tuple(map(layout_of, variables))
+    lying = [parts for own in variables if before[id(own)] and (parts := parts_of_variable(own)) is not None]
+    chosen = {*layouts, *[parts.layout for parts in lying]}
+    reshards = any(parts.reshards for parts in lying)
+    again = " again for the backward pass, to fit into memory" if reshards else " once a call"
+    texts = {
+        "sharded": f"what the function writes is sharded, and gathered{again}",
+        "replicated": "what it only reads is replicated",
+    }
+    said = [text for layout, text in texts.items() if layout in chosen]
+    return AutomaticLayouts(layouts, _said("; ".join(said) or "they keep the layouts that they have"))
+
+
+def why_they_stay(devices: Sequence[str], options: Options) -> str:
+    """Return why no variable is moved, whatever the function is; "" if some may be."""
+    if len(set(devices)) == 1:
+        return "there is one device"
+    if not copies_take_time(devices):
+        return "the devices are logical CPU devices of one process, which share its memory"
+    if len({device.rpartition("device:")[2].partition(":")[0] for device in devices}) > 1:
+        return "the devices are of several kinds"
+    if options.stages is not None:
+        return "stages have devices of their own"
+    return f"the mesh has the axis {options.mesh.axis!r}, along which you lay them out" if options.mesh.axis else ""
+
+
+def _bytes(variable: tf.Variable) -> int:
+    return (variable.shape.num_elements() or 0) * int(variable.dtype.size or 0)
+
+
+def _said(text: str) -> str:
+    return f'variables="{AUTO}": {text}'
