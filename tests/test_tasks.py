@@ -173,7 +173,7 @@ def test_a_plan_says_what_each_device_holds():
     lines = str(plan).splitlines()
     first = next(k for k, line in enumerate(lines) if line.split()[:2] == ["held", "at"])
     head, home, other = (line.strip() for line in lines[first : first + 3])
-    assert head.endswith("variables  arguments  activations  moved  most of it")
+    assert head.endswith("variables  arguments  activations  moved  operations  most of it")
     live, held = live_bytes(plan), state_bytes(plan.program, plan.state, plan.home)
     assert held == {plan.home: 4 * (8 * 1000 + 1000 + 1000 + 1) + 16}  # and the seed of dropout
     for device, line in zip(plan.devices, (home, other), strict=True):

@@ -1,4 +1,7 @@
-"""What is said of calls whose surroundings decide more than the function: graphs, scopes of Keras, tf.distribute."""
+"""What is said of calls whose surroundings decide more than the function: graphs, scopes of Keras, tf.distribute.
+
+And where its variables are.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,15 @@ import tensorflow as tf
 
 from graphsplit.api.calls.traces import Traces
 from graphsplit.core import structures
-from graphsplit.core.devices import task_of
+from graphsplit.core.devices import copies_take_time, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.keras_internals import only_shapes_count
 from graphsplit.core.tensorflow_internals import in_save_context
 from graphsplit.core.user_code import user_stack_level
+from graphsplit.planning.plan import Plan
+from graphsplit.planning.text.variables_text import burden_of_variables
+
+_MANY_BYTES = 16_000_000
 
 
 def warn_of_outer_graph(name: str, traces: Traces, devices: Iterable[str]) -> None:
@@ -31,6 +38,16 @@ def warn_of_outer_graph(name: str, traces: Traces, devices: Iterable[str]) -> No
         "function: then a step happens completely or not at all.",
         stacklevel=user_stack_level(),
     )
+
+
+def warn_of_variables(name: str, traces: Traces, plan: Plan) -> None:
+    """Warn, once for a function, when much passes through one device of several because the variables are there."""
+    if traces.told_of_variables or not copies_take_time(plan.devices):
+        return
+    burden = burden_of_variables(plan)
+    if burden is not None and burden.travels and burden.own.sent + burden.own.received > _MANY_BYTES:
+        traces.told_of_variables = True
+        warnings.warn(f"{name} sends much through one device: {burden}.", stacklevel=user_stack_level())
 
 
 def warn_of_stateless_scope(name: str, traces: Traces) -> None:

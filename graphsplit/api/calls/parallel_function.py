@@ -28,6 +28,7 @@ from graphsplit.api.calls.outer_graphs import (
     check_no_spread_values,
     warn_of_outer_graph,
     warn_of_stateless_scope,
+    warn_of_variables,
 )
 from graphsplit.api.calls.retracing import warn_of_retracing
 from graphsplit.api.calls.traces import PerInstance, Signature, Traces
@@ -437,6 +438,8 @@ class ParallelFunction(Generic[P, R]):
             functions = None if seen == arguments else self._traces.functions
             call = as_call(seen)
             traced, plan = trace_and_plan(fn, call, named, self._options, *where, runs, choices, functions)
+        if runs and not chosen.missing:
+            warn_of_variables(self._name(), self._traces, plan)
         return Differentiable(traced, plan, self._name())
 
     def _name(self) -> str:

@@ -36,6 +36,7 @@ class Traces:
       lock: held while tracing.
       told_of_graph: whether the user was told what a call over workers is in a graph that somebody else runs.
       told_of_scope: whether the user was told that a call in a stateless scope runs on one device.
+      told_of_variables: whether the user was told that one device sends and receives for all variables.
       bound: the method bound to the instance, as long as somebody holds it.
     """
 
@@ -46,6 +47,7 @@ class Traces:
     lock: threading.RLock = field(default_factory=threading.RLock)  # type: ignore[valid-type]  # a function until 3.13
     told_of_graph: bool = False
     told_of_scope: bool = False
+    told_of_variables: bool = False
     bound: weakref.ref[Any] | None = None
 
     def remember_covered(self, arguments: structures.Branch, wider: structures.Branch) -> None:

@@ -22,9 +22,8 @@ from graphsplit.api.options import Options
 from graphsplit.core.devices import canonical_name, copies_take_time
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.text.variables_text import LEAST_BYTES
 from graphsplit.tracing.trace import Trace, captured_variables
-
-LEAST_BYTES = 64_000  # of weights: to divide fewer takes longer than to send them
 
 
 class AutomaticLayouts(NamedTuple):

@@ -1,5 +1,7 @@
 """What each device holds, as a table of a plan: variables, arguments, activations, what is moved; and in which layers.
 
+Beside it stands how many operations it runs.
+
 Activations and what is moved are those of the time when they are most together.
 """
 
@@ -16,12 +18,14 @@ from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.memory import Alive, alive_on
 from graphsplit.planning.state import state_on
 from graphsplit.planning.tasks import OPERATION, Tasks, few_tasks_of, kept_on
+from graphsplit.planning.text.variables_text import operations_on
 from graphsplit.program.reading.trip_counts import turns_of
 
 _MOST_ROWS, _MOST_LAYERS = 8, 3
 _TAPES = ("gradient_tape", "gradients")
 _JOINED = "tensors moved together"
 _VARIABLES, _ARGUMENTS, _ACTIVATIONS, _MOVED = "variables", "arguments", "activations", "moved"
+_OPERATIONS = "operations"
 
 Scopes = tuple[str, ...]
 
@@ -39,17 +43,18 @@ def held_text(plan: Decisions, tasks: Tasks, alive: Mapping[str, Alive]) -> list
     for device, kind, layer, size in _holdings(plan, tasks, alive):
         kinds.setdefault(device, Counter())[kind] += size
         layers.setdefault(device, Counter())[layer] += size
-    columns = _VARIABLES, _ARGUMENTS, _ACTIVATIONS, _MOVED
+    columns, operations = (_VARIABLES, _ARGUMENTS, _ACTIVATIONS, _MOVED), operations_on(plan, tasks)
     alike: dict[tuple[str, ...], list[str]] = {}
     for device in sorted(kinds, key=lambda device: -kinds[device].total()):
         sizes = kinds[device].total(), *[kinds[device][kind] for kind in columns]
         most = [f"{layer} {format_bytes(size)}" for layer, size in layers[device].most_common(_MOST_LAYERS)]
         own = tasks.alike.devices.get(device, (device,))
-        alike.setdefault((*map(format_bytes, sizes), ", ".join(most)), []).extend(own)
+        cells = *map(format_bytes, sizes), f"{operations[device]:,}", ", ".join(most)
+        alike.setdefault(cells, []).extend(own)
     shown = sorted([(devices, cells) for cells, devices in list(alike.items())[:_MOST_ROWS]])
     names = [_named(devices) for devices, _ in shown]
     rows = [(f"  {name}", *cells[:-1]) for name, (_, cells) in zip(names, shown, strict=True)]
-    texts = aligned([("held at most", "in all", *columns), *rows])
+    texts = aligned([("held at most", "in all", *columns, _OPERATIONS), *rows])
     lines = [f"  {row}  {last}" for row, last in zip(texts, ["most of it", *[c[-1] for _, c in shown]], strict=True)]
     others = sum(map(len, alike.values())) - sum(len(devices) for devices, _ in shown)
     lines += [f"    no more on {count_text(others, 'other')}"] if others else []

@@ -30,6 +30,7 @@ from graphsplit.planning.text.headlines import headline
 from graphsplit.planning.text.held_text import held_text
 from graphsplit.planning.text.host_kernels import host_kernels_text
 from graphsplit.planning.text.stage_texts import stages_text
+from graphsplit.planning.text.variables_text import burden_of_variables
 from graphsplit.program.program import Op
 
 _FINEST_SHARE = 100  # shares of an unknown number of rows are printed as fractions with at most this denominator
@@ -58,7 +59,9 @@ def describe(plan: Decisions) -> str:
     for_rows = _for_rows(plan)
     nothing = [f"  all {'other ' * bool(for_rows)}work on the batch is sharded"] if plan.mesh.shards else []
     at_home = [*for_rows, *([*_at_home(plan), *_following(plan, shares)] or nothing)]
-    found = [*_header(plan, shares, sends), *_communication(plan, sends), *at_home]
+    burden = burden_of_variables(plan, tasks)
+    more = [f"  {burden}"] if burden is not None else []
+    found = [*_header(plan, shares, sends), *_communication(plan, sends), *more, *at_home]
     return "\n".join([*found, *_turns(plan), *_held(plan, tasks), *_split_turns(plan), *notes])
 
 
