@@ -35,7 +35,7 @@ from tests.helpers.policies import policy
 __all__ = ["policy"]
 
 DEVICES = 4
-LAYOUTS = ["home", "sharded", "mirrored"]
+LAYOUTS = ["home", "sharded", "replicated"]
 X, Y = numbers(20), numbers(3, seed=2)  # 19 rows: batches of 7, 7 and 5
 LARGE = 256  # bytes: smaller variables stay where they are
 layers = keras.layers
@@ -77,7 +77,7 @@ def assert_laid_out(of: Any, layout: str) -> None:
     laid = [own for own in parts if own is not None]
     assert {own.layout for own in laid} == {layout}
     assert len(held) == DEVICES
-    if layout == "mirrored":  # (copies that are old are made again before the next batch)
+    if layout == "replicated":  # (copies that are old are made again before the next batch)
         assert not kept
         assert set(held.values()) == {whole}
     else:  # (what is owned whole by the device where it was made is no part)
@@ -97,7 +97,7 @@ def assert_trains_on_all(model: Any) -> None:
 _on_one_device: dict[str, list[tuple[str, Any]]] = {}
 
 
-@pytest.fixture(params=["sharded", *[pytest.param(own, marks=pytest.mark.long) for own in ("home", "mirrored")]])
+@pytest.fixture(params=["sharded", *[pytest.param(own, marks=pytest.mark.long) for own in ("home", "replicated")]])
 def layout(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -566,8 +566,8 @@ def test_a_model_that_is_deleted_is_gone(layout: str):
 @pytest.mark.parametrize(
     "layouts",
     [
-        pytest.param(["mirrored", "sharded"], id="for training, after predictions"),
-        pytest.param(["home", "mirrored", "sharded", "home", "sharded"], marks=pytest.mark.long, id="often"),
+        pytest.param(["replicated", "sharded"], id="for training, after predictions"),
+        pytest.param(["home", "replicated", "sharded", "home", "sharded"], marks=pytest.mark.long, id="often"),
     ],
 )
 def test_a_layout_that_comes_in_mid_life(layouts: list[str], tmp_path: Path):

@@ -131,7 +131,7 @@ def test_micro_batches_and_fewer_devices_than_copies():
         check_emitted(plan, emit(plan))
     other = gs.parallelize(lambda x: x @ made.weights[0], devices=["CPU:4", "CPU:1"])  # CPU:4 has no copy
     assert_close(other(X), X @ plain.weights[0])
-    assert traffic(other.plan(X)).sent["/device:CPU:0"] == 7 * 150 * 4
+    assert traffic(other.plan(X)).sent["/device:CPU:0"] == 7 * 150 * 4 + 7 * 11 * 4  # and the rows
 
 
 def test_one_truth():

@@ -13,7 +13,7 @@ import graphsplit as gs
 from graphsplit.planning.communication.traffic import traffic
 
 DEVICES, ROWS = 5, 33
-ZERO_1 = {"slots of *": "sharded", "*": "mirrored"}
+ZERO_1 = {"slots of *": "sharded", "*": "replicated"}
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     **{

@@ -231,7 +231,7 @@ def test_sizes_that_follow_from_data_count_as_is_said():
         given = gs.predict(positive, X, machine=boxed(), devices=1, unknown_size=size)
         assert not given.unknown
         assert given.step_s == pytest.approx(copy_s + FLOPS * size / 128 / 1e9)
-        assert bool(given.over(90_000)) == (size == 128), given.memory_bytes
+        assert bool(given.over(80_000)) == (size == 128), given.memory_bytes
 
 
 def test_where_nothing_says_how_large_sizes_are_that_is_said():
@@ -284,7 +284,9 @@ def test_what_is_saved(tmp_path: Path):
     assert trace["otherData"]["predicted"] is True
     ends = [event["ts"] + event["dur"] for event in trace["traceEvents"] if event["ph"] == "X"]
     assert max(ends) == pytest.approx(found.step_s * 1e6)
-    alive = [event["args"]["bytes"] for event in trace["traceEvents"] if event["ph"] == "C" and event["pid"] == 0]
+    names = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
+    counted = [event for event in trace["traceEvents"] if event["ph"] == "C" and names[event["pid"]] == "GPU:0"]
+    alive = [event["args"]["bytes"] for event in counted]
     assert max(alive) == found.memory["/device:GPU:0"].live_bytes
     with raises(gs.ArgumentError, "'step.html': a prediction is written as .json, which ui.perfetto.dev opens."):
         found.save("step.html")

@@ -103,7 +103,7 @@ def test_a_loop_that_changes_the_layout_each_time_has_the_right_values():
         assert_close(apply(x), x @ (value + k + 1.0))
 
 
-@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
 def test_a_layout_over_other_devices_than_before(layout: str):
     """It moves to the devices that are asked for: more, fewer, or others."""
     weights = [tf.Variable(numbers(30, 40)), tf.Variable(numbers(90, seed=1)), tf.Variable(numbers(90, seed=2))]
@@ -112,6 +112,6 @@ def test_a_layout_over_other_devices_than_before(layout: str):
         gs.set_variable_layout(weights, layout, names)
         held, whole = held_by_device(weights), sum(value.nbytes for value in values)
         assert sorted(device.rpartition("device:")[2] for device in held) == names
-        assert sum(held.values()) == whole * (len(names) if layout == "mirrored" else 1)
+        assert sum(held.values()) == whole * (len(names) if layout == "replicated" else 1)
         for weight, value in zip(weights, values, strict=True):
             np.testing.assert_array_equal(weight.numpy(), value)

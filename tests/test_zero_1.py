@@ -30,7 +30,7 @@ from tests.helpers.layout_cases import (
     train,
 )
 
-ZERO_1 = {"slots of *": "sharded", "*": "mirrored"}
+ZERO_1 = {"slots of *": "sharded", "*": "replicated"}
 
 
 def layouts_of(variables: Sequence[Any]) -> set[str]:
@@ -43,7 +43,7 @@ def layouts_of(variables: Sequence[Any]) -> set[str]:
 
 def zero_1(devices: int, **options: Any) -> Optimizer:
     made = Optimizer(**options)
-    gs.set_variable_layout(made.weights, "mirrored", devices)
+    gs.set_variable_layout(made.weights, "replicated", devices)
     gs.set_variable_layout([slot for slots in made.slots for slot in slots], "sharded", devices)
     return made
 
@@ -86,7 +86,7 @@ def test_traffic_is_that_of_an_all_reduce(widths: tuple[int, ...]):
     slots = [[tf.Variable(tf.zeros_like(weight)) for _ in range(2)] for weight in weights]
     count = tf.Variable(0.0)
     gs.set_variable_layout(slots, "sharded", devices)
-    gs.set_variable_layout(weights, "mirrored", devices)
+    gs.set_variable_layout(weights, "replicated", devices)
 
     def step(x: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
@@ -120,7 +120,7 @@ def test_how_it_is_written(how: str):
     if how == "by patterns":
         gs.set_variable_layout([model, optimizer], ZERO_1, 3)
     else:
-        gs.set_variable_layout(model, "mirrored", 3)
+        gs.set_variable_layout(model, "replicated", 3)
         gs.set_variable_layout(optimizer, "sharded", 3)
 
     @gs.parallelize(devices=3)
@@ -132,7 +132,7 @@ def test_how_it_is_written(how: str):
 
     x = tf.ones((7, *model.input_shape[1:]))
     step(x)
-    assert layouts_of(model.trainable_variables) == {"mirrored"}
+    assert layouts_of(model.trainable_variables) == {"replicated"}
     assert layouts_of([v for v in optimizer.variables if len(v.shape)]) == {"sharded"}
     assert gs.verify(step, x).passed
 
@@ -144,7 +144,7 @@ def test_a_model_before_compile():
     parallel.predict(x, verbose=0)
     parallel.compile(optimizer, "mse")
     parallel.fit(x, np.ones((7, *model.output_shape[1:]), np.float32), verbose=0)
-    assert layouts_of(model.trainable_variables) == {"mirrored"}
+    assert layouts_of(model.trainable_variables) == {"replicated"}
     assert layouts_of([v for v in optimizer.variables if len(v.shape)]) == {"sharded"}
 
 
@@ -154,7 +154,7 @@ def test_patterns_of_slots():
         gs.set_variable_layout(weight, ZERO_1, 3)
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build([weight])
-    gs.set_variable_layout([weight, optimizer], {"slots of *": "sharded", "weight": "mirrored"}, 3)  # it has none
-    assert layouts_of([weight]) == {"mirrored"}
+    gs.set_variable_layout([weight, optimizer], {"slots of *": "sharded", "weight": "replicated"}, 3)  # it has none
+    assert layouts_of([weight]) == {"replicated"}
     with pytest.raises(gs.ArgumentError, match=r"No variable's name fits 'slots of wait'(?s:.*)Near 'slots of wait': "):
         gs.set_variable_layout([weight, optimizer], {"slots of wait": "sharded"}, 3)
