@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import types
 import warnings
@@ -31,7 +30,6 @@ from graphsplit.core.keras_internals import (
     step_counter,
 )
 from graphsplit.core.patterns import SLOTS
-from graphsplit.core.tensorflow_internals import lifting_variables
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.keras_models.answers import STEPS, arguments_of, busiest, kind_of_step
@@ -224,7 +222,7 @@ class ParallelModel(SharedState):
         return getattr(self.template, f"{kind}_function")
 
     def _step(self, kind: str) -> ParallelFunction[..., Any]:
-        step = step_of_parts(tf.autograph.experimental.do_not_convert(self._laying_out(kind)))
+        step = step_of_parts(tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step")))
         where = self.model_devices
         home = where.predict_home if kind == "predict" else where.options.home
         if (automatic := where.options.automatic) is not None:
@@ -232,25 +230,6 @@ class ParallelModel(SharedState):
             home, automatic = None, replace(automatic, lays_out=automatic.lays_out and trains)
         own = replace(where.options, home=home, jit_compile=self._compiled_by_xla, automatic=automatic)
         return ModelStep(step, own)
-
-    def _laying_out(self, kind: str) -> Any:
-        """Return a step of the template that lays out what it makes while it is traced: slots of its own optimizers."""
-        own = getattr(self.template, f"{kind}_step")
-        if self.model_devices.variables == "home":
-            return own
-        outside = tf.compat.v1.get_default_graph()
-
-        @functools.wraps(own)
-        def step(data: Any) -> Any:
-            before = len(variables_of(self.template))
-            with lifting_variables(outside):  # (by themselves they would have their values after the trace)
-                result = own(data)
-            with tf.init_scope():
-                if len(variables_of(self.template)) > before:
-                    self._lay_out(kind)
-            return result
-
-        return step
 
     def _batch_function(self, kind: str) -> Any:
         raise NotImplementedError
