@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import tensorflow as tf
 
+from graphsplit.api.layouts.divisions import PLACES, cut_of, divided, owned_bytes
 from graphsplit.api.layouts.new_variables import slots_by_name
-from graphsplit.api.layouts.variable_layouts import PLACES, cut_of, divided, lay_divided, owned_bytes
+from graphsplit.api.layouts.variable_layouts import lay_divided
 from graphsplit.core.layouts import Cut
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import are_any_parts, parts_of_variable, tell_functions

@@ -8,8 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.layouts.divisions import can_be_parted
 from graphsplit.api.layouts.lying_together import slots_in
-from graphsplit.api.layouts.variable_layouts import can_be_parted, lay_out
+from graphsplit.api.layouts.variable_layouts import lay_out
 from graphsplit.axes.plans import AxisPlanner
 from graphsplit.axes.units import UnitSearch
 from graphsplit.core.device_mesh import DeviceMesh

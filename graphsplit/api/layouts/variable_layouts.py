@@ -1,37 +1,42 @@
-"""Where variables live that exist: `set_variable_layout`. For those that will, there are `new_variables`."""
+"""Set the layouts of variables that exist: `set_variable_layout`, and which variables its patterns mean.
+
+`divisions` says how each becomes several; `new_variables` is for those that are yet to be made.
+"""
 
 from __future__ import annotations
 
 import functools
-import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.layouts.divisions import (
+    PLACES,
+    can_move,
+    cut_of,
+    divided,
+    divisions_on_mesh,
+    owned_bytes,
+    replicated,
+)
 from graphsplit.api.layouts.layout_spellings import (
-    WORDS,
-    LayoutOnMesh,
     VariableLayout,
     check_layout,
     spelling_of,
 )
 from graphsplit.api.layouts.layout_targets import optimizers_of, slots_of, variables_of
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, devices_of, mesh_axes
-from graphsplit.core.devices import canonical_name, short_name, task_of
+from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
-from graphsplit.core.gpus.kernel_devices import can_be_cut
-from graphsplit.core.hosts import host_devices
 from graphsplit.core.keras_internals import is_built
-from graphsplit.core.layouts import Copied, Cut, MeshDivision, Shard, copied, part_shapes
+from graphsplit.core.layouts import Cut, MeshDivision
 from graphsplit.core.patterns import SLOTS, fits, fits_variable, near, scopes_and_names
 from graphsplit.core.variables.copied_variables import VariableCopies
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import VariableParts, name_of, parts_of_variable, tell_functions
 from graphsplit.core.variables.running_calls import calls
-from graphsplit.planning.variables.partitioning import Held, shares
 
 
 def set_variable_layout(
@@ -226,177 +231,6 @@ def lay_divided(variable: tf.Variable, cut: Cut, layout: Any, over: Sequence[str
         variable._graphsplit_stays = layout
     else:
         VariableParts(variable, cut, layout, over).take_apart()
-
-
-def divisions_on_mesh(
-    variables: Sequence[tf.Variable],
-    wanted: Sequence[VariableLayout | None],
-    grid: DeviceMesh,
-    slots: Mapping[int, tf.Variable],
-    reshard: bool = True,
-) -> dict[int, MeshDivision]:
-    """Return how variables are several whose layouts name axes of a mesh, by their ids.
-
-    Raises:
-      ArgumentError: for all that cannot lie so.
-    """
-    named = [(v, own) for v, own in zip(variables, wanted, strict=True) if own is not None and own not in WORDS]
-    layouts = [
-        (v, LayoutOnMesh(spelling_of(own), v.shape.as_list(), grid, reshard, _units(v, slots)))
-        for v, own in named
-        if v.shape.is_fully_defined()
-    ]
-    wrong = [f"{name_of(v)}: its shape is open, {v.shape}" for v, _ in named if not v.shape.is_fully_defined()]
-    wrong += [f"{name_of(variable)}: {why}" for variable, own in layouts for why in own.wrong()]
-    wrong += [f"{name_of(v)}: TensorFlow cannot cut {v.dtype.name}" for v, _ in layouts if not can_be_parted(v)]
-    if wrong:
-        raise ArgumentError(f"These variables cannot have these layouts on mesh {grid}:\n{bullet_list(wrong)}")
-    shared = _shared([(v, own) for v, own in layouts if own.shares_columns], grid, slots, reshard)
-    return {id(v): own.division(shared.get(id(v), ())) for v, own in layouts}
-
-
-def _shared(
-    layouts: Sequence[tuple[tf.Variable, LayoutOnMesh]],
-    grid: DeviceMesh,
-    slots: Mapping[int, tf.Variable],
-    reshard: bool,
-) -> dict[int, list[Cut]]:
-    """Return how the part of each column is shared out over its devices, by the variables' ids."""
-    found: dict[int, list[Cut]] = {id(variable): [] for variable, _ in layouts}
-    for d, devices in enumerate(grid.columns):
-        shapes = [part_shapes(own.columns, v.shape.as_list())[d] for v, own in layouts if own.columns is not None]
-        held = [
-            replace(one, shape=shape)
-            for one, shape in zip(held_of([v for v, _ in layouts], slots), shapes, strict=True)
-        ]
-        for (variable, _), share, shape in zip(layouts, shares(held, len(devices)), shapes, strict=True):
-            if share is None:  # a few bytes
-                found[id(variable)].append(Cut(0, shape[0], 1, devices=devices[:1]))
-            else:
-                own = tuple([devices[k] for k in share.devices])
-                found[id(variable)].append(replace(share.cut, reshard=reshard, devices=own))
-    return found
-
-
-def _units(variable: tf.Variable, slots: Mapping[int, tf.Variable]) -> tuple[int, Shard] | None:
-    """Return the units that functions have told of a variable, or of the one that it is a slot of."""
-    head = slots.get(id(variable))
-    return getattr(variable, "_graphsplit_units", None) or getattr(head, "_graphsplit_units", None)
-
-
-PLACES: Mapping[Any, Callable[[Sequence[str]], Sequence[str]]] = {"sharded": tuple, "host": host_devices}
-"""Over which devices a variable is divided, by its layout: all, or their hosts. (Most have one, with all of it.)"""
-
-
-def divided(
-    variables: Iterable[tf.Variable],
-    devices: Sequence[str],
-    slots: Mapping[int, tf.Variable],
-    loads: dict[str, int],
-    layout: str = "sharded",
-    reshard: bool = True,
-    belonging: Callable[[tf.Variable, str], Cut | None] | None = None,
-) -> list[tuple[tf.Variable, Cut]]:
-    """Return how variables are divided over devices, those that are. Slots go to where their variables lie.
-
-    Args:
-      variables, devices, reshard: what, over which, and whether it is dropped after the forward pass.
-      slots: the variables of slots.
-      loads: the bytes that each device owns already; theirs are added.
-      layout: what is known of variables that lie so already counts.
-      belonging: returns where the slots of a variable belong that is not among these; None: `cut_of`.
-    """
-    chosen = sorted(filter(can_be_parted, variables), key=lambda variable: id(variable) in slots)
-    held, owned = held_of(chosen, slots), [loads[device] for device in devices]
-    found: dict[int, tuple[tf.Variable, Cut]] = {}
-    for variable, own, share in zip(chosen, held, shares(held, len(devices), owned), strict=True):
-        head = slots.get(id(variable))
-        known = None
-        if head is not None and head.shape == variable.shape:
-            known = found[id(head)][1] if id(head) in found else (belonging or cut_of)(head, layout)
-        if known is None and share is not None:
-            known = replace(share.cut, reshard=reshard, devices=tuple([devices[d] for d in share.devices]))
-        if known is not None:
-            found[id(variable)] = variable, known
-            for device, length in zip(known.devices, known.lengths, strict=True):
-                loads[device] = loads.get(device, 0) + own.bytes // known.length * length
-    return list(found.values())
-
-
-def cut_of(variable: Any, layout: str) -> Cut | None:
-    """Return how a variable of a layout, one of `PLACES`, is cut: whole on its own device, where it stays there."""
-    parts = parts_of_variable(variable)
-    if parts is not None:
-        return parts.cut if parts.layout == layout else None
-    stays = getattr(variable, "_graphsplit_stays", "") == layout
-    return Cut(0, variable.shape[0], 1, devices=(canonical_name(variable.device),)) if stays else None
-
-
-def is_sharded(variable: tf.Variable) -> bool:
-    """Return whether a variable is laid out as `"sharded"`, in slices or whole on its owner."""
-    return cut_of(variable, "sharded") is not None
-
-
-def owned_bytes(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[str, int]:
-    """Return the bytes that each device owns of variables that are divided."""
-    found = dict.fromkeys(devices, 0)
-    for variable in variables:
-        parts = parts_of_variable(variable)
-        if parts is not None and parts.layout not in ("home", "replicated"):
-            owned = [(device, math.prod(shape)) for device, shape in zip(parts.devices, parts.shapes, strict=True)]
-        else:
-            owned = [(canonical_name(variable.device), variable.shape.num_elements())] if is_sharded(variable) else []
-        for device, count in owned:
-            found[device] = found.get(device, 0) + count * variable.dtype.size
-    return found
-
-
-def held_of(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable]) -> list[Held]:
-    """Return what is to be shared out; of slots it is known which variable each belongs to.
-
-    For a variable that is not among them stands the first of its slots.
-    """
-    positions = {id(variable): i for i, variable in enumerate(variables)}
-    heads: list[int | None] = []
-    for i, variable in enumerate(variables):
-        head = slots.get(id(variable))
-        position = None if head is None else positions.setdefault(id(head), i)
-        heads.append(None if position == i else position)
-    pairs = zip(variables, heads, strict=True)
-    return [Held(name_of(v), tuple(v.shape.as_list()), v.dtype.size, head) for v, head in pairs]
-
-
-def replicated(
-    variables: Sequence[tf.Variable], devices: Sequence[str], slots: Mapping[int, tf.Variable], home: str = ""
-) -> list[tuple[tf.Variable, Copied]]:
-    """Return how variables are copied to devices, those that are: all but counters, which change in every step.
-
-    What all copies need of a sum is added up where the variable's parts would lie.
-
-    Args:
-      variables, devices: which, and to which.
-      slots: the variables of slots.
-      home: where all variables count as being; "": where they are.
-    """
-    several = len({task_of(device) for device in devices}) > 1  # where a counter's only copy may be lost, it has others
-    movable = [v for v in variables if can_move(v) and (several or v.shape.rank or not v.dtype.is_integer)]
-    places = {id(v): home or canonical_name(v.device) for v in movable}
-    chosen = [v for v in movable if places[id(v)] in devices and len(devices) > 1]
-    found = []
-    for variable, share in zip(chosen, shares(held_of(chosen, slots), len(devices)), strict=True):
-        sums = [places[id(variable)]] if share is None else [devices[d] for d in share.devices]
-        found.append((variable, copied(variable.shape.rank, devices, sums)))
-    return found
-
-
-def can_move(variable: tf.Variable) -> bool:
-    """Return whether a variable's value can lie elsewhere: numbers of known shape."""
-    return bool(variable.shape.is_fully_defined() and variable.dtype.size and variable.dtype != tf.string)
-
-
-def can_be_parted(variable: tf.Variable) -> bool:
-    """Return whether a variable can lie in parts: also of a type that TensorFlow cuts and joins."""
-    return can_move(variable) and can_be_cut(variable.dtype)
 
 
 def wanted_layouts(

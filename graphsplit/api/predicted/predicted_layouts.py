@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import tensorflow as tf
 
+from graphsplit.api.layouts.divisions import PLACES, divided, divisions_on_mesh, replicated
 from graphsplit.api.layouts.layout_spellings import WORDS, VariableLayout, check_layout, names_host, spelling_of
 from graphsplit.api.layouts.lying_together import slots_in
-from graphsplit.api.layouts.variable_layouts import PLACES, divided, divisions_on_mesh, replicated, wanted_layouts
+from graphsplit.api.layouts.variable_layouts import wanted_layouts
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
 from graphsplit.core.devices import available_devices, short_name
 from graphsplit.core.errors import ArgumentError, bullet_list

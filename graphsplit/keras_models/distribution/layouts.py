@@ -16,10 +16,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.layouts.divisions import is_sharded
 from graphsplit.api.layouts.layout_spellings import VariableLayout
 from graphsplit.api.layouts.layout_targets import slots_of, variables_of, variables_with_owners
 from graphsplit.api.layouts.new_variables import NewVariables
-from graphsplit.api.layouts.variable_layouts import is_sharded, lay_out
+from graphsplit.api.layouts.variable_layouts import lay_out
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import bullet_list
 from graphsplit.core.keras_internals import asks_for_xla, compilation_of, give_shape, layout_map_of, make_slots

@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.layouts.divisions import can_be_parted
 from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout
-from graphsplit.api.layouts.variable_layouts import can_be_parted
 from graphsplit.api.layouts.with_layout import with_layout
 from graphsplit.core.device_mesh import DeviceMesh, MeshAxes, device_mesh
 from graphsplit.keras_models.distribution.backend import to_backend_mesh
