@@ -13,8 +13,10 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.protos.graphdefs import split_reference
+from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission import check_emitted, emit
+from graphsplit.planning.communication.traffic import traffic
 from tests.helpers.law import assert_close, assert_law
 
 ROWS = 11
@@ -258,3 +260,16 @@ def assert_law_under_tapes_outside(weight: tf.Variable, devices: Sequence[str] |
             loss = tf.reduce_sum(tf.nn.tanh(x @ weight) ** 2)
         assert_close(found, tape.gradient(loss, weight))
         weight.assign_sub(0.1 * found)
+
+
+def assert_no_device_sends_more(parallel: Any, x: tf.Tensor, most: float) -> None:
+    """Assert that no device sends, or receives, more bytes in a call, by the plan and by TensorFlow's own graphs."""
+    plan = parallel.plan(x)
+    _, sent, received = traffic(plan).busiest
+    assert max(sent, received) <= most
+    with partition_graphs() as graphs:
+        parallel(x)
+    found = bytes_sent(graphs, plan)
+    for device in plan.devices:
+        assert sum(count for (a, _), count in found.items() if a == device) <= most
+        assert sum(count for (_, b), count in found.items() if b == device) <= most
