@@ -170,14 +170,13 @@ def _plan_laid_out(
       home, grid: see `_plan_traced`.
       memory: returns the bytes of each device, None where that is not known.
     """
-    variables = list(traced.variables)
+    variables, slots = list(traced.variables), slots_in(traced)
 
     def make_plan(chosen: AutomaticLayouts, reshard: bool) -> Plan:
         if not any(chosen.layouts):
             state = find_state(traced)
         elif runs:
-            given = variables, chosen.layouts, slots_in(traced), devices
-            lay_out(*given, reshard_after_forward=reshard, is_automatic=True)
+            lay_out(variables, chosen.layouts, slots, devices, reshard_after_forward=reshard, is_automatic=True)
             state = state_of(traced)
         else:
             held = divisions_wanted(traced, chosen.layouts, devices, grid, reshard)
@@ -185,7 +184,7 @@ def _plan_laid_out(
         said = replace(splitting, notes=(*splitting.notes, chosen.why))
         return _plan_traced(traced, said, options, devices, home, state, grid)
 
-    chosen = choose_layouts(traced, devices, options, runs)
+    chosen = choose_layouts(traced, slots, devices, options, runs)
     plan = make_plan(chosen, reshard=False)
     limit = memory() if any(chosen.layouts) and not plan.program.symbols else None
     if limit is not None and (held := most_held(plan)) > limit:

@@ -11,13 +11,12 @@ The rule reads bytes, kinds of devices, and which variables a traced function wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from graphsplit.api.layouts.layout_spellings import AUTO
-from graphsplit.api.layouts.lying_together import slots_in
 from graphsplit.api.options import Options
 from graphsplit.core.devices import canonical_name, copies_take_time
 from graphsplit.core.variables.parted_variables import parts_of_variable
@@ -46,15 +45,17 @@ class AutomaticLayouts(NamedTuple):
         )
 
 
-def choose_layouts(trace: Trace, devices: Sequence[str], options: Options, runs: bool) -> AutomaticLayouts:
+def choose_layouts(
+    trace: Trace, slots: Collection[int], devices: Sequence[str], options: Options, runs: bool
+) -> AutomaticLayouts:
     """Return the layouts of the variables of a traced function.
 
     Args:
       trace, devices, options: the function, full names, and what it was asked for.
+      slots: the ids of variables that belong to others.
       runs: whether the variables are to be laid out, and not only planned as if they were.
     """
     variables, own = trace.variables, captured_variables(trace)
-    slots = slots_in(trace)
     writes = [own[t.op] for op in trace.program.ops if op.writes for t in op.inputs if t.op in own]
     written = set(map(id, writes))
     weights = sum([_bytes(variable) for variable in variables if id(variable) not in slots])

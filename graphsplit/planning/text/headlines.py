@@ -16,7 +16,7 @@ from graphsplit.program.program import Op
 
 _LINK_BYTES_PER_S = 1e10  # PCIe 4: between GPUs of one machine without faster links
 _LAUNCH_S = 5e-6  # to start a kernel from the host
-_NO_WORK = frozenset({"Const", "Placeholder"})
+NO_WORK = frozenset({"Const", "Placeholder"})  # types of operations that nobody waits for
 
 
 def headline(plan: Decisions, shares: Shares, sends: Traffic) -> str:
@@ -89,7 +89,7 @@ def limits(plan: Decisions, sends: Traffic) -> dict[str, float]:
     pairs = list(zip(program.ops, plan.steps, strict=True))
     busy, at_home = _arithmetic(plan)
     through = max(map(max, sends.through.values()), default=0)
-    launched = sum(op.type not in _NO_WORK and bool(step.home or step.shards) for op, step in pairs)
+    launched = sum(op.type not in NO_WORK and bool(step.home or step.shards) for op, step in pairs)
     return {
         "arithmetic on the shards": busy * largest,
         "arithmetic on one device": at_home,

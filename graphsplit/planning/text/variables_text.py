@@ -10,10 +10,10 @@ from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.state import state_on
 from graphsplit.planning.tasks import OPERATION, SEND, Tasks, few_tasks_of
+from graphsplit.planning.text.headlines import NO_WORK
 
 LEAST_BYTES = 64_000  # of weights: to divide fewer takes longer than to send them
 _FOR_VARIABLES = ("broadcast", "reduce")  # values of variables to all devices, and gradients from all
-_NO_WORK = frozenset({"Const", "Placeholder"})
 _MORE = 2  # times what any other device does
 
 
@@ -91,7 +91,7 @@ def operations_on(plan: Decisions, tasks: Tasks) -> Counter[str]:
     """Return how many operations each device runs in a call, those that moves consist of included."""
     found = Counter[str]()
     for task in tasks.tasks:
-        is_work = task.kind != OPERATION or task.op is None or plan.program.ops[task.op].type not in _NO_WORK
+        is_work = task.kind != OPERATION or task.op is None or plan.program.ops[task.op].type not in NO_WORK
         if task.kind != SEND and is_work:
             for device in tasks.alike.devices.get(task.device, (task.device,)):
                 found[device] += 1
