@@ -231,3 +231,19 @@ def test_the_peak_of_a_process_that_makes_a_model():
     largest = 4 * 4096 * 4096
     assert total > 9 * largest
     assert peak <= total + 1.1 * largest, (peak, total, largest)
+
+
+def test_nobody_looks_for_functions_that_cannot_know_a_new_variable(monkeypatch: pytest.MonkeyPatch):
+    """To look through all objects of the process takes up to a second: only for what functions may have captured."""
+    looked = []
+    monkeypatch.setattr(parted_variables, "ask_at_call", lambda values, _: looked.append(len(values)))
+    with gs.variable_layout("sharded", devices=3):
+        made = tf.Variable(tf.ones((300, 5)))
+    later = tf.Variable(tf.ones((300, 5)))
+    gs.set_variable_layout(later, "sharded", devices=3)
+    assert all(parts_of_variable(own) is not None for own in (made, later))
+    assert not looked
+    traced = tf.Variable(tf.ones((300, 5)))
+    tf.function(lambda: traced + 1).get_concrete_function()
+    gs.set_variable_layout(traced, "sharded", devices=3)
+    assert looked == [1]

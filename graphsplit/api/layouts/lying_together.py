@@ -13,9 +13,8 @@ import tensorflow as tf
 
 from graphsplit.api.layouts.divisions import PLACES, cut_of, divided, owned_bytes
 from graphsplit.api.layouts.new_variables import slots_by_name
-from graphsplit.api.layouts.variable_layouts import lay_divided
+from graphsplit.api.layouts.variable_layouts import lay_divided, wait_for_calls
 from graphsplit.core.layouts import Cut
-from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import are_any_parts, parts_of_variable, tell_functions
 from graphsplit.core.variables.running_calls import calls
 from graphsplit.planning.amounts import count_text, format_bytes
@@ -87,10 +86,8 @@ def _where(cut: Cut) -> tuple[int, tuple[str, ...]]:
 
 
 def _move(variable: tf.Variable, cut: Cut, layout: str, devices: Sequence[str]) -> None:
-    with raw_handles():
-        handle = variable.handle
     with calls.lock:
-        calls.wait_for([handle], "A variable that is moved")
+        wait_for_calls([variable])
         over = devices
         if (parts := parts_of_variable(variable)) is not None:
             over = parts.over

@@ -179,14 +179,21 @@ def lay_out(
     """
     on_mesh = {} if grid is None else divisions_on_mesh(variables, wanted, grid, slots, reshard_after_forward)
     check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "replicated"], devices)
-    with raw_handles():
-        handles = [variable.handle for variable, own in zip(variables, wanted, strict=True) if own is not None]
     with calls.lock:  # no call of another thread begins until all of them lie as they are wanted
-        calls.wait_for(handles, "A variable whose layout is set")
+        wait_for_calls([v for v, own in zip(variables, wanted, strict=True) if own is not None])
         _lay_out(variables, wanted, slots, devices, on_mesh, reshard_after_forward, loads)
         for variable, own in zip(variables, wanted, strict=True):
             if own is not None:
                 variable._graphsplit_automatic = own if is_automatic else ""
+
+
+def wait_for_calls(variables: Sequence[tf.Variable]) -> None:
+    """Wait until no call runs that uses variables whose layout is set; see `RunningCalls.wait_for`.
+
+    No handle is held afterwards: `tell_functions` knows by who else holds it whether a function was traced with it.
+    """
+    with raw_handles():
+        calls.wait_for([variable.handle for variable in variables], "A variable whose layout is set")
 
 
 def _lay_out(
