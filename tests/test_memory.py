@@ -48,10 +48,11 @@ def test_all_devices_are_used_where_everything_fits():
     model = Momentum()
     plan = gs.parallelize(model.step, devices=4, memory="1GiB", machine=machine_of(link=1e3)).plan(batch())
     assert len({device for own in plan.mesh.columns for device in own}) == 4, "plan='auto' would take fewer"
-    assert chosen(plan).startswith("4 devices, mesh batch 2 x model 2, variables replicated but kernel_")
-    assert "the fastest of 6 that fit" in chosen(plan)
+    assert chosen(plan).startswith("4 devices, mesh batch 2 x model 2, variables home but kernel_")
+    assert "the fastest of 7 that fit" in chosen(plan)
     compared = [note for note in plan.notes if note.startswith("compared with ")]
     assert [note.split(":")[0].split(" but ")[0] for note in compared] == [
+        "compared with 4 devices, mesh batch 2 x model 2, variables replicated",
         "compared with 4 devices, mesh batch 2 x model 2, variables home",
         "compared with 4 devices, mesh batch 2 x model 2, variables sharded",
         "compared with 4 devices, variables home",

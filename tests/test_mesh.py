@@ -266,7 +266,7 @@ def test_a_mesh_without_another_axis():
     plans = [gs.parallelize(function, **given, **staged).plan(x) for given in ({"devices": 4}, {"mesh": mesh})]
     assert str(plans[0]) == str(plans[1])
     parallel = gs.parallelize(function, mesh=mesh)
-    predicted = [len(gs.predict(parallel, x, machine="8xH100-SXM5", devices=n).devices) for n in (None, 4, 2)]
+    predicted = [len(gs.predict(parallel, x, machine="8xH100-SXM5", devices=n).of_devices) for n in (None, 4, 2)]
     assert predicted == [4, 4, 2]
     assert len(gs.parallelize(function, mesh=mesh, plan="auto").plan(x).devices) <= 4
 

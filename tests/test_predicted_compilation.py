@@ -69,6 +69,7 @@ def activated(x):
 
 
 X = tf.TensorSpec([128, 64])
+COPY_S = 128 * 64 * 4 / 1e9  # of X, from the host
 
 
 def test_a_compiled_call_is_started_once_and_fuses():
@@ -76,10 +77,10 @@ def test_a_compiled_call_is_started_once_and_fuses():
     compiled = gs.predict(
         gs.parallelize(activated, devices=1, jit_compile=True), X, machine=boxed(launch_s=1.0), devices=1
     )
-    assert plain.step_s == pytest.approx(24.0)
-    assert compiled.step_s == pytest.approx(1.0)
+    assert plain.step_s == pytest.approx(24.0 + COPY_S)
+    assert compiled.step_s == pytest.approx(1.0 + COPY_S)
     bare = gs.predict(gs.parallelize(activated, devices=1, jit_compile=True), X, machine=boxed(), devices=1)
-    assert bare.step_s == pytest.approx(2 * 128 * 64 * 4 / 1e9, rel=0.01)  # read once, written once
+    assert bare.step_s == pytest.approx(COPY_S + 2 * 128 * 64 * 4 / 1e9, rel=0.01)  # read once, written once
     assert ASSUMED in bare.assumptions
     assert ASSUMED not in plain.assumptions
 
@@ -108,4 +109,4 @@ def test_compiled_training_computes_the_same_products(layout: str):
 def test_a_compiled_tf_function():
     fn = tf.function(activated, jit_compile=True)
     found = gs.predict(fn, X, machine=boxed(launch_s=1.0), devices=1)
-    assert found.step_s == pytest.approx(1.0)
+    assert found.step_s == pytest.approx(1.0 + COPY_S)

@@ -85,7 +85,7 @@ def structures_read_on_workers(workers, cluster) -> None:
 
 @case("calls")
 def no_rows_pass_between_hosts(workers, cluster) -> None:
-    """What one worker gives to the other's home are results; when this process reads, rows come from it."""
+    """What one worker gives to the other's home are results; if this process reads, each gets its rows from it."""
     sent = {}
     for name, batches in {"workers": shuffled(8), "client": shuffled(8)()}.items():
         f = gs.parallelize(lambda x, y: tf.tanh(x) * y[:, None])
@@ -95,9 +95,12 @@ def no_rows_pass_between_hosts(workers, cluster) -> None:
     zero, one = (host_name(cluster.devices_of(task)[0]) for task in range(2))
     results = {(one, zero): ["shard_2/Identity_1", "shard_3/Identity_1"]}
     assert sent["workers"] == results, sent
-    rows_of = [f"graphsplit/scatter_{k}/{name}:{d}" for k, name in enumerate("xy") for d in (2, 3)]
-    assert sent["client"][zero, one] == rows_of, sent
-    assert set(sent["client"]) - {(zero, one), (one, zero)} == {("/job:client/replica:0/task:0", zero)}, sent
+    here = "/job:client/replica:0/task:0"
+    assert set(sent["client"]) == {(here, zero), (here, one), (one, zero)}, sent
+    for host, shards, last in ((zero, ("", ":1"), ["a0", "a1"]), (one, (":2", ":3"), [])):  # the last batch: one row
+        own = [f"graphsplit/scatter_{k}/{name}{shard}" for k, name in enumerate("xy") for shard in shards]
+        assert sent["client"][here, host] == own + last, sent
+    assert sent["client"][one, zero] == results[one, zero], sent
 
 
 @case("calls")
