@@ -1,12 +1,9 @@
-"""Keras models where copies take time, as between GPUs: tests of other files with `variables="auto"`, which shards."""
+"""Keras models where copies take time, as between GPUs: tests of other files which shards by default."""
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 
-import graphsplit as gs
 from tests import test_keras_models, test_keras_models_answer, test_keras_models_files, test_keras_models_use
 
 FILES = test_keras_models, test_keras_models_answer, test_keras_models_files, test_keras_models_use
@@ -35,8 +32,7 @@ pytestmark = pytest.mark.usefixtures("copies_take_time", "plain_oracle")
 
 
 @pytest.fixture(autouse=True)
-def automatic_layouts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let models have automatic layouts where a test names none."""
-    monkeypatch.setattr(gs, "multi_gpu_model", functools.partial(gs.multi_gpu_model, variables="auto"))
+def in_float64(request: pytest.FixtureRequest) -> None:
+    """Compute in float64 where the tests of a file do."""
     if request.function.__module__ == test_keras_models_use.__name__:
         request.getfixturevalue("float64")

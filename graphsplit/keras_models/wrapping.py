@@ -35,7 +35,7 @@ def multi_gpu_model(
     gpus: int | Sequence[int | str] | None = None,
     cpu_merge: bool = True,
     cpu_relocation: bool = False,
-    variables: VariableLayout | Mapping[str, VariableLayout] = "home",
+    variables: VariableLayout | Mapping[str, VariableLayout] = AUTO,
     micro_batches: int = 1,
     schedule: str | None = None,
     stages: int | Sequence[str] | None = None,
@@ -63,12 +63,12 @@ def multi_gpu_model(
       cpu_merge: merge the shards' predictions on the CPU, else on the first device.
       cpu_relocation: keep the weights on the CPU and update them there. They must have been made there.
       variables: the layout of the weights and the optimizer's slots, or layouts by patterns of names, as in
-        `set_variable_layout`. `"sharded"` divides them over the devices, for a model that is too large for one;
-        `"replicated"` copies them to all; `{"slots of *": "host", "*": "home"}` keeps the optimizer's slots in the
-        host's memory, also for one device. `"auto"` chooses at the first batch. Over GPUs and workers, what a training
-        step writes is divided, and what a step only reads is copied to all; the first training batch divides what was
-        copied for predictions before it. On logical CPU devices of one process all stays. `docs/variables.md` has the
-        rule.
+        `set_variable_layout`. `"auto"` chooses at the first batch. Over GPUs and workers, what a training step writes
+        is divided, and what a step only reads is copied to all; the first training batch divides what was copied for
+        predictions before it. On logical CPU devices of one process all stays. `docs/variables.md` has the rule.
+        `"home"` leaves them where they are. `"sharded"` divides them over the devices, for a model that is too large
+        for one; `"replicated"` copies them to all; `{"slots of *": "host", "*": "home"}` keeps the optimizer's slots
+        in the host's memory, also for one device.
       micro_batches: how many parts the rows of each device are divided into. A device computes one part after the
         other, so that larger batches fit into memory, with the whole batch's result.
       schedule: the order in which micro-batches go through stages; see `parallelize`.
