@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from graphsplit.api.predicted.scaling import scaling
     from graphsplit.api.resilience import Resilient, resilient
     from graphsplit.api.verification import Difference, Report, verify
-    from graphsplit.clusters.cluster import Cluster, connect
+    from graphsplit.clusters.cluster import Cluster
+    from graphsplit.clusters.connecting import connect
     from graphsplit.clusters.local_workers import LocalWorkers
     from graphsplit.core.devices import available_devices, use_logical_devices
     from graphsplit.core.errors import (
@@ -67,7 +68,8 @@ _MODULES = {
     "api.layouts.variable_layouts": ["set_variable_layout"],
     "api.verification": ["Difference", "Report", "verify"],
     "api.layouts.with_layout": ["with_layout"],
-    "clusters.cluster": ["Cluster", "connect"],
+    "clusters.cluster": ["Cluster"],
+    "clusters.connecting": ["connect"],
     "clusters.local_workers": ["LocalWorkers"],
     "core.devices": ["available_devices", "use_logical_devices"],
     "core.errors": [

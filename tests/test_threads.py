@@ -19,9 +19,9 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.api.calls import traces
 from graphsplit.api.calls.traces import PerInstance
+from graphsplit.clusters import undo_log
 from graphsplit.core.living_objects import living_objects
 from graphsplit.core.variables import running_calls
-from graphsplit.runtime import undo_log
 from tests.helpers.law import assert_close
 
 DOUBLE = tf.float64
@@ -209,22 +209,15 @@ class NoCluster:
     connections = 0
 
 
-def test_a_cluster_has_one_log_and_a_device_one_counter(monkeypatch: pytest.MonkeyPatch):
-    """Two logs would take back what the other one counts; so would two counters."""
-    make, variable = undo_log.UndoLog, tf.Variable
+def test_a_device_has_one_counter(monkeypatch: pytest.MonkeyPatch):
+    """Two would count by themselves, and a call would be taken back by the wrong one."""
+    variable, log = tf.Variable, undo_log.UndoLog(NoCluster())
 
-    def slowly(made: Callable[..., Any]) -> Callable[..., Any]:
-        def wait(*args: Any, **options: Any) -> Any:
-            time.sleep(0.01)
-            return made(*args, **options)
+    def slowly(*args: Any, **options: Any) -> tf.Variable:
+        time.sleep(0.01)
+        return variable(*args, **options)
 
-        return wait
-
-    monkeypatch.setattr(undo_log, "UndoLog", slowly(make))
-    cluster = NoCluster()
-    log, *others = at_once(lambda _: undo_log.log_of(cluster))
-    assert all(other is log for other in others)
-    monkeypatch.setattr(undo_log.tf, "Variable", slowly(variable))
+    monkeypatch.setattr(undo_log.tf, "Variable", slowly)
     counter, *more = at_once(lambda _: log.counter("/device:CPU:0"))
     assert all(other is counter for other in more)
 

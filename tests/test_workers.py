@@ -23,9 +23,9 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.clusters import addresses
+from graphsplit.clusters.before_images import record, written_variables
 from graphsplit.core.devices import canonical_name, short_name, task_of
 from graphsplit.core.protos.graphdefs import make_node
-from graphsplit.runtime.before_images import record, written_variables
 from tests.helpers.worker_cases import GROUPS
 
 ROOT = Path(__file__).parent.parent

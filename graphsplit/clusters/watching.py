@@ -6,16 +6,13 @@ it. So it waits in a thread of its own, and who called asks the workers from out
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from graphsplit.clusters.cluster import Cluster
 from graphsplit.clusters.status import ask_all
-
-R = TypeVar("R")
+from graphsplit.core.connected_workers import Call
 
 _PATIENCE_S = 2.0  # a call that takes less asks nobody
 _BETWEEN_S = 1.0
@@ -38,24 +35,6 @@ class Frozen(Exception):  # noqa: N818  (it is caught by those who know what to 
         self.tasks = tuple(tasks)
         self.since_s = since_s
         self.ended = ended
-
-
-class Call(Future[R]):
-    """A call in a thread of its own, which does not keep the process alive."""
-
-    def __init__(self, run: Callable[[], R]):
-        super().__init__()
-        threading.Thread(target=self._work, args=(run,), name="graphsplit call", daemon=True).start()
-
-    def _work(self, run: Callable[[], R]) -> None:
-        try:
-            self.set_result(run())
-        except BaseException as error:
-            self.set_exception(error)
-
-    def has_ended(self, timeout_s: float = 0.0) -> bool:
-        """Return whether the call ends in time."""
-        return bool(wait([self], timeout_s).done)
 
 
 class Watch:

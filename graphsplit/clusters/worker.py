@@ -10,7 +10,7 @@ import threading
 import tensorflow as tf
 
 from graphsplit.clusters.addresses import WARNING, own_addresses
-from graphsplit.clusters.cluster import apply_settings
+from graphsplit.clusters.connecting import apply_settings
 from graphsplit.clusters.introduction import introduce
 from graphsplit.core.version import __version__
 

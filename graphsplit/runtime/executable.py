@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.clusters.cluster import current_cluster
+from graphsplit.core.connected_workers import connected_workers
 from graphsplit.core.devices import check_runnable, name_for_runtime, task_of
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.progress import phase
@@ -23,7 +23,6 @@ from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.grappler import optimizer_config
 from graphsplit.runtime.handles import Layouts, held_captures
-from graphsplit.runtime.undo_log import ClusterFunction
 from graphsplit.tracing.trace import Trace
 
 _serial = itertools.count()
@@ -113,8 +112,8 @@ def runtime_function(
         definition = function_definition(f"graphsplit_{label}_{next(_serial)}", nodes, inputs, outputs, effects)
         return RuntimeFunction(definition, functions, specs, results, config, not whole or config is None)
 
-    cluster = current_cluster() if is_on_workers else None
-    return make(nodes, inputs) if cluster is None else ClusterFunction(name, cluster, nodes, inputs, make)
+    workers = connected_workers() if is_on_workers else None
+    return make(nodes, inputs) if workers is None else workers.function(name, nodes, inputs, make)
 
 
 def _spec(node: Any, index: int, shape: Any) -> tf.TensorSpec:

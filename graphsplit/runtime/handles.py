@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from graphsplit.clusters.cluster import current_cluster
+from graphsplit.core.connected_workers import connected_workers
 from graphsplit.core.devices import task_of
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.tensorflow_internals import tape_watches
@@ -17,7 +17,6 @@ from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import VariableParts, are_any_parts, layout_changes, parts_of
 from graphsplit.core.variables.running_calls import calls
 from graphsplit.planning.plan import Plan
-from graphsplit.runtime.undo_log import log_of
 from graphsplit.tracing.trace import Trace
 
 Found = TypeVar("Found")
@@ -100,13 +99,13 @@ def asked_of_workers(trace: Trace, ask: Callable[[], Found]) -> Found:
     Raises:
       WorkerError: if one of these does not answer.
     """
-    cluster = current_cluster() if tf.executing_eagerly() else None
-    if cluster is None:
+    workers = connected_workers() if tf.executing_eagerly() else None
+    if workers is None:
         return ask()
     pairs = zip(trace.captures, layouts_of(trace), strict=True)
     devices = [device for handle, parts in pairs for device in (parts.devices if parts else [handle.device])]
     tasks = {task[1] for device in devices if (task := task_of(device))}
-    return log_of(cluster).read("values of variables", tuple(sorted(tasks)), ask) if tasks else ask()
+    return workers.read("values of variables", tuple(sorted(tasks)), ask) if tasks else ask()
 
 
 def origins_of(trace: Trace, plan: Plan) -> list[tuple[str, int]]:

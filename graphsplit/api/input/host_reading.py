@@ -20,15 +20,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from graphsplit.clusters.cluster import current_cluster
-from graphsplit.clusters.watching import Call
+from graphsplit.core.connected_workers import Call, connected_workers
 from graphsplit.core.devices import name_for_runtime, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.hosts import host_device
 from graphsplit.core.protos.graphdefs import function_definition
 from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import RuntimeFunction
-from graphsplit.runtime.undo_log import log_of
 
 _serial = itertools.count()
 _HERE = "map(dataset_fn()), with the parentheses, lets this process read, and send each device its rows."
@@ -41,8 +39,8 @@ def is_dataset_function(batches: object) -> bool:
 
 def connection() -> int:
     """Return the number of the connection to workers: what is on them, but variables, ends with it."""
-    cluster = current_cluster()
-    return 0 if cluster is None else cluster.connections
+    workers = connected_workers()
+    return 0 if workers is None else workers.connections
 
 
 class _Element(NamedTuple):
@@ -190,11 +188,11 @@ class HostPipeline:
             calls = [Call(functools.partial(reader.read, number)) for reader in readers]
             return [call.result() for call in calls]
 
-        cluster = current_cluster()
-        if cluster is None:
+        workers = connected_workers()
+        if workers is None:
             return read()
         tasks = [task[1] for host in hosts if (task := task_of(host_device(host))) is not None]
-        return log_of(cluster).read(f"{self._name}.map", tuple(tasks), read)
+        return workers.read(f"{self._name}.map", tuple(tasks), read)
 
     def _reader(self, host: str, number: int) -> _HostReader:
         found = self._readers.get(host)

@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from graphsplit.clusters.before_images import Written, record, written_variables
 from graphsplit.clusters.cluster import Cluster, lost_error
-from graphsplit.clusters.watching import Call, Frozen, Watch
+from graphsplit.clusters.watching import Frozen, Watch
+from graphsplit.core.connected_workers import Call, Make
 from graphsplit.core.devices import canonical_name, name_for_runtime, task_of
 from graphsplit.core.errors import WorkerLostError
 from graphsplit.core.tensorflow_internals import RuntimeFunction, no_recording, resource_value
 from graphsplit.core.variables.parted_variables import assign, read_handle
-from graphsplit.runtime.before_images import Written, record, written_variables
 
 Tensors = Sequence[tf.Tensor]
 R = TypeVar("R")
@@ -85,21 +86,34 @@ class _Connected:
 
 
 class UndoLog:
-    """What is needed to take back the call that is running: the counters that say where it has begun to write."""
+    """What is needed to take back the call that is running: the counters that say where it has begun to write.
+
+    Args:
+      cluster: of the workers.
+    """
 
     def __init__(self, cluster: Cluster):
-        self._cluster = cluster
+        self.cluster = cluster
         self._watch = Watch(cluster)
         self._lock = threading.RLock()
         self._now = _Connected(cluster.connections)
         self._pending: tuple[Call[Any], _Step] | None = None
 
+    @property
+    def connections(self) -> int:
+        """How often this process was connected to the workers."""
+        return self.cluster.connections
+
+    def function(self, name: str, nodes: Sequence[Any], inputs: Sequence[str], make: Make) -> ClusterFunction:
+        """Return a function of an emitted graph that runs on workers; see `ClusterFunction`."""
+        return ClusterFunction(name, self, nodes, inputs, make)
+
     def kept(self, handle: tf.Tensor, dtype: tf.DType) -> Kept:
         """Return what keeps the value of a variable."""
         with self._lock:
-            if self._now.connections != self._cluster.connections:  # what was kept on a worker went with it
+            if self._now.connections != self.cluster.connections:  # what was kept on a worker went with it
                 self._settle("a call")
-                self._now = _Connected(self._cluster.connections)
+                self._now = _Connected(self.cluster.connections)
             found = self._now.kept.get(id(handle))
             if found is None:
                 with tf.init_scope(), tf.device(handle.device):
@@ -128,9 +142,9 @@ class UndoLog:
             self._watch.wait(call, tasks)
             return call.result()
         except Frozen as frozen:
-            raise lost_error(self._cluster, frozen.tasks, name, True, frozen.since_s) from None
+            raise lost_error(self.cluster, frozen.tasks, name, True, frozen.since_s) from None
         except tf.errors.OpError as error:
-            self._raise_if_lost(_Step(name, tasks, self._cluster.incarnations), error)
+            self._raise_if_lost(_Step(name, tasks, self.cluster.incarnations), error)
             raise
 
     def write(self, step: _Step, run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
@@ -150,7 +164,7 @@ class UndoLog:
                     self._take_back(step)
                 else:
                     self._pending = call, step
-                raise lost_error(self._cluster, frozen.tasks, step.name, frozen.ended, frozen.since_s) from None
+                raise lost_error(self.cluster, frozen.tasks, step.name, frozen.ended, frozen.since_s) from None
             except BaseException as error:
                 if not call.has_ended():  # the user interrupted the wait
                     self._pending = call, step
@@ -168,8 +182,8 @@ class UndoLog:
             return
         call, step = self._pending
         if not call.has_ended():
-            health = self._cluster.health()
-            raise lost_error(self._cluster, health.lost or step.tasks, name, False, self._watch.deadline_s)
+            health = self.cluster.health()
+            raise lost_error(self.cluster, health.lost or step.tasks, name, False, self._watch.deadline_s)
         self._pending = None
         self._take_back(step)
 
@@ -195,31 +209,16 @@ class UndoLog:
             try:
                 self._watch.wait(call, left)
             except Frozen as frozen:
-                raise lost_error(self._cluster, frozen.tasks, step.name, False, frozen.since_s) from None
+                raise lost_error(self.cluster, frozen.tasks, step.name, False, frozen.since_s) from None
             call.result()
 
     def _lost(self, step: _Step) -> set[int]:
-        now, lost = self._cluster.incarnations, set(self._cluster.health().lost)
+        now, lost = self.cluster.incarnations, set(self.cluster.health().lost)
         return {task for task in step.tasks if task in lost or now[task] != step.incarnations[task]}
 
     def _raise_if_lost(self, step: _Step, error: BaseException) -> None:
         if isinstance(error, (tf.errors.OpError, WorkerLostError)) and (lost := self._lost(step)):
-            raise lost_error(self._cluster, sorted(lost), step.name, True, 0.0) from error
-
-
-_logs: weakref.WeakKeyDictionary[Cluster, UndoLog] = weakref.WeakKeyDictionary()
-_making = threading.Lock()
-
-
-def log_of(cluster: Cluster) -> UndoLog:
-    """Return the undo log of the calls that run on a cluster's workers."""
-    with _making:  # two logs would count by themselves
-        if cluster not in _logs:
-            _logs[cluster] = UndoLog(cluster)
-        return _logs[cluster]
-
-
-Make = Callable[[Sequence[Any], Sequence[str]], RuntimeFunction]
+            raise lost_error(self.cluster, sorted(lost), step.name, True, 0.0) from error
 
 
 class ClusterFunction:
@@ -229,14 +228,14 @@ class ClusterFunction:
 
     Args:
       name: of the user's function.
-      cluster: the workers'.
+      log: of the calls that run on the workers.
       nodes, inputs: of the graph.
       make: registers a graph's nodes and inputs with TensorFlow's runtime.
     """
 
-    def __init__(self, name: str, cluster: Cluster, nodes: Sequence[Any], inputs: Sequence[str], make: Make):
+    def __init__(self, name: str, log: UndoLog, nodes: Sequence[Any], inputs: Sequence[str], make: Make):
         self._name = name
-        self._cluster = cluster
+        self._log = log
         self._nodes = nodes
         self._inputs = tuple(inputs)
         self._make = make
@@ -255,7 +254,7 @@ class ClusterFunction:
         """
         if not tf.executing_eagerly():
             return self._as_it_is()(arguments)
-        log = log_of(self._cluster)
+        log = self._log
         values = [resource_value(arguments[written.argument]) for written in self._written]
         if not any(values):
             return log.read(self._name, self._tasks, lambda: self._as_it_is()(arguments))
@@ -265,7 +264,7 @@ class ClusterFunction:
         self._kept = tuple([log.kept(arguments[w.argument], t) for w, t in zip(written, dtypes, strict=True)])
         counters = [log.counter(device) for device in devices]
         given = [*arguments, *[kept.variable.handle for kept in self._kept], *counters]
-        step = _Step(self._name, self._tasks, self._cluster.incarnations, self._kept, devices)
+        step = _Step(self._name, self._tasks, log.cluster.incarnations, self._kept, devices)
         return log.write(step, lambda: function(given))
 
     def _as_it_is(self) -> RuntimeFunction:
