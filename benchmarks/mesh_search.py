@@ -21,12 +21,13 @@ from typing import Any
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.layouts.told_variables import variables_to_cut
+from graphsplit.api.automatic_choice import Automatic
 from graphsplit.api.predicted.predicted_calls import PredictedCall, predicted_call
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import machine
-from graphsplit.search.automatic import Automatic, choose, table_for
+from graphsplit.search.automatic import choose, table_for
 from graphsplit.search.candidates import Candidate
+from graphsplit.search.chosen_plans import variables_to_cut
 from graphsplit.search.plan_search import Search
 from graphsplit.search.question import Question
 

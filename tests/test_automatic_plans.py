@@ -10,11 +10,12 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.api.automatic_choice import Automatic
 from graphsplit.api.predicted.predicted_calls import PredictedCall, predicted_call
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.planning.memory import live_bytes
-from graphsplit.search.automatic import Automatic, choose, table_for
+from graphsplit.search.automatic import choose, table_for
 from graphsplit.search.candidates import Candidate
 from graphsplit.search.plan_search import Search
 from graphsplit.search.question import Question

@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.calls import compilation
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.prediction.measuring import microbenchmarks
+from graphsplit.search import chosen_plans
 from graphsplit.search.candidates import Candidate, Table
 from graphsplit.search.plan_search import Search
 from graphsplit.search.question import Question
@@ -207,7 +207,7 @@ def cards(**options: Any) -> Machine:
 
 def stand_for_gpus(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
     """Let logical CPU devices that are not the host count as the devices of a machine."""
-    monkeypatch.setattr(compilation, "machine_like", lambda *_: machine)
+    monkeypatch.setattr(chosen_plans, "machine_like", lambda *_: machine)
 
 
 WIDE = tf.random.stateless_normal([11, 64], [5, 6], dtype=tf.float64)

@@ -13,7 +13,6 @@ import tensorflow as tf
 import graphsplit as gs
 from benchmarks import mesh_search
 from benchmarks.mesh_search import Block, blocks, compare, machines, question_of, training
-from graphsplit.api.layouts.told_variables import variables_to_cut
 from graphsplit.api.layouts.variable_layouts import wanted_layouts
 from graphsplit.api.predicted.predicted_calls import predicted_call
 from graphsplit.axes.partners import Partners
@@ -24,6 +23,7 @@ from graphsplit.search import mesh_layouts
 from graphsplit.search.automatic import choose
 from graphsplit.search.axis_times import AxisTime, AxisTimes
 from graphsplit.search.candidates import Candidate, meshes_of
+from graphsplit.search.chosen_plans import variables_to_cut
 from graphsplit.search.mesh_layouts import MeshLayouts, Variable, patterns
 
 

@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, overload
 
 import tensorflow as tf
 
+from graphsplit.api.automatic_choice import checked_automatic
 from graphsplit.api.calls.argument_splitting import Split
 from graphsplit.api.calls.parallel_function import P, ParallelFunction, R
 from graphsplit.api.options import DevicesLike, Options
@@ -18,7 +19,6 @@ from graphsplit.core.errors import ArgumentError
 from graphsplit.core.patterns import suggesting_options
 from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.costs.machine import Machine
-from graphsplit.search.automatic import checked_automatic
 
 Given = ParamSpec("Given")  # the options
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from graphsplit.api.automatic_choice import Automatic
 from graphsplit.api.calls.argument_splitting import Split
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.options import PlanOptions
-from graphsplit.search.automatic import Automatic
 
 DevicesLike = int | str | Sequence[str] | None
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from graphsplit.api.automatic_choice import checked_automatic
 from graphsplit.api.calls.chosen_devices import stages_asked
 from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, check_layout, names_host
 from graphsplit.api.options import Options
@@ -22,7 +23,6 @@ from graphsplit.keras_models.answers import STEPS
 from graphsplit.keras_models.flavors import KERAS_3, Flavor, flavor_of
 from graphsplit.keras_models.layer_stages import stages_of_model
 from graphsplit.keras_models.models import ModelDevices, base_of, is_wrapped, wrapped
-from graphsplit.search.automatic import checked_automatic
 
 Model = TypeVar("Model")  # of either Keras, neither of which is imported here
 

@@ -9,28 +9,28 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.automatic_choice import Automatic, Choices
 from graphsplit.api.calls.argument_splitting import Splitting, open_shapes, open_sparse_shapes, resolve_split
 from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
 from graphsplit.api.layouts.automatic import AutomaticLayouts, choose_layouts
 from graphsplit.api.layouts.layout_spellings import AUTO
 from graphsplit.api.layouts.lying_together import lay_together, slots_in
 from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh, mesh_lain_on
-from graphsplit.api.layouts.new_variables import slots_for_host
-from graphsplit.api.layouts.told_variables import lay_out_in_units, learn_units, variables_to_cut
-from graphsplit.api.layouts.variable_layouts import check_eager, lay_out, lay_out_later, wanted_layouts
+from graphsplit.api.layouts.told_variables import lay_out_in_units, learn_units
+from graphsplit.api.layouts.variable_layouts import lay_out, lay_out_later
 from graphsplit.api.options import Options
 from graphsplit.api.predicted.predicted_layouts import Layout, divisions_for, divisions_wanted
 from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
-from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh, device_mesh, mesh_as_if
+from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
 from graphsplit.core.devices import canonical_name, short_name
-from graphsplit.core.errors import CheckError, UnsupportedError
+from graphsplit.core.errors import CheckError
 from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
 from graphsplit.core.hosts import host_device, host_name
 from graphsplit.core.keras_internals import open_scopes
 from graphsplit.core.progress import phase
 from graphsplit.core.sizes.symbolic_sizes import Size, has_sizes
-from graphsplit.core.variables.parted_variables import layout_changes, name_of, parts_of_variable
+from graphsplit.core.variables.parted_variables import layout_changes
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.mesh import Mesh, mesh_of
 from graphsplit.planning.plan import Plan
@@ -40,10 +40,6 @@ from graphsplit.planning.text.held_text import most_held
 from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
 from graphsplit.program.program import Program
 from graphsplit.program.stages import Stage, check_stages
-from graphsplit.search.automatic import AS_THEY_ARE, Automatic, Choices, choose, machine_like, table_for
-from graphsplit.search.candidates import Candidate
-from graphsplit.search.plan_search import Choice
-from graphsplit.search.question import Question
 from graphsplit.tracing.graph_to_program import CallSizes
 from graphsplit.tracing.trace import Trace, TracedFunction, trace_function
 
@@ -92,13 +88,7 @@ def trace_and_plan(
         lay_out_in_units(traced, find_state(traced).divisions, grid)
     if options.automatic is not None:
         known = Choices() if choices is None else choices
-        if known.changes != (changes := layout_changes()):
-            known.made, known.changes = {}, changes
-        if arguments not in known.made:
-            known.made[arguments] = _choose(traced, splitting, options, options.automatic, devices, known.ran)
-        chosen = known.made[arguments]
-        known.ran = chosen if runs else known.ran
-        return traced, _automatic_plan(traced, splitting, options, chosen, devices, runs)
+        return traced, _chosen_plan(traced, splitting, options, options.automatic, devices, known, arguments, runs)
     with phase("planning"):
         near = None if options.home is None else home
         if options.variables == AUTO:
@@ -192,84 +182,29 @@ def _plan_laid_out(
     return plan
 
 
-def _choose(
+def _chosen_plan(
     traced: Trace,
     splitting: Splitting,
     options: Options,
     automatic: Automatic,
     devices: Sequence[str],
-    before: Choice | None,
-) -> Choice:
-    """Return the fastest plan that fits, for variables that lie anyhow or are yet to be laid out."""
-    if isinstance(splitting.batch, Size):
-        [(name, value)] = automatic.given.items()
-        raise UnsupportedError(
-            f"{name}={value!r} predicts the time of a step, and the size of the batch is not known. Call it with "
-            "tensors of known shapes, without an input_signature or reduce_retracing."
-        )
-    laid = [variable for variable in traced.variables if parts_of_variable(variable) is not None]
-    lying = {device for variable in laid if (parts := parts_of_variable(variable)) for device in parts.devices}
-    fewest = max([devices.index(device) + 1 for device in lying if device in devices], default=1)
-    machine = machine_like(automatic, devices)
-    sizes: dict[str, int] = {}
-    for variable in () if laid and before is not None else traced.variables:  # (a layout is chosen once)
-        if parts_of_variable(variable) is not None:
-            continue
-        name, count = name_of(variable), variable.shape.num_elements() or 0
-        sizes[name] = sizes.get(name, 0) + count * int(variable.dtype.size or 0)
-    rows, limit = splitting.batch, automatic.memory or machine.device.memory_bytes
-    slots = slots_for_host(traced.variables) if machine.device.kind == "GPU" else ()  # (CPUs have the host's memory)
-    table = table_for(automatic, vars(options), rows, len(devices), fewest, sizes, slots)
-    if traced.program.all_stages() or (laid and not options.mesh.axis):  # whose devices are other ones
-        table = replace(table, meshes=())
-    cuttable = variables_to_cut(traced) if table.meshes and table.layouts == LAYOUTS else []
-
-    def make_plan(names: Sequence[str], candidate: Candidate) -> Plan:
-        return _plan_as_chosen(traced, splitting, options, names, candidate)
-
-    question = Question(
-        "The function", rows, list(sizes.values()), machine, limit, table, make_plan, traced.program, cuttable
-    )
-    with phase("choosing a plan"):
-        return choose(question, before)
-
-
-def _plan_as_chosen(
-    traced: Trace, splitting: Splitting, options: Options, devices: Sequence[str], candidate: Candidate
+    choices: Choices,
+    arguments: Hashable,
+    runs: bool,
 ) -> Plan:
-    """Return the plan of a candidate, as if the variables lay so."""
-    own = replace(options, **candidate.options, automatic=None)
-    check_no_others(traced.program, own)
-    layout = None if candidate.layout == AS_THEY_ARE else candidate.layouts
-    return plan_as_if(traced, splitting, own, devices, layout, keep=True)
+    """Return the plan that `memory=` or `plan="auto"` chooses for some arguments; see `trace_and_plan`."""
+    from graphsplit.search.chosen_plans import ChosenPlans
 
-
-def _automatic_plan(
-    traced: Trace, splitting: Splitting, options: Options, choice: Choice, devices: Sequence[str], runs: bool
-) -> Plan:
-    """Return the plan that was chosen; if it is to run, lay the variables out as it has them."""
-    chosen, used = choice.chosen, devices[: choice.chosen.devices]
+    plans = ChosenPlans(traced, splitting, options, automatic, devices, plan_as_if, _plan_traced)
+    if choices.changes != (changes := layout_changes()):
+        choices.made, choices.changes = {}, changes
+    if arguments not in choices.made:
+        choices.made[arguments] = plans.choose(choices.ran)
+    choice = choices.made[arguments]
     if not runs:
-        plan = _plan_as_chosen(traced, splitting, options, used, chosen)
-        return replace(plan, notes=(*plan.notes, *choice.notes))
-    options = replace(options, **chosen.options, automatic=None)
-    grid = device_mesh(options.mesh, used) if options.mesh.axis else None
-    if traced.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.others):
-        _lay_out_as_chosen(traced, chosen, used, grid)
-    plan = _plan_traced(traced, splitting, options, used, used[0], state_of(traced), grid)
-    return replace(plan, notes=(*plan.notes, *choice.notes))
-
-
-def _lay_out_as_chosen(traced: Trace, chosen: Candidate, devices: Sequence[str], grid: DeviceMesh | None) -> None:
-    """Lay out the variables of a traced function, and their slots, as a plan has them."""
-    check_eager()
-    variables = list(traced.variables)
-    slots = slots_in(traced)
-    wanted = wanted_layouts(variables, chosen.layouts, slots, grid)
-    kept = [None if parts_of_variable(v) is not None else own for v, own in zip(variables, wanted, strict=True)]
-    lay_out(variables, kept, slots, devices, grid)
-    if grid is not None:
-        lay_out_in_units(traced, state_of(traced).divisions, grid)
+        return plans.as_if(choice)
+    choices.ran = choice
+    return plans.laid_out(choice)
 
 
 def plan_as_if(

@@ -8,10 +8,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from graphsplit.api.automatic_choice import Choices
 from graphsplit.core import structures
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.runtime.gradients.differentiable import Differentiable
-from graphsplit.search.automatic import Choices
 from graphsplit.tracing.trace import TracedFunction
 
 MOST_COVERED = 1000

@@ -1,22 +1,19 @@
-"""What a traced function tells of its variables: which may be cut along an axis, and the units that some consist of."""
+"""What a traced function tells of its variables: the units that some consist of."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.layouts.divisions import can_be_parted
 from graphsplit.api.layouts.lying_together import slots_in
 from graphsplit.api.layouts.variable_layouts import lay_out
 from graphsplit.axes.plans import AxisPlanner
 from graphsplit.axes.units import UnitSearch
 from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.layouts import Cut, MeshDivision, along_axis, axis_of, layout_along_axis
-from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
-from graphsplit.search.mesh_layouts import Variable
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.tracing.trace import Trace, captured_variables
 
 
@@ -53,29 +50,3 @@ def learn_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: Devic
     for i, cut in found.items():
         free[i][0]._graphsplit_units = columns, cut
     return list({id(free[i][0]): free[i][0] for i in found}.values())
-
-
-def variables_to_cut(trace: Trace) -> list[Variable]:
-    """Return the variables of a traced function that may be cut, each with its slots, which lie as it does."""
-    slots = slots_in(trace)
-    owners: dict[int, tf.Variable] = {}
-    captures: dict[int, list[int]] = {}  # (what a gradient reads by itself is captured once more)
-    for position, own in captured_variables(trace).items():
-        head = slots.get(id(own), own)
-        if head.shape == own.shape and own.shape.rank and can_be_parted(own):
-            owners.setdefault(id(head), head)
-            captures.setdefault(id(head), []).append(position)
-    slot_bytes = Counter[int]()
-    for own in trace.variables:
-        if (head := slots.get(id(own))) is not None:
-            slot_bytes[id(head)] += _bytes_of(own)
-    names = Counter(map(name_of, trace.variables))
-    found = [
-        Variable(name_of(own), tuple(own.shape.as_list()), _bytes_of(own), tuple(captures[k]), slot_bytes[k])
-        for k, own in owners.items()
-    ]
-    return [own for own in found if names[own.name] == 1]  # (two of one name cannot lie differently)
-
-
-def _bytes_of(variable: tf.Variable) -> int:
-    return (variable.shape.num_elements() or 0) * int(variable.dtype.size or 0)
