@@ -217,7 +217,7 @@ def test_many_shapes_are_warned_of_once():
     model.predict_on_batch(numbers(6)[:9])
     assert [str(warning.message).splitlines()[:2] for warning in caught] == [
         [
-            "predict_step has been traced 8 times, once for each of these:",
+            "predict_step has been called with 8 signatures, and has a plan for each:",
             "  - x: float32[1, 6], float32[2, 6], float32[3, 6], float32[4, 6], ... (8 in all)",
         ]
     ]

@@ -325,7 +325,7 @@ def test_a_warning_names_what_makes_it_trace_again_and_again():
     with pytest.warns(gs.RetracingWarning) as caught:
         parallel(rows(9), 2)
     assert str(caught[0].message).splitlines()[:2] == [
-        "<lambda> has been traced 8 times, once for each of these:",
+        "<lambda> has been called with 8 signatures, and has a plan for each:",
         "  - x: float64[2], float64[3], float64[4], float64[5], ... (8 in all)",
     ]
     parallel(rows(10), 2)  # said once

@@ -1,4 +1,4 @@
-"""The warning for a function that is traced again and again: every trace costs what the first one cost."""
+"""The warning for a function that is called with many signatures: each has a plan, and costs what the first one did."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from graphsplit.core import structures
 from graphsplit.core.errors import bullet_list
 from graphsplit.core.user_code import user_stack_level
 
-MANY_TRACES = 8
+MANY_SIGNATURES = 8
 
 
 class RetracingWarning(UserWarning):
-    """A parallelized function is traced for many different signatures, each of which costs what the first call cost.
+    """A parallelized function is called with many different signatures, each of which costs about what the first cost.
 
-    It is said once, at the eighth. The message names the arguments that differ. Leave sizes open by
-    `reduce_retracing=True`; pad to a few lengths; pass Python numbers that change as tensors.
+    It is said once, at the eighth. The message names the arguments that differ. Pad to a few lengths; leave sizes open
+    by `reduce_retracing=True`; pass Python numbers that change as tensors. (A function is traced and planned for each
+    signature; a step of a Keras model is planned for each, from a trace that leaves the rows open.)
 
     >>> import warnings, tensorflow as tf, graphsplit as gs
     >>> square = gs.parallelize(tf.square, devices=2)
@@ -26,22 +27,22 @@ class RetracingWarning(UserWarning):
     ...     for rows in range(1, 9):
     ...         _ = square(tf.ones(rows))
     >>> print(told[0].category.__name__, told[0].message, sep=": ")  # doctest: +NORMALIZE_WHITESPACE
-    RetracingWarning: square has been traced 8 times, once for each of these:
+    RetracingWarning: square has been called with 8 signatures, and has a plan for each:
       - x: float32[1], float32[2], float32[3], float32[4], ... (8 in all)
-    Tracing and planning cost seconds for a large model. Pass reduce_retracing=True to leave sizes that change open; or
-    pad or bucket lengths so that few shapes occur. Pass Python numbers that change as tensors.
+    A plan takes seconds for a large model. Pad or bucket lengths so that few shapes occur; or leave sizes that change
+    open, by parallelize(..., reduce_retracing=True). Pass Python numbers that change as tensors.
     """
 
 
 def warn_of_retracing(name: str, signatures: Sequence[structures.Branch]) -> None:
-    """Warn, once, when a function has reached `MANY_TRACES` signatures; name the arguments that differ."""
-    if len(signatures) != MANY_TRACES:
+    """Warn, once, when a function has reached `MANY_SIGNATURES` signatures; name the arguments that differ."""
+    if len(signatures) != MANY_SIGNATURES:
         return
     lines = [f"{path}: {_several(values)}" for path, values in _differing(signatures).items()]
     warnings.warn(
-        f"{name} has been traced {MANY_TRACES} times, once for each of these:\n{bullet_list(lines)}\n"
-        "Tracing and planning cost seconds for a large model. Pass reduce_retracing=True to leave sizes that change "
-        "open; or pad or bucket lengths so that few shapes occur. Pass Python numbers that change as tensors.",
+        f"{name} has been called with {MANY_SIGNATURES} signatures, and has a plan for each:\n{bullet_list(lines)}\n"
+        "A plan takes seconds for a large model. Pad or bucket lengths so that few shapes occur; or leave sizes that "
+        "change open, by parallelize(..., reduce_retracing=True). Pass Python numbers that change as tensors.",
         RetracingWarning,
         stacklevel=user_stack_level(),
     )
