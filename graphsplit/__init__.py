@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from graphsplit.api.calls.parallel_function import ParallelFunction
     from graphsplit.api.calls.retracing import RetracingWarning
     from graphsplit.api.decorators import make_parallel, parallelize
+    from graphsplit.api.layout_views import visualize_layout
     from graphsplit.api.layouts.layout_spellings import cut
-    from graphsplit.api.layouts.layout_views import visualize_layout
     from graphsplit.api.layouts.new_variables import initialize, variable_layout, without_values
     from graphsplit.api.layouts.variable_layouts import set_variable_layout
     from graphsplit.api.layouts.with_layout import with_layout
@@ -57,7 +57,7 @@ _MODULES = {
     "api.predicted.calibration": ["calibrate"],
     "api.decorators": ["make_parallel", "parallelize"],
     "api.layouts.layout_spellings": ["cut"],
-    "api.layouts.layout_views": ["visualize_layout"],
+    "api.layout_views": ["visualize_layout"],
     "api.layouts.new_variables": ["initialize", "variable_layout", "without_values"],
     "api.on_device": ["on_device"],
     "api.calls.parallel_function": ["ParallelFunction"],

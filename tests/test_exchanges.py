@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.emission import check_emitted, emit
-from graphsplit.planning.communication.traffic import traffic
+from graphsplit.planning.traffic import traffic
 from tests.helpers.law import assert_law
 from tests.test_parallelize import rows
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.planning.communication.traffic import traffic
+from graphsplit.planning.traffic import traffic
 from tests.helpers.float64 import float64
 from tests.test_mesh import Made, assert_law, devices_of, numbers, sgd, variable
 

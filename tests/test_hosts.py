@@ -19,9 +19,9 @@ from graphsplit.api.calls.compilation import default_home
 from graphsplit.core.hosts import host_name
 from graphsplit.emission import EmittedGraph, check_emitted, emit
 from graphsplit.emission.compiled_calls import graph_def_that_runs
-from graphsplit.planning.communication.traffic import traffic
 from graphsplit.planning.communication.transfers import Collective, Relay, Slice, Sum, Value
-from graphsplit.planning.state import program_of
+from graphsplit.planning.traffic import traffic
+from graphsplit.planning.variables.in_parts import program_of
 from tests.helpers.hosts import (
     assert_counted,
     assert_law_on_hosts,

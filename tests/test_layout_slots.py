@@ -14,7 +14,7 @@ import graphsplit as gs
 from graphsplit.api.layouts.layout_targets import slots_of, variables_of
 from graphsplit.core import structures
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.planning.communication.traffic import traffic
+from graphsplit.planning.traffic import traffic
 from graphsplit.planning.variables.updates import updated_together
 from graphsplit.tracing.trace import captured_variables, trace_function
 

@@ -16,7 +16,7 @@ import graphsplit as gs
 from graphsplit.axes import columns
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission import check_emitted, emit
-from graphsplit.planning.communication.traffic import along, traffic
+from graphsplit.planning.traffic import along, traffic
 
 WIDTH, HIDDEN, LENGTH, VOCABULARY, HEAD = 12, 15, 6, 11, 4
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from graphsplit.core.layouts import EvenCut, Shard, evenly
-from graphsplit.planning.communication.traffic import along, traffic
+from graphsplit.planning.traffic import along, traffic
 from graphsplit.rules.blocks import blocks_beside
 from tests.test_mesh import HEAD, LENGTH, MESHES, WIDTH, Made, assert_law, ids_of, sgd, variable
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.planning.communication.traffic import traffic
+from graphsplit.planning.traffic import traffic
 from tests.test_mesh import PERCEPTRON, TRANSFORMER, WIDTH, devices_of, perceptron, transformer
 
 MESH = {"batch": 2, "model": 2}

@@ -16,8 +16,8 @@ from graphsplit.axes.columns import planned_along
 from graphsplit.core.layouts import EvenCut, Shard
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
-from graphsplit.planning.communication.sharding_checks import check_step
-from graphsplit.planning.communication.traffic import along, traffic
+from graphsplit.planning.propagation.sharding_checks import check_step
+from graphsplit.planning.traffic import along, traffic
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import Shift
 from tests.test_mesh import LENGTH, MESHES, VOCABULARY, WIDTH, Made, assert_law, devices_of, ids_of, numbers, variable

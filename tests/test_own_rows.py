@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.planning.communication.sharding_checks import check_step
+from graphsplit.planning.propagation.sharding_checks import check_step
 from tests.helpers.law import assert_law
 from tests.test_parallelize import rows
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.placement import PlacedOp, PlacementError
+from graphsplit.placement.actual import match_op, plain_name, require_graphs
 from graphsplit.placement.reasons import Facts, RanNode
-from graphsplit.placement.recorded.actual import match_op, plain_name, require_graphs
 from tests.helpers.keras_cases import CASES
 
 CPU0, GPU0 = "/device:CPU:0", "/device:GPU:0"
@@ -259,7 +259,7 @@ def test_names_of_inlined_bodies():
 
 def test_sends_in_the_partition_graphs_are_the_transfers():
     """TensorFlow's own `_Send` nodes, one for each tensor and receiving device, are what `transfers` says."""
-    from graphsplit.placement.recorded.actual import run_and_collect
+    from graphsplit.placement.actual import run_and_collect
     from graphsplit.placement.sources import source_of_function
 
     def fn(x):

@@ -8,10 +8,10 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.placement import Edge, PlacedOp, Placement
-from graphsplit.placement.summaries import folded_scopes, page_paths
 from graphsplit.placement.views.lanes import alike_lanes, home_device, lanes_of
 from graphsplit.placement.views.pages import page_data
 from graphsplit.placement.views.routes import Route, routes_of, ways_text
+from graphsplit.placement.views.summaries import folded_scopes, page_paths
 
 CPU = [f"/device:CPU:{d}" for d in range(4)]
 

@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.placement.summaries import page_paths
 from graphsplit.placement.views.pages import page_data
+from graphsplit.placement.views.summaries import page_paths
 from tests.helpers.saved_model_cases import tensorflow_1
 
 

@@ -78,6 +78,7 @@ FRIENDS = {  # of a `ParallelFunction`, which other files of its floor and the n
 DOORS = ("__init__.py", "__main__.py")  # of the house: the public names, and the command line
 
 
+@functools.cache
 def imports_of(module: str) -> set[str]:
     """Return the modules of graphsplit that a file imports anywhere: in functions and for types only, too."""
     found = set()
@@ -122,6 +123,22 @@ def test_no_circles_among_modules():
     graph = {m: {i for i in imports_of(m) if not i.endswith("__init__.py")} for m in MODULES if m != "__init__.py"}
     order = graphlib.TopologicalSorter({m: i for m, i in graph.items() if not m.endswith("__init__.py")})
     order.prepare()  # raises CycleError, which names them
+
+
+def test_no_circles_among_rooms():
+    """What a room imports does not import the room, on whatever way: it can be read after what it stands on.
+
+    (A file beside the rooms is one for itself: what all rooms share is below them, what the floor makes above.)
+    """
+    rooms: dict[str, set[str]] = {}
+    for module in [m for m in MODULES if m not in DOORS and not m.endswith("__init__.py")]:
+        imported = {room_of(other) for other in imports_of(module) if not other.endswith("__init__.py")}
+        rooms.setdefault(room_of(module), set()).update(imported - {room_of(module)})
+    graphlib.TopologicalSorter(rooms).prepare()  # raises CycleError, which names them
+
+
+def room_of(module: str) -> str:
+    return module.rpartition("/")[0] if module.count("/") == 2 else module
 
 
 def test_no_class_name_stands_twice():

@@ -19,10 +19,10 @@ from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.kernels import Kernels
 from graphsplit.emission.shards.sizes import sizes_of
 from graphsplit.planning.alike_shards import kinds_of_shards
-from graphsplit.planning.communication.traffic import traffic
 from graphsplit.planning.memory import alive_on, live_bytes
 from graphsplit.planning.state import state_bytes
 from graphsplit.planning.tasks import OPERATION, SEND, few_tasks_of, tasks_of
+from graphsplit.planning.traffic import traffic
 from tests.helpers import emitted_graphs
 from tests.helpers.emitted_programs import PROGRAMS as RECORDED
 from tests.test_experts import FOUR, IN_PLACE, Layer, rows_of

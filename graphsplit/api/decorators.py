@@ -11,9 +11,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, overload
 import tensorflow as tf
 
 from graphsplit.api.automatic_choice import checked_automatic
-from graphsplit.api.calls.argument_splitting import Split
 from graphsplit.api.calls.parallel_function import P, ParallelFunction, R
-from graphsplit.api.options import DevicesLike, Options
+from graphsplit.api.options import DevicesLike, Options, Split
 from graphsplit.core.device_mesh import mesh_axes
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.patterns import suggesting_options

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from graphsplit.api.automatic_choice import Automatic
-from graphsplit.api.calls.argument_splitting import Split
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices
 from graphsplit.core.errors import ArgumentError, UnsupportedError
@@ -14,6 +14,7 @@ from graphsplit.planning.amounts import count_text
 from graphsplit.planning.options import PlanOptions
 
 DevicesLike = int | str | Sequence[str] | None
+Split: TypeAlias = "int | Mapping[Any, Split] | Sequence[Split] | None"  # nested as the arguments are
 
 
 @dataclass(frozen=True, kw_only=True)

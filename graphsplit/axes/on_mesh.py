@@ -9,7 +9,8 @@ from graphsplit.axes.columns import Columns, in_columns
 from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.layouts import MeshDivision, Nested, along_axis, axis_of, layout_along_axis
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.state import State, captured_by, program_of, state_of, with_twins
+from graphsplit.planning.state import State, captured_by, state_of
+from graphsplit.planning.variables.in_parts import program_of, with_twins
 from graphsplit.program.asked_layouts import asked_of
 from graphsplit.program.program import Program
 from graphsplit.tracing.trace import Trace, held_by

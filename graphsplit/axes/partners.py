@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from graphsplit.axes.plans import AxisPlanner
 from graphsplit.axes.units import UnitSearch
 from graphsplit.core.layouts import Layout, Shard, evenly, is_whole
-from graphsplit.planning.propagation.laid_variables import READS
+from graphsplit.planning.variables.laid_variables import READS
 from graphsplit.program.program import Program, Tensor
 from graphsplit.rules import answer_for_output, rule_of
 

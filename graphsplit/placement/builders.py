@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.stand_ins import answering
+from graphsplit.placement.actual import match, run_and_collect
 from graphsplit.placement.flattening import flatten
 from graphsplit.placement.placements import Placement
 from graphsplit.placement.reading import read_ops
-from graphsplit.placement.recorded.actual import match, run_and_collect
 from graphsplit.placement.sources import (
     PlacementSource,
     Planned,

@@ -14,7 +14,7 @@ from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import machine as machine_of
 from graphsplit.placement import questions
 from graphsplit.placement.gradients import GradientPair, pair_gradients
-from graphsplit.placement.recorded.placed_times import placed_times
+from graphsplit.placement.placed_times import placed_times
 from graphsplit.placement.records import NO_DATA, Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
 
 if TYPE_CHECKING:

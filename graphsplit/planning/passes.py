@@ -23,6 +23,7 @@ from graphsplit.planning.propagation.forward_propagation import ForwardPropagati
 from graphsplit.planning.propagation.list_places import misplaced_lists
 from graphsplit.planning.propagation.lookups import rows_moved
 from graphsplit.planning.propagation.owners import find_owners
+from graphsplit.planning.row_reading import with_rows_read
 from graphsplit.planning.schedule import automatic_stages
 from graphsplit.planning.schedule.late_operations import with_late_operations
 from graphsplit.planning.schedule.phases import find_phases
@@ -30,7 +31,6 @@ from graphsplit.planning.schedule.pipelines import make_schedules
 from graphsplit.planning.schedule.scheduling import find_order
 from graphsplit.planning.schedule.turns import find_turns
 from graphsplit.planning.steps import Step
-from graphsplit.planning.variables.row_reading import with_rows_read
 
 
 def recompute(plan: Plan) -> Plan:

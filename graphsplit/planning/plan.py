@@ -8,9 +8,9 @@ from graphsplit.core.layouts import PARTIAL_SUM
 from graphsplit.core.notebooks import text_html
 from graphsplit.planning.communication.bucketing import check_buckets
 from graphsplit.planning.communication.moves import find_moves
-from graphsplit.planning.communication.sharding_checks import check_size, check_step
 from graphsplit.planning.communication.transfer_checks import check_transfers
 from graphsplit.planning.decisions import Decisions, flow_of
+from graphsplit.planning.propagation.sharding_checks import check_size, check_step
 from graphsplit.planning.schedule.automatic_stages import check_stage_cuts
 from graphsplit.planning.schedule.phases import check_phases
 from graphsplit.planning.schedule.scheduling import check_order

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested
+from graphsplit.core.layouts import Copied, Cut, MeshDivision
 from graphsplit.core.tensorflow_internals import resource_value
 from graphsplit.core.variables.parted_classes import raw_handles
-from graphsplit.core.variables.parted_variables import layout_changes, parts_of, parts_of_variable
-from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.variables.branches import without_branches
-from graphsplit.planning.variables.division import Divided, divide
-from graphsplit.planning.variables.staying import as_they_stay, is_staying
+from graphsplit.core.variables.parted_variables import layout_changes, parts_of
 from graphsplit.program.program import Op, Program
 from graphsplit.tracing.trace import Trace
-
-_INSIDE = "the function is called inside of a tf.function, which may use the variable itself"
 
 
 class Captured(NamedTuple):
@@ -145,78 +138,6 @@ def state_elsewhere(_: Trace) -> State:
     return State()
 
 
-def program_of(
-    trace: Trace,
-    state: State | None = None,
-    reshard: bool = True,
-    given: tuple[Program, Sequence[tuple[int, int]]] | None = None,
-    mesh: Mesh = Mesh(),  # noqa: B008  # frozen
-) -> tuple[Program, State]:
-    """Return what is planned for a traced function: its program, in parts where its variables are; and its state.
-
-    Args:
-      trace: the function.
-      state: where its variables and tables live, and how they are several; None: as `state_of` says.
-      reshard: see `divide`.
-      given: its program, if some variables are in parts there already, and for each capture the original's, and part.
-      mesh: the shards, among which variables are used where their parts are that lie so.
-    """
-    state = replace(state or state_of(trace), captured=captured_by(trace))
-    program, origins = given or (trace.program, [(k, 0) for k in range(len(trace.captures))])
-    if not state.divisions and given is None:
-        inside = {v.name: _INSIDE for v in trace.variables if parts_of_variable(v) is not None}
-        return program, replace(state, whole=inside) if inside else state
-    if given is None:
-        program = without_branches(program, state.divisions.keys(), _captured_twice(trace), _shapes(trace))
-    names = [program.ops[i].name for i in program.captures]
-    whole: dict[str, str] = {}
-    while True:  # until no operation takes a variable whole, or variables of different devices, that lie in parts
-        left = {n: division for n, division in state.divisions.items() if n not in whole and n not in state.in_place}
-        cuts = {n: division for n, division in left.items() if not isinstance(division, Nested)}
-        cuts, staying = as_they_stay(program, cuts, mesh)
-        divided = divide(program, cuts, reshard, state.devices)
-        devices = _devices_of_parts(state.devices, divided, names, cuts)
-        obstacles = divided.obstacles or _apart(divided, devices, names, cuts)
-        if not obstacles:
-            several = {n: division for n, division in state.divisions.items() if n not in whole}
-            own = enumerate([trace.program.ops[i].name for i in trace.program.captures])
-            copied = frozenset([k for k, name in own if isinstance(several.get(name), Copied)])
-            parts = tuple([(origins[k][0], origins[k][1] + part) for k, part in divided.origins])
-            held = {**cuts, **{name: state.divisions[name] for name in state.in_place}}
-            all_whole = {**state.whole, **whole}
-            said = {state.captured[origins[names.index(n)][0]].name: why for n, why in staying.items()}
-            found = replace(
-                state, devices=devices, divisions=held, parts=parts, copied=copied, whole=all_whole, staying=said
-            )
-            return divided.program, found
-        whole.update(with_twins(trace, obstacles))
-
-
-def _shapes(trace: Trace) -> dict[str, Sequence[int | None]]:
-    """Return the shapes of captured variables, of known rank, by the names of their handles' placeholders."""
-    handles = [tensor for tensor in trace.function.inputs if tensor.dtype == tf.resource]
-    values = [(handle.op.name, resource_value(handle)) for handle in handles]
-    return {name: value[1].as_list() for name, value in values if value is not None and value[1].rank is not None}
-
-
-def _captured_twice(trace: Trace) -> set[str]:
-    """Return the placeholders of what a function captures more than once, as `with_twins` says."""
-    handles = Counter(map(id, trace.captures))
-    pairs = zip(trace.program.captures, trace.captures, strict=True)
-    return {trace.program.ops[i].name for i, handle in pairs if handles[id(handle)] > 1}
-
-
-def with_twins(trace: Trace, whole: Mapping[str, str]) -> dict[str, str]:
-    """Return captures that are taken whole, and why, with other captures of their variables.
-
-    What a gradient reads by itself is captured once more, and a value cannot be whole and in parts at once.
-    """
-    captures = zip(trace.program.captures, trace.captures, strict=True)
-    handles = {trace.program.ops[i].name: id(handle) for i, handle in captures}
-    reasons = {handles[name]: reason for name, reason in whole.items() if name in handles}
-    return {**whole, **{name: reasons[own] for name, own in handles.items() if own in reasons}}
-
-
 def state_as_if(trace: Trace, held: Mapping[str, MeshDivision], home: str) -> State:
     """Return where variables would be if they lay otherwise, on devices that need not exist.
 
@@ -228,39 +149,6 @@ def state_as_if(trace: Trace, held: Mapping[str, MeshDivision], home: str) -> St
     pairs = zip(trace.program.captures, trace.captures, strict=True)
     devices = {trace.program.ops[i].name: home for i, handle in pairs if handle.dtype == tf.resource}
     return State(devices, divisions=held)
-
-
-def _devices_of_parts(
-    devices: Mapping[str, str], divided: Divided, names: Sequence[str], cuts: Mapping[str, Division]
-) -> dict[str, str]:
-    """Return where the variables and tables are, by the placeholders' names in a program in parts.
-
-    Args:
-      devices: by the names in the program for variables that are each one.
-      divided: the program in parts.
-      names: of the captures of that other program.
-      cuts: how variables are several, by the same names.
-    """
-    found = {name: device for name, device in devices.items() if name not in cuts}
-    for position, (k, part) in zip(divided.program.captures, divided.origins, strict=True):
-        if names[k] in cuts:
-            found[divided.program.ops[position].name] = canonical_name(cuts[names[k]].devices[part])
-    return found
-
-
-def _apart(
-    divided: Divided, devices: Mapping[str, str], names: Sequence[str], cuts: Mapping[str, Division]
-) -> dict[str, str]:
-    """Return the variables that an operation takes together with others, which lie on other devices."""
-    origins = dict(zip(divided.program.captures, divided.origins, strict=True))
-    found = {}
-    for op in divided.program.ops:
-        taken = [tensor.op for tensor in op.inputs if tensor.op in origins]
-        if len({devices.get(divided.program.ops[i].name) for i in taken} - {None}) > 1:
-            reason = f"{op.type} {op.name!r} takes it together with variables on other devices"
-            own = {names[origins[i][0]] for i in taken}
-            found.update({name: reason for name in own if name in cuts and not is_staying(cuts[name])})
-    return found
 
 
 def _devices(trace: Trace) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 from graphsplit.core.errors import StrictError, bullet_list
 from graphsplit.graph.walks import reached
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.propagation.shares import shares_of
+from graphsplit.planning.shares import shares_of
 from graphsplit.planning.text.advice import advice_on
 from graphsplit.planning.text.plan_text import cause_text
 from graphsplit.program.program import Op, Program

@@ -16,9 +16,9 @@ from graphsplit.core.layouts import Shard
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import ROWS, Shape
 from graphsplit.core.tensorflow_internals import op_definition
-from graphsplit.program.reading.row_numbers import InOrder, Numbers
-from graphsplit.program.reading.undefined_outputs import undefined_outputs
+from graphsplit.program.row_numbers import InOrder, Numbers
 from graphsplit.program.stages import Stage
+from graphsplit.program.undefined_outputs import undefined_outputs
 
 SIZES = "Sizes"
 """The type of an op that TensorFlow does not have: integers that follow from unknown sizes."""

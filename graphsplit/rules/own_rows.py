@@ -1,7 +1,7 @@
 """Ops that read or write rows by numbers which are those of the rows themselves: each shard its own.
 
 Which image a box is of, which entry of a flat batch is added to: where the numbers are known to be those of the rows
-that they belong to (`program/reading/row_numbers.py`), nothing of other shards is read. The numbers count the whole, so
+that they belong to (`program/row_numbers.py`), nothing of other shards is read. The numbers count the whole, so
 each shard takes off what comes before its own.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from graphsplit.core.layouts import REPLICATE, Joined, Layout, Shard
 from graphsplit.core.sizes.symbolic_sizes import is_same, quotient
 from graphsplit.program.program import Op
-from graphsplit.program.reading.row_numbers import has_columns
+from graphsplit.program.row_numbers import has_columns
 from graphsplit.rules.blocks import rows_of
 from graphsplit.rules.factors import Resize, Shift
 from graphsplit.rules.registry import Answer, LayoutRule, Sharded

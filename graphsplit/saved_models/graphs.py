@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.calls.argument_splitting import Split, resolve_split
+from graphsplit.api.calls.argument_splitting import resolve_split
 from graphsplit.api.calls.compilation import plan_for
-from graphsplit.api.options import Options
+from graphsplit.api.options import Options, Split
 from graphsplit.core.errors import ArgumentError, CheckError
 from graphsplit.core.progress import phase
 from graphsplit.core.protos.graphdefs import GraphDef, make_node, output_type, split_reference

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphsplit.api.calls.argument_splitting import Split
-from graphsplit.api.options import DevicesLike, Options, check_flag, quiet
+from graphsplit.api.options import DevicesLike, Options, Split, check_flag, quiet
 from graphsplit.core.devices import names_of_devices, short_name
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.gpus.logical_gpus import count_gpus

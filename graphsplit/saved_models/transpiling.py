@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.calls.argument_splitting import Split
+from graphsplit.api.options import Split
 from graphsplit.core.errors import ArgumentError, CheckError, UnsupportedError, bullet_list
 from graphsplit.core.progress import phases
 from graphsplit.core.storage.files import Recognizer, replacing, writing_failed

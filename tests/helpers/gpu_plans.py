@@ -20,7 +20,7 @@ from graphsplit.core.device_mesh import device_mesh, mesh_axes
 from graphsplit.core.gpus.kernel_devices import kernel_devices
 from graphsplit.emission import EmittedGraph
 from graphsplit.planning.state import State, state_of
-from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
+from graphsplit.planning.turns_and_gathers import plan_of_less_alive
 from graphsplit.tracing.trace import Trace, trace_function
 
 

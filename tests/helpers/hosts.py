@@ -19,12 +19,12 @@ from graphsplit.core.layouts import Copied, Division
 from graphsplit.core.protos.graphdefs import NodeDef, make_node, split_reference
 from graphsplit.emission import EmittedGraph, check_emitted, emit
 from graphsplit.planning.communication.collectives import bucketed, find_collectives, in_turns
-from graphsplit.planning.communication.traffic import traffic
 from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.planner import plan_program
 from graphsplit.planning.state import State
+from graphsplit.planning.traffic import traffic
 from graphsplit.program.program import Program, Tensor
 from graphsplit.runtime.executable import runtime_function
 from graphsplit.runtime.gradients.differentiable import Differentiable

@@ -16,7 +16,7 @@ from graphsplit.core.protos.graphdefs import split_reference
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission import check_emitted, emit
-from graphsplit.planning.communication.traffic import traffic
+from graphsplit.planning.traffic import traffic
 from tests.helpers.law import assert_close, assert_law
 
 ROWS = 11

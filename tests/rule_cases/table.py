@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from graphsplit.program.reading.undefined_outputs import undefined_outputs
+from graphsplit.program.undefined_outputs import undefined_outputs
 
 Values = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 

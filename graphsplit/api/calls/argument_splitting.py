@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.options import Split
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.gpus.kernel_devices import can_be_cut
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
@@ -27,7 +28,6 @@ from graphsplit.core.structures import (
 )
 
 _ANY_BATCH = "planned for any batch size"
-Split: TypeAlias = "int | Mapping[Any, Split] | Sequence[Split] | None"  # nested as the arguments are
 
 
 @dataclass(frozen=True)

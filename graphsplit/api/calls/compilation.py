@@ -16,10 +16,10 @@ from graphsplit.api.layouts.automatic import AutomaticLayouts, choose_layouts
 from graphsplit.api.layouts.layout_spellings import AUTO
 from graphsplit.api.layouts.lying_together import lay_together, slots_in
 from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh, mesh_lain_on
+from graphsplit.api.layouts.predicted_layouts import Layout, divisions_for, divisions_wanted
 from graphsplit.api.layouts.told_variables import lay_out_in_units, learn_units
 from graphsplit.api.layouts.variable_layouts import lay_out, lay_out_later
 from graphsplit.api.options import Options
-from graphsplit.api.predicted.predicted_layouts import Layout, divisions_for, divisions_wanted
 from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
@@ -37,7 +37,7 @@ from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.planning.state import State, state_as_if, state_bytes, state_of
 from graphsplit.planning.text.held_text import most_held
-from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
+from graphsplit.planning.turns_and_gathers import plan_of_less_alive
 from graphsplit.program.program import Program
 from graphsplit.program.stages import Stage, check_stages
 from graphsplit.tracing.graph_to_program import CallSizes

@@ -15,9 +15,9 @@ from graphsplit.api.layouts.layout_targets import variables_of
 from graphsplit.api.layouts.variable_layouts import check_patterns, lay_out, layout_by_name
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, devices_of, mesh_axes
 from graphsplit.core.hosts import host_devices
+from graphsplit.core.initial_values import InitialValue, give_values, initial_value
 from graphsplit.core.keras_internals import new_variable_of
 from graphsplit.core.tensorflow_internals import variable_creators, variable_without_value
-from graphsplit.core.variables.initial_values import InitialValue, give_values, initial_value
 from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.planning.variables.partitioning import Held, head_by_name
 

@@ -12,8 +12,8 @@ from graphsplit.api.calls.call_signatures import as_call, by_bound_arguments, pa
 from graphsplit.api.calls.chosen_devices import check_no_others
 from graphsplit.api.calls.compilation import plan_as_if, trace_call, variables_elsewhere
 from graphsplit.api.calls.parallel_function import ParallelFunction
+from graphsplit.api.layouts.predicted_layouts import Layout
 from graphsplit.api.options import Options
-from graphsplit.api.predicted.predicted_layouts import Layout
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.gc_pause import collection_paused

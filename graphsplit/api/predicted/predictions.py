@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from graphsplit.api.layouts.layout_spellings import VariableLayout, spelling_of
+from graphsplit.api.layouts.predicted_layouts import Layout, layout_name, notes_on_layout
 from graphsplit.api.options import Options
 from graphsplit.api.predicted.predicted_calls import PredictedCall, predicted_call
-from graphsplit.api.predicted.predicted_layouts import Layout, layout_name, notes_on_layout
 from graphsplit.api.stepping import step_of
 from graphsplit.core.device_mesh import mesh_as_if, mesh_axes
 from graphsplit.core.errors import ArgumentError, UnsupportedError

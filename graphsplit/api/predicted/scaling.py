@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from graphsplit.api.layouts.predicted_layouts import Layout, layout_name
 from graphsplit.api.options import Options
 from graphsplit.api.predicted.predicted_calls import PredictedCall, predicted_call
-from graphsplit.api.predicted.predicted_layouts import Layout, layout_name
 from graphsplit.api.predicted.predictions import predict_call, why_too_many
 from graphsplit.api.stepping import step_of
 from graphsplit.core.device_mesh import mesh_axes

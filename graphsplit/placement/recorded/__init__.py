@@ -1,4 +1,4 @@
-"""What was recorded: where TensorFlow ran each operation, and when.
+"""What was recorded: when TensorFlow ran each operation.
 
-What enters: a call that is run once. What leaves: the actual placement, and the step as a timeline.
+What enters: a call that is run once. What leaves: the step as a timeline.
 """

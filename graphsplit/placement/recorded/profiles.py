@@ -23,9 +23,9 @@ from graphsplit.core.errors import StorageError, UnsupportedError
 from graphsplit.core.hosts import host_name
 from graphsplit.core.protos.graphdefs import split_reference
 from graphsplit.core.tensorflow_internals import parse_profile
+from graphsplit.placement.actual import plain_name
 from graphsplit.placement.questions import natural_order
 from graphsplit.placement.reading import full_name
-from graphsplit.placement.recorded.actual import plain_name
 
 _OP_EVENT = re.compile(r"^(?P<name>[A-Za-z0-9._][\w.\-/>\\]*):(?P<type>_?[A-Z]\w*)$")
 # Beside its streams, a GPU has lines that sum up what is on them, by step, operation and scope (xplane_schema.h).

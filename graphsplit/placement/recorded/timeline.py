@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphsplit.core.tensorflow_internals import partition_graphs
+from graphsplit.placement.actual import match, require_runnable
 from graphsplit.placement.builders import source_of
 from graphsplit.placement.flattening import flatten
 from graphsplit.placement.placements import Placement
 from graphsplit.placement.reading import bytes_of, read_ops
-from graphsplit.placement.recorded.actual import match, require_runnable
 from graphsplit.placement.recorded.profiles import SendEvent, missing_in, read_events, record_hosts
 from graphsplit.placement.recorded.recorded_steps import Timeline
 from graphsplit.placement.sources import PlacementSource, StateKeeper

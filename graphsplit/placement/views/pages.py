@@ -15,10 +15,10 @@ from graphsplit.placement.findings import find_warnings
 from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.questions import natural_order, reading_order
 from graphsplit.placement.records import CriticalPath, DeviceTotals, PlacedOp, Transfer
-from graphsplit.placement.summaries import folded_scopes, page_paths
 from graphsplit.placement.views.colors import device_colors
 from graphsplit.placement.views.lanes import Lane, alike_lanes, in_order, lanes_of
 from graphsplit.placement.views.routes import Kinds, routes_of, way_text, ways_text
+from graphsplit.placement.views.summaries import folded_scopes, page_paths
 from graphsplit.placement.views.tables import format_flops
 from graphsplit.planning.amounts import count_text, format_bytes
 

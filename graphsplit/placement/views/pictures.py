@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from graphsplit.placement.graph import PlacementGraph
-from graphsplit.placement.summaries import Box, LaneFlow, Summary, summarize
 from graphsplit.placement.views.colors import device_colors
+from graphsplit.placement.views.summaries import Box, LaneFlow, Summary, summarize
 from graphsplit.placement.views.tables import format_flops, shorten
 from graphsplit.planning.amounts import count_text, format_bytes
 

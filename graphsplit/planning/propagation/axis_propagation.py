@@ -20,8 +20,8 @@ import tensorflow as tf
 from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Partial, Shard, SingleDevice, is_whole
 from graphsplit.planning.propagation.backward_propagation import WholeBackwardPropagation
 from graphsplit.planning.propagation.forward_propagation import ForwardPropagation, forks
-from graphsplit.planning.propagation.laid_variables import of_variable
 from graphsplit.planning.steps import Step
+from graphsplit.planning.variables.laid_variables import of_variable
 from graphsplit.program.asked_layouts import along
 from graphsplit.program.program import Op, Tensor
 from graphsplit.rules import Answer, Sharded, answer_for_output, rule_of

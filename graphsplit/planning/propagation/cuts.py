@@ -23,7 +23,7 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.forward_propagation import ForwardPropagation, NaturalForms
 from graphsplit.planning.work import is_data
 from graphsplit.program.program import Op, Program, Tensor
-from graphsplit.program.reading.undefined_outputs import undefined_outputs
+from graphsplit.program.undefined_outputs import undefined_outputs
 from graphsplit.rules import Answer, Sharded, answer_for_output
 from graphsplit.rules.families.random import rule_to_make
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import REPLICATE, Layout, Shard
-from graphsplit.planning.communication.sharding_checks import check_step
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.propagation.sharding_checks import check_step
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from graphsplit.core.layouts import REPLICATE, Partial, Shard, is_whole
 from graphsplit.costs.break_even import SMALL_BYTES
 from graphsplit.graph.walks import reached
-from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.forward_propagation import NaturalForms
 from graphsplit.planning.state import State
@@ -48,19 +47,6 @@ def rows_moved(program: Program, natural: NaturalForms, mesh: Mesh, state: State
     for table, ops in readers.items():
         if all(op.type in _LOOKUPS and op.inputs[0] == table for op in ops) and not finder.is_on_every_device(table):
             found.update(finder.moved(ops, table, adds=False))
-    return found
-
-
-def run_for_rows(plan: Decisions) -> list[tuple[Op, str]]:
-    """Return a plan's operations that run once as rows are fewer bytes than a table, and what moves, for people."""
-    found = []
-    for op, step in zip(plan.program.ops, plan.steps, strict=True):
-        if step.for_rows:
-            rows, table, adds = step.for_rows
-            sent, held = plan.size_text(rows), plan.size_text([table])
-            found.append((op, f"{sent} of rows move, and not {held} {'from' if adds else 'to'} each device"))
-        for body in step.bodies.values():
-            found += run_for_rows(body)
     return found
 
 

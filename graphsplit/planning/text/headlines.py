@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from graphsplit.costs.seconds import seconds_of
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
-from graphsplit.planning.communication.traffic import Traffic
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.propagation.shares import Shares
+from graphsplit.planning.shares import Shares
+from graphsplit.planning.traffic import Traffic
 from graphsplit.program.program import Op
 
 _LINK_BYTES_PER_S = 1e10  # PCIe 4: between GPUs of one machine without faster links

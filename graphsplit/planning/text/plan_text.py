@@ -14,14 +14,12 @@ from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, along_axis, axis_of
 from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
-from graphsplit.planning.communication.traffic import STAGES, Traffic, along, giving_devices, traffic
 from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.memory import alive_on, held_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.flow import meeting_points
-from graphsplit.planning.propagation.lookups import run_for_rows
 from graphsplit.planning.propagation.owners import computing_devices
-from graphsplit.planning.propagation.shares import Cause, Shares, shares_of
+from graphsplit.planning.shares import Cause, Shares, shares_of
 from graphsplit.planning.state import state_on
 from graphsplit.planning.tasks import COPY, Tasks, few_tasks_of
 from graphsplit.planning.text.advice import advice_on
@@ -31,6 +29,7 @@ from graphsplit.planning.text.held_text import held_text
 from graphsplit.planning.text.host_kernels import host_kernels_text
 from graphsplit.planning.text.stage_texts import stages_text
 from graphsplit.planning.text.variables_text import burden_of_variables
+from graphsplit.planning.traffic import STAGES, Traffic, along, giving_devices, traffic
 from graphsplit.program.program import Op
 
 _FINEST_SHARE = 100  # shares of an unknown number of rows are printed as fractions with at most this denominator
@@ -363,6 +362,19 @@ def _for_rows(plan: Decisions) -> list[str]:
         lines.append(f"    {op.type} {op.name!r}: {sent}" + (f" ({where})" if where else ""))
     more = len(found) - _MOST_AT_HOME
     return lines + ([f"    ... and {more} more"] if more > 0 else [])
+
+
+def run_for_rows(plan: Decisions) -> list[tuple[Op, str]]:
+    """Return a plan's operations that run once as rows are fewer bytes than a table, and what moves, for people."""
+    found = []
+    for op, step in zip(plan.program.ops, plan.steps, strict=True):
+        if step.for_rows:
+            rows, table, adds = step.for_rows
+            sent, held = plan.size_text(rows), plan.size_text([table])
+            found.append((op, f"{sent} of rows move, and not {held} {'from' if adds else 'to'} each device"))
+        for body in step.bodies.values():
+            found += run_for_rows(body)
+    return found
 
 
 def _following(plan: Decisions, shares: Shares) -> list[str]:

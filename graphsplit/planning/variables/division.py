@@ -32,8 +32,8 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import Copied, Cut, Division, EvenCut, Partial, Shard
 from graphsplit.core.protos.graphdefs import constant_value
-from graphsplit.planning.propagation.gathering import Gather, find_gathers
-from graphsplit.planning.propagation.laid_variables import READS
+from graphsplit.planning.variables.gathering import Gather, find_gathers
+from graphsplit.planning.variables.laid_variables import READS
 from graphsplit.planning.variables.part_by_part import JOINS, PartByPart, is_at_hand, part_by_part
 from graphsplit.planning.variables.staying import is_staying
 from graphsplit.planning.variables.whole_writing import WholeWriter, part_shape

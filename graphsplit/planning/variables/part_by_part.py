@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, Copied, Cut, Division, Layout, Partial, Shard
 from graphsplit.core.sizes.symbolic_sizes import has_sizes
-from graphsplit.planning.propagation.laid_variables import READS, WRITES
+from graphsplit.planning.variables.laid_variables import READS, WRITES
 from graphsplit.planning.variables.row_writing import adds_up_rows, finds_rows, writes_rows
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Declined, Sharded, answer, answer_for_output, partial_operands, rule_of

@@ -21,7 +21,7 @@ import tensorflow as tf
 from graphsplit.core.layouts import Copied, Cut, Division
 from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.planning.program_writing import ProgramWriter
-from graphsplit.planning.propagation.laid_variables import WRITES_ROWS
+from graphsplit.planning.variables.laid_variables import WRITES_ROWS
 from graphsplit.program.program import Op, Program, Tensor
 
 

@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 from graphsplit.core.layouts import SINGLE_DEVICE, Cut, Division
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.propagation.laid_variables import of_variable
+from graphsplit.planning.variables.laid_variables import of_variable
 from graphsplit.program.program import Program
 
 

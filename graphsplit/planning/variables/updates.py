@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from graphsplit.core.sizes.symbolic_sizes import has_sizes
 from graphsplit.graph.function_calls import CONTROL_FLOW
-from graphsplit.planning.propagation.laid_variables import READS, WRITES
+from graphsplit.planning.variables.laid_variables import READS, WRITES
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import rule_of
 from graphsplit.rules.factors import Factors

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import Cut, Division
 from graphsplit.core.protos.graphdefs import make_node
-from graphsplit.planning.propagation.gathering import Gather
+from graphsplit.planning.variables.gathering import Gather
 from graphsplit.planning.variables.part_by_part import PartByPart
 from graphsplit.planning.variables.row_writing import RowWriter
 from graphsplit.program.program import COPIES, Op, Program, Tensor

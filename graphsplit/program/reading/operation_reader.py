@@ -30,10 +30,10 @@ from graphsplit.program.reading.constant_folding import FOLDABLE, fold
 from graphsplit.program.reading.function_bodies import Bodies, Elements
 from graphsplit.program.reading.made_rows import rows_made
 from graphsplit.program.reading.node_simplification import SIMPLIFIED, is_known, simplified, untile
-from graphsplit.program.reading.row_numbers import NUMBERED, InOrder, RowNumbers
 from graphsplit.program.reading.shape_inference import HELPER, Findings, Integers, known_shape
 from graphsplit.program.reading.tensor_lists import Lists
 from graphsplit.program.reading.trip_counts import pushed_counters, turns_of
+from graphsplit.program.row_numbers import NUMBERED, InOrder, RowNumbers
 from graphsplit.program.stages import StageCalls
 
 _GRADIENTS = frozenset({"gradient_tape", "gradients"})  # how TensorFlow's tapes and `tf.gradients` name what they make

@@ -33,7 +33,7 @@ from graphsplit.emission.emitter import emit
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
-from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
+from graphsplit.planning.turns_and_gathers import plan_of_less_alive
 from graphsplit.runtime.executable import Function, make_executable
 from graphsplit.runtime.failures import Located
 from graphsplit.runtime.feeding import make_fed_executable

@@ -1,8 +1,8 @@
 """Sharded variables and shards that take turns: put together once for all turns, or again whenever they are read.
 
-What is dropped and put together again is so for all shards at a time (`gathering`), so all turns meet there, and what
-they have computed so far is held. Kept through all turns it is put together once, but then all of it is alive, and so
-are the sums of its gradients. Few rows and large weights want the one, many rows and small weights the other.
+What is dropped and put together again is so for all shards at a time (`variables/gathering`), so all turns meet there,
+and what they have computed so far is held. Kept through all turns it is put together once, but then all of it is alive,
+and so are the sums of its gradients. Few rows and large weights want the one, many rows and small weights the other.
 """
 
 from __future__ import annotations

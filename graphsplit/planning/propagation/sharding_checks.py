@@ -12,7 +12,7 @@ from graphsplit.core.sizes.symbolic_sizes import is_same
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
-from graphsplit.program.reading.undefined_outputs import undefined_outputs
+from graphsplit.program.undefined_outputs import undefined_outputs
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import DROPPED, LEFT_OUT, SKIPPED, ZEROS
 
