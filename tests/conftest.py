@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -14,127 +13,130 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.api.layouts import automatic
+from tests.helpers.samples import sample
 
 DEVICES = int(os.environ.get("GRAPHSPLIT_TEST_DEVICES", "5"))  # more: see test_mesh_variables.py
 
-# What `-m quick` runs: files, or functions of files, with every how many of their cases. A promise of each floor is
-# among them; what trains whole models, starts processes or tries all of a table is not.
+ALL = 10_000
+
+# What `-m quick` runs: files, or functions of files, with how many of their cases (`helpers/samples.py` says which). A
+# promise of each floor is among them; what trains whole models, starts processes or tries all of a table is not.
 QUICK = {
-    "test_checkers.py": 1,
-    "test_control_flow.py": 6,
-    "test_decompositions.py": 3,
-    "test_effects_and_plans.py": 1,
-    "test_emitted_graphs.py": 4,
-    "test_errors.py": 2,
-    "test_gradients.py": 8,
-    "test_keras_models.py::test_equals_the_template_in_float64": 20,
-    "test_layout_properties.py": 2,
-    "test_merging.py": 2,
-    "test_micro_batches.py": 6,
-    "test_micro_batches_in_order.py": 3,
-    "test_on_device.py": 10,
-    "test_ordering.py": 1,
-    "test_packing.py": 4,
-    "test_parallelize.py": 3,
-    "test_pipelines.py": 12,
-    "test_placement.py": 2,
-    "test_prefetching.py": 6,
-    "test_project.py::test_every_folder_is_a_floor": 1,
-    "test_project.py::test_imports_point_downwards": 1,
-    "test_project.py::test_no_circles_among_modules": 1,
-    "test_project.py::test_private_tensorflow_in_one_file_only": 1,
-    "test_project.py::test_public_names_and_signatures": 1,
-    "test_random.py": 6,
-    "test_random_programs.py::test_random_program": 8,
-    "test_rules.py::test_any_argument_as_a_partial_sum": 30,
-    "test_rules.py::test_any_argument_split_along_any_axis": 30,
-    "test_rules.py::test_coverage_check_can_fail": 1,
-    "test_rules.py::test_every_rule_has_cases": 1,
-    "test_rules.py::test_made_in_pieces": 30,
-    "test_rules.py::test_sharded_equals_unsharded": 15,
-    "test_saved_models_errors.py": 10,
-    "test_sizes.py": 1,
-    "test_stages.py": 12,
-    "test_undefined_outputs.py": 1,
-    "test_unknown_batch.py::test_effects_happen_once_whatever_the_size": 1,
-    "test_unknown_batch.py::test_rules": 30,
-    "test_unknown_lengths.py::test_unknown_lengths_as_well": 1,
-    "test_untiling.py": 2,
-    "test_xla.py": 4,
+    "test_checkers.py": ALL,
+    "test_control_flow.py": 4,
+    "test_decompositions.py": 5,
+    "test_effects_and_plans.py": ALL,
+    "test_emitted_graphs.py": 34,
+    "test_errors.py": 37,
+    "test_gradients.py": 9,
+    "test_keras_models.py::test_equals_the_template_in_float64": 1,
+    "test_layout_properties.py": 23,
+    "test_merging.py": 4,
+    "test_micro_batches.py": 5,
+    "test_micro_batches_in_order.py": 2,
+    "test_on_device.py": 4,
+    "test_ordering.py": ALL,
+    "test_packing.py": 6,
+    "test_parallelize.py": 21,
+    "test_pipelines.py": 4,
+    "test_placement.py": 12,
+    "test_prefetching.py": 7,
+    "test_project.py::test_every_folder_is_a_floor": ALL,
+    "test_project.py::test_imports_point_downwards": ALL,
+    "test_project.py::test_no_circles_among_modules": ALL,
+    "test_project.py::test_private_tensorflow_in_one_file_only": ALL,
+    "test_project.py::test_public_names_and_signatures": ALL,
+    "test_random.py": 7,
+    "test_random_programs.py::test_random_program": 3,
+    "test_rules.py::test_any_argument_as_a_partial_sum": 3,
+    "test_rules.py::test_any_argument_split_along_any_axis": 7,
+    "test_rules.py::test_coverage_check_can_fail": ALL,
+    "test_rules.py::test_every_rule_has_cases": ALL,
+    "test_rules.py::test_made_in_pieces": 4,
+    "test_rules.py::test_sharded_equals_unsharded": 66,
+    "test_saved_models_errors.py": 3,
+    "test_sizes.py": ALL,
+    "test_stages.py": 6,
+    "test_undefined_outputs.py": ALL,
+    "test_unknown_batch.py::test_effects_happen_once_whatever_the_size": ALL,
+    "test_unknown_batch.py::test_rules": 7,
+    "test_unknown_lengths.py::test_unknown_lengths_as_well": ALL,
+    "test_untiling.py": 17,
+    "test_xla.py": 2,
 }
 
-# Of these functions' cases, the first of every so many runs by default; the others run with the long tests.
+# How many of these functions' cases run by default (`helpers/samples.py` says which); the others are long tests.
 LONG = {
-    "test_benchmarks_gpu.py::test_every_way_computes_the_same": 2,
-    "test_benchmarks.py::test_bytes_in_partitions_are_those_of_the_plan": 3,
-    "test_buckets.py::test_a_full_bucket_is_reduced_while_the_backward_pass_goes_on": 3,
-    "test_constant_folding.py::test_folds_are_what_kernels_compute": 2,
-    "test_constant_folding.py::test_folds_hold_for_every_size": 2,
+    "test_benchmarks_gpu.py::test_every_way_computes_the_same": 3,
+    "test_benchmarks.py::test_bytes_in_partitions_are_those_of_the_plan": 1,
+    "test_buckets.py::test_a_full_bucket_is_reduced_while_the_backward_pass_goes_on": 1,
+    "test_constant_folding.py::test_folds_are_what_kernels_compute": 23,
+    "test_constant_folding.py::test_folds_hold_for_every_size": 19,
     "test_constant_folding.py::test_gradients_along_axes_of_size_one": 3,
-    "test_control_flow.py::test_one_lstm_encodes_two_inputs": 2,
-    "test_control_flow.py::test_recurrent_networks_train_on_the_shards": 2,
-    "test_cuts.py::test_arguments_with_other_numbers_of_rows": 2,
-    "test_damaged_models.py::test_damage": 2,
-    "test_embeddings.py::test_sparse_gradients": 2,
-    "test_fuzzer.py::test_every_template_makes_lines": 4,
-    "test_gpu.py::test_networks_of_the_benchmarks": 2,
-    "test_graph_defs.py::test_training": 2,
-    "test_hosts.py::test_an_optimizer_with_slots": 3,
-    "test_hosts.py::test_each_weight_and_each_gradient_passes_once_to_each_host": 3,
-    "test_hosts.py::test_shards_that_may_have_no_rows": 3,
-    "test_hosts.py::test_shards_that_take_turns": 2,
-    "test_keras_models.py::test_equals_the_template_in_float32": 6,
-    "test_keras_models.py::test_equals_the_template_in_float64": 4,
-    "test_keras_models.py::test_losses_of_single_outputs_are_weighted_as_keras_does": 2,
-    "test_keras_models_files.py::test_training_goes_on_after_a_reload_on_another_number_of_devices": 2,
-    "test_keras_models_tf_keras.py::test_equals_the_template": 2,
-    "test_keras_models_tf_keras.py::test_steps_per_execution_and_counters": 2,
-    "test_keras_models_use.py::test_kinds_of_data": 6,
-    "test_keras_models_use.py::test_steps_per_execution": 2,
-    "test_keras_stages.py::test_stages_begin_at_layers": 2,
-    "test_layout_slots.py::test_slots_lie_with_their_variables": 6,
-    "test_layouts_of_any_variables.py::test_any_variables": 20,
+    "test_control_flow.py::test_one_lstm_encodes_two_inputs": 1,
+    "test_control_flow.py::test_recurrent_networks_train_on_the_shards": 3,
+    "test_cuts.py::test_arguments_with_other_numbers_of_rows": 6,
+    "test_damaged_models.py::test_damage": 1,
+    "test_embeddings.py::test_sparse_gradients": 4,
+    "test_fuzzer.py::test_every_template_makes_lines": 2,
+    "test_gpu.py::test_networks_of_the_benchmarks": 1,
+    "test_graph_defs.py::test_training": 4,
+    "test_hosts.py::test_an_optimizer_with_slots": 1,
+    "test_hosts.py::test_each_weight_and_each_gradient_passes_once_to_each_host": 1,
+    "test_hosts.py::test_shards_that_may_have_no_rows": 1,
+    "test_hosts.py::test_shards_that_take_turns": 1,
+    "test_keras_models.py::test_equals_the_template_in_float32": 1,
+    "test_keras_models.py::test_equals_the_template_in_float64": 2,
+    "test_keras_models.py::test_losses_of_single_outputs_are_weighted_as_keras_does": 1,
+    "test_keras_models_files.py::test_training_goes_on_after_a_reload_on_another_number_of_devices": 1,
+    "test_keras_models_tf_keras.py::test_equals_the_template": 3,
+    "test_keras_models_tf_keras.py::test_steps_per_execution_and_counters": 1,
+    "test_keras_models_use.py::test_kinds_of_data": 2,
+    "test_keras_models_use.py::test_steps_per_execution": 1,
+    "test_keras_stages.py::test_stages_begin_at_layers": 1,
+    "test_layout_slots.py::test_slots_lie_with_their_variables": 2,
+    "test_layouts_of_any_variables.py::test_any_variables": 2,
     "test_mesh_variables.py::test_every_spelling": 4,
-    "test_mesh_variables.py::test_weights_are_gathered_again": 2,
-    "test_micro_batches.py::test_keras_models": 2,
-    "test_mirrored_variables.py::test_elementwise_optimizers_give_the_same_bits": 11,
-    "test_mirrored_variables.py::test_what_couples_a_variable_is_exact": 8,
+    "test_mesh_variables.py::test_weights_are_gathered_again": 1,
+    "test_micro_batches.py::test_keras_models": 1,
+    "test_mirrored_variables.py::test_elementwise_optimizers_give_the_same_bits": 2,
+    "test_mirrored_variables.py::test_what_couples_a_variable_is_exact": 1,
     "test_mixed_precision.py::test_mixed_precision": 2,
     "test_networks.py::test_architecture": 2,
-    "test_networks.py::test_attention": 2,
-    "test_networks.py::test_rows_against_rows": 2,
-    "test_on_device.py::test_a_keras_model_with_a_stage_trains_as_without": 2,
-    "test_outer_functions.py::test_higher_derivatives_through_an_outer_function": 2,
-    "test_outer_functions.py::test_saved_and_loaded_without_graphsplit": 2,
+    "test_networks.py::test_attention": 3,
+    "test_networks.py::test_rows_against_rows": 4,
+    "test_on_device.py::test_a_keras_model_with_a_stage_trains_as_without": 1,
+    "test_outer_functions.py::test_higher_derivatives_through_an_outer_function": 1,
+    "test_outer_functions.py::test_saved_and_loaded_without_graphsplit": 1,
     "test_owners.py::test_optimizers_stay_with_their_variables": 2,
-    "test_packing.py::test_any_mixture_of_rows_and_vectors": 3,
+    "test_packing.py::test_any_mixture_of_rows_and_vectors": 8,
     "test_packing.py::test_biases_and_their_gradients_travel_as_one": 2,
     "test_placement_actual.py::test_every_model_runs_where_it_was_asked_to": 3,
-    "test_programs.py::test_equal": 5,
-    "test_random.py::test_stateless_numbers_are_those_of_one_device": 2,
-    "test_random_programs.py::test_random_program": 2,
+    "test_programs.py::test_equal": 2,
+    "test_random.py::test_stateless_numbers_are_those_of_one_device": 30,
+    "test_random_programs.py::test_random_program": 20,
     "test_reading.py::test_second_derivatives_of_any_number_of_rows": 2,
-    "test_recurrent_kernels.py::test_training": 2,
+    "test_recurrent_kernels.py::test_training": 1,
     "test_row_loops.py::test_an_array_that_is_written_row_by_row": 2,
     "test_row_loops.py::test_map": 2,
-    "test_rules.py::test_any_argument_as_a_partial_sum": 4,
-    "test_rules.py::test_any_argument_split_along_any_axis": 4,
-    "test_rules.py::test_made_in_pieces": 4,
-    "test_saved_models.py::test_every_model_on_every_number_of_devices_and_rows": 4,
-    "test_seeds.py::test_seed": 2,
-    "test_several_meshes.py::test_two_meshes": 2,
+    "test_rules.py::test_any_argument_as_a_partial_sum": 85,
+    "test_rules.py::test_any_argument_split_along_any_axis": 210,
+    "test_rules.py::test_made_in_pieces": 95,
+    "test_saved_models.py::test_every_model_on_every_number_of_devices_and_rows": 2,
+    "test_seeds.py::test_seed": 50,
+    "test_several_meshes.py::test_two_meshes": 1,
     "test_training.py::test_keras_optimizer": 4,
-    "test_training.py::test_older_optimizers": 3,
+    "test_training.py::test_older_optimizers": 7,
     "test_training.py::test_optimizer_options": 4,
     "test_unknown_batch.py::test_gradients_from_outside": 2,
-    "test_unknown_batch.py::test_rules": 2,
-    "test_unknown_lengths.py::test_training_on_sequences_of_any_length": 3,
+    "test_unknown_batch.py::test_rules": 188,
+    "test_unknown_lengths.py::test_training_on_sequences_of_any_length": 2,
     "test_variable_layouts.py::test_any_number_of_rows": 2,
-    "test_variable_layouts.py::test_elementwise_optimizers_give_the_same_bits": 5,
-    "test_variable_layouts.py::test_traffic_is_spread_over_the_devices": 2,
+    "test_variable_layouts.py::test_elementwise_optimizers_give_the_same_bits": 3,
+    "test_variable_layouts.py::test_traffic_is_spread_over_the_devices": 1,
     "test_variable_layouts.py::test_what_couples_the_parts_of_a_variable_is_exact": 3,
-    "test_variable_layouts_loading.py::test_what_is_loaded_goes_to_the_parts": 3,
-    "test_variable_layouts_loading.py::test_an_interrupted_save_leaves_the_old_file_whole": 2,
+    "test_variable_layouts_loading.py::test_what_is_loaded_goes_to_the_parts": 1,
+    "test_variable_layouts_loading.py::test_an_interrupted_save_leaves_the_old_file_whole": 1,
 }
 
 NO_GPU = "no GPU that TensorFlow finds (`graphsplit doctor` says more), or a run without `-m gpu`, which hides them"
@@ -167,34 +169,45 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Mark what is `long` or `quick`: in one place, since a slice of a table is no property of any one case."""
-    shortened, chosen = EveryNth(LONG), EveryNth(QUICK)
+    """Mark what is `long` or `quick`: in one place, since a sample of a table is no property of any one case."""
     for item in items:
         if item.get_closest_marker("gpu") and not tf.config.list_logical_devices("GPU"):
             item.add_marker(pytest.mark.skip(reason=NO_GPU))
-        if item.get_closest_marker("long"):
-            continue
-        if shortened.takes(item) is False:
-            item.add_marker("long")
-        elif chosen.takes(item):
+    shorter = [item for item in items if not item.get_closest_marker("long")]
+    for item in _left_out(shorter, LONG):
+        item.add_marker("long")
+    shorter = [item for item in shorter if not item.get_closest_marker("long") and _entry(item, QUICK)]
+    left_out = set(_left_out(shorter, QUICK))
+    for item in shorter:
+        if item not in left_out:
             item.add_marker("quick")
 
 
-class EveryNth:
-    """Takes the first of every so many cases of files, or functions of files, and knows nothing of others."""
+def _entry(item: pytest.Function, table: Mapping[str, int]) -> str | None:
+    """Return what names a case in a table: its function, or else its file."""
+    names = f"{item.path.name}::{item.originalname}", item.path.name
+    return next((name for name in names if name in table), None)
 
-    def __init__(self, table: Mapping[str, int]):
-        self._table = table
-        self._seen: Counter[str] = Counter()
 
-    def takes(self, item: pytest.Function) -> bool | None:
-        """Return whether a case is taken; None if the table does not name it."""
-        function = f"{item.path.name}::{item.originalname}"
-        name = function if function in self._table else item.path.name
-        if name not in self._table:
-            return None
-        self._seen[name] += 1
-        return (self._seen[name] - 1) % self._table[name] == 0
+def _left_out(items: Sequence[pytest.Function], table: Mapping[str, int]) -> list[pytest.Function]:
+    """Return the cases that a table names, but that are not among its sample."""
+    named: dict[str, dict[str, pytest.Function]] = {}
+    for item in items:
+        if (entry := _entry(item, table)) is not None:
+            named.setdefault(entry, {})[item.nodeid] = item
+    found = []
+    for entry, cases in named.items():
+        whole_file = "::" not in entry  # its functions have not all the same parameters
+        values = {
+            name: {"function": item.originalname} if whole_file else _parameters(item) for name, item in cases.items()
+        }
+        chosen = sample(values, table[entry])
+        found += [item for name, item in cases.items() if name not in chosen]
+    return found
+
+
+def _parameters(item: pytest.Function) -> dict[str, object]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
 
 
 @pytest.fixture(autouse=True)
