@@ -14,15 +14,18 @@ from graphsplit.emission import emit
 from graphsplit.planning.propagation import forward_propagation
 from graphsplit.rules import answers, rule_of, ruled_types
 from tests.helpers.law import assert_close
+from tests.helpers.samples import sample
 from tests.rule_cases import CASES, Case
 from tests.rule_cases.table import first_of_each
 
-RUNS = [(2, 2), (7, 4)]  # rows, devices: one row each, and uneven shares
-OTHER_RUNS = [(1, 1), (5, 3)]
+RUNS = [(7, 4)]  # rows, devices: uneven shares
+OTHER_RUNS = [(2, 2), (1, 1), (5, 3)]  # one row each among them
 AXES = 2  # of each case, of those that are no batch; the others with the long tests
 # They have tests of their own, `test_recurrent_kernels.py`: the table's cases run.
 WITHOUT_CPU_KERNEL = {f"CudnnRNN{direction}{version}" for direction in ("", "Backprop") for version in ("", "V2", "V3")}
 WHOLE = [case for case in CASES if not case.partial]
+# Each op in each way in which its rule may answer: on shards, in parts of a sum, at home.
+BY_DEFAULT = sample({case.name: {"way": f"{case.op_type} {case.partial} {case.at_home}"} for case in CASES}, 560)
 
 
 def made_arguments(case: Case) -> list[np.ndarray]:
@@ -63,8 +66,11 @@ def split_of(case: Case) -> dict[str, tuple[int | None, ...]]:
     return {"tensors": tuple(argument.axis for argument in case.arguments)}
 
 
-@pytest.mark.parametrize("runs", [RUNS, pytest.param(OTHER_RUNS, marks=pytest.mark.long)], ids=["", "others"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "runs"),
+    [pytest.param(c, RUNS, id=c.name, marks=() if c.name in BY_DEFAULT else pytest.mark.long) for c in CASES]
+    + [pytest.param(case, OTHER_RUNS, id=f"{case.name}, others", marks=pytest.mark.long) for case in CASES],
+)
 def test_sharded_equals_unsharded(case: Case, runs: list[tuple[int, int]]) -> None:
     for rows, devices in runs:
         arguments = case.make_arguments(rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -30,8 +31,27 @@ from tests.others.processes import DIED, GROUPS, Options, chunks, files_of, kera
 from tests.others.records import GRAPH_DIFFERS, Calls
 from tests.others.summary import Row, by_file, row, rows_by, table
 
-# A part of each kind of tests: files, and every how many of their tests.
+# A part of each kind of tests: files, and every how many of their tests. By default two processes, which import as much
+# as they run: variables in parts, and copies with micro-batches.
+SHORT = {
+    "a few of each": (
+        [
+            "layers/core/dense_test.py",
+            "layers/reshaping/flatten_test.py",  # fits
+            "layers/normalization/layer_normalization_test.py",
+            "losses/losses_test.py",
+            "metrics/regression_metrics_test.py",
+            "optimizers/adam_test.py",
+        ],
+        Options(layout="sharded", every=15),
+    ),
+    "copies and micro-batches": (
+        ["layers/core/einsum_dense_test.py", "layers/reshaping/flatten_test.py"],
+        Options(layout="replicated", micro_batches=2, every=40),
+    ),
+}
 PARTS = {
+    **SHORT,
     "layers": (["layers/core/dense_test.py", "layers/attention/attention_test.py"], Options(every=5)),
     "losses, metrics, optimizers": (
         ["losses/losses_test.py", "metrics/regression_metrics_test.py", "optimizers/adam_test.py"],
@@ -53,7 +73,7 @@ def assert_right(found: list[dict]) -> Row:
 
 
 @pytest.mark.timeout(600)  # a process each, on a machine with other work
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [pytest.param(p, marks=() if p in SHORT else pytest.mark.long) for p in PARTS])
 def test_a_part(part: str):
     names, options = PARTS[part]
     whole = assert_right(run(files_of(names), options))
@@ -122,7 +142,17 @@ def test_masks_go_through():
     assert through_graphsplit(use).kinds == {EQUAL: 2}
 
 
-def test_steps_of_fit_evaluate_and_predict_are_compared():
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.long),
+        {"layout": "sharded"},
+        pytest.param({"layout": "replicated"}, marks=pytest.mark.long),
+        {"micro_batches": 2},
+    ],
+    ids=str,
+)
+def test_steps_of_fit_evaluate_and_predict_are_compared(options: dict[str, Any]):
     def use():
         model = keras.Sequential([keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])  # built by its first batch
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
@@ -130,10 +160,9 @@ def test_steps_of_fit_evaluate_and_predict_are_compared():
         model.evaluate(ones(7, 3), ones(7, 1), batch_size=4, verbose=0)
         assert model.predict(ones(7, 3), verbose=0).shape == (7, 1)
 
-    for options in ({}, {"layout": "sharded"}, {"layout": "replicated"}, {"micro_batches": 2}):
-        calls = through_graphsplit(use, **options)
-        assert calls.kinds == {EQUAL: 5}, calls.messages
-        assert calls.sharded == 5
+    calls = through_graphsplit(use, **options)
+    assert calls.kinds == {EQUAL: 5}, calls.messages
+    assert calls.sharded == 5
 
 
 def test_a_wrong_rule_is_caught(monkeypatch: pytest.MonkeyPatch):
