@@ -237,6 +237,7 @@ def test_batches_that_differ(make):
     assert "mask" in str(caught.value)
 
 
+@pytest.mark.long
 def test_saved_model_cli(make, tmp_path: Path):
     made = make("dense")
     rows = made.requests["serve"]["x"][:5]

@@ -20,9 +20,12 @@ DEVICES = ["CPU:0", "CPU:1", "CPU:2"]
 THREADS = 4
 REASON = "no C++ compiler, or TensorFlow came without the headers and libtensorflow_cc.so.2 that a program needs"
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or not (TENSORFLOW / "libtensorflow_cc.so.2").exists(), reason=REASON
-)
+pytestmark = [
+    pytest.mark.skipif(
+        shutil.which("g++") is None or not (TENSORFLOW / "libtensorflow_cc.so.2").exists(), reason=REASON
+    ),
+    pytest.mark.long,  # to compile against TensorFlow's headers takes a minute
+]
 
 
 @pytest.fixture(scope="module")

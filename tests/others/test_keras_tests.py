@@ -263,7 +263,8 @@ def test_comes_after_it():
 """
 
 
-@pytest.mark.parametrize("most", [400, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.long  # four processes
+@pytest.mark.parametrize("most", [400, 4])
 def test_a_process_that_dies_is_a_line_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int):
     monkeypatch.setattr(processes, "_TESTS_PER_PROCESS", most)
     file = tmp_path / "some_test.py"
