@@ -13,6 +13,7 @@ import tf_keras
 import graphsplit as gs
 from graphsplit.api.layouts.layout_targets import slots_of, variables_of
 from graphsplit.core import structures
+from graphsplit.core.layouts import Cut
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.traffic import traffic
 from graphsplit.planning.variables.updates import updated_together
@@ -215,3 +216,50 @@ def test_updates_that_go_entry_by_entry():
     names = {i: "abcde".find(variable.name[0]) for i, variable in captured_variables(trace).items()}
     found = updated_together(trace.program, names)
     assert sorted(map(sorted, found)) == [[0, 4], [2, 3]]
+
+
+class TwoOptimizers(keras.Model):
+    """Trains each of its layers by an optimizer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = [keras.layers.Dense(64), keras.layers.Dense(33)]
+
+    def call(self, x: Any) -> Any:
+        return self.both[1](self.both[0](x))
+
+    def compile(self, optimizers: Any, **options: Any) -> None:
+        super().compile(**options)
+        self.optimizers = optimizers
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        weights = [layer.trainable_variables for layer in self.both]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
+        for optimizer, gradients, own in zip(self.optimizers, tape.gradient(loss, weights), weights, strict=True):
+            optimizer.apply(gradients, own)
+        return {"loss": loss}
+
+
+def trained_by_two(variables: dict[str, str] | None, *names: str) -> tuple[list[float], list[str]]:
+    """Return the losses, and the names of the optimizers whose slots are cut."""
+    keras.utils.set_random_seed(1)
+    x, model = np.random.default_rng(0).normal(size=(33, 20)).astype(np.float32), TwoOptimizers()
+    model(x)
+    model = model if variables is None else gs.multi_gpu_model(model, DEVICES, variables=variables)
+    model.compile([keras.optimizers.Adam(0.1, name=name) for name in names])
+    losses = model.fit(x, x[:, :1] + np.ones(33, np.float32), batch_size=16, epochs=2, verbose=0).history["loss"]
+    slots = {own.name: [v.value for v in own.variables if len(v.shape) == 2] for own in model.optimizers}
+    return losses, [name for name, own in slots.items() if all(isinstance(where(v)[0], Cut) for v in own)]
+
+
+@pytest.mark.parametrize(("pattern", "expected"), [("adam*", ["adam", "adam_1"]), ("adam_1/*", ["adam_1"])])
+def test_a_pattern_names_one_of_two_optimizers_or_both(pattern: str, expected: list[str]):
+    losses, in_parts = trained_by_two({pattern: "sharded"}, "adam", "adam_1")
+    np.testing.assert_allclose(losses, trained_by_two(None, "adam", "adam_1")[0], rtol=1e-5)
+    assert in_parts == expected
+
+
+def test_a_pattern_of_another_optimizers_name_says_which_is_near():
+    with pytest.raises(gs.ArgumentError, match=r"Near 'adam/\*': .*'adam_1/\*'"):
+        trained_by_two({"adam/*": "sharded"}, "adam_1", "adam_2")
