@@ -13,7 +13,7 @@ import typer
 import graphsplit as gs
 from graphsplit.cli import predict_commands
 from graphsplit.cli.checks import names_in, parse_devices, parse_split
-from graphsplit.cli.running import Commands, start_tensorflow
+from graphsplit.cli.running import Commands, number, start_tensorflow
 from graphsplit.clusters.addresses import check_port
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.progress import phase, phases
@@ -50,9 +50,9 @@ def main(
 
 @demo.command()
 def polyfit(
-    devices: Annotated[int, typer.Option("--devices", min=1, help="How many devices.")] = 4,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Rows in each step's batch.")] = 100,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps.")] = 2000,
+    devices: Annotated[int, number("--devices", "How many devices.")] = 4,
+    batch: Annotated[int, number("--batch", "Rows in each step's batch.")] = 100,
+    steps: Annotated[int, number("--steps", "Optimizer steps.")] = 2000,
 ) -> None:
     """Fit 5x^2 + 0x + 3 on one device and on several, and compare."""
     start_tensorflow()
@@ -65,10 +65,10 @@ def polyfit(
 def doctor(
     devices: Annotated[
         int | None,
-        typer.Option("--devices", min=1, help="How many devices to check; by default all GPUs, or four CPU devices."),
+        number("--devices", "How many devices to check; by default all GPUs, or four CPU devices."),
     ] = None,
     memory_mb: Annotated[
-        int | None, typer.Option("--memory-mb", min=1, help="Divide the GPUs into --devices parts of so many MiB.")
+        int | None, number("--memory-mb", "Divide the GPUs into --devices parts of so many MiB.")
     ] = None,
 ) -> None:
     """Print the devices that TensorFlow and the driver find, and compare results on each device and on all of them.
@@ -92,10 +92,15 @@ def inspect(
         typer.Option("--spec", metavar="SPEC", help="An argument: 'float32[64,784]', ? for any size; repeat."),
     ] = None,
     devices: Annotated[
-        str | None, typer.Option("--devices", help="Split over so many devices, or GPU:0,GPU:1,... (need not exist).")
+        str | None,
+        typer.Option(
+            "--devices", metavar="DEVICES", help="Split over so many devices, or GPU:0,GPU:1,... (need not exist)."
+        ),
     ] = None,
     actual: Annotated[bool, typer.Option("--actual", help="Run once, and show where TensorFlow ran it.")] = False,
-    signature: Annotated[str, typer.Option("--signature", help="The SavedModel's signature.")] = "serving_default",
+    signature: Annotated[
+        str, typer.Option("--signature", metavar="NAME", help="The SavedModel's signature.")
+    ] = "serving_default",
     output: Annotated[
         list[str] | None,
         typer.Option("-o", "--output", metavar="FILE", help=f"A file to write: {', '.join(forms.PLACEMENT_SUFFIXES)}."),
@@ -140,17 +145,22 @@ def transpile(
         str | None,
         typer.Option(
             "--devices",
+            metavar="DEVICES",
             help="Required: GPU:0,GPU:1,..., the default device first; or how many GPUs (without GPUs, CPU devices).",
         ),
     ] = None,
-    signatures: Annotated[str, typer.Option("--signatures", help="Names, with commas; all by default.")] = "",
-    split: Annotated[str, typer.Option("--split", help="The axis to split: 0, none, or x=0,mask=none.")] = "0",
+    signatures: Annotated[
+        str, typer.Option("--signatures", metavar="NAMES", help="Names, with commas; all by default.")
+    ] = "",
+    split: Annotated[
+        str, typer.Option("--split", metavar="SPLIT", help="The axis to split: 0, none, or x=0,mask=none.")
+    ] = "0",
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if work on the batch would run on one device.")
     ] = False,
     strict_share: Annotated[
         float | None,
-        typer.Option("--strict-share", min=0, max=1, help="Fail if more than this share would: 0.1."),
+        number("--strict-share", "Fail if more than this share would: 0.1.", least=0, most=1),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a model or graph.")] = False,
     strip: Annotated[bool, typer.Option("--strip-devices", help="Only remove the devices in the graph.")] = False,
@@ -158,10 +168,11 @@ def transpile(
         bool, typer.Option("--replicate-weights", help="A copy of the weights in every device's memory.")
     ] = False,
     inputs: Annotated[
-        str, typer.Option("--inputs", help="Of a graph: its arguments; by default its placeholders.")
+        str, typer.Option("--inputs", metavar="NAMES", help="Of a graph: its arguments; by default its placeholders.")
     ] = "",
     outputs: Annotated[
-        str, typer.Option("--outputs", help="Of a graph: its results; by default what no operation reads.")
+        str,
+        typer.Option("--outputs", metavar="NAMES", help="Of a graph: its results; by default what no operation reads."),
     ] = "",
 ) -> None:
     """Turn a finished SavedModel, or a graph, into one that runs on several devices."""
@@ -229,9 +240,9 @@ for _command in predict_commands.COMMANDS:
 
 @app.command()
 def worker(
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where clients connect.")] = 2222,
-    devices: Annotated[int | None, typer.Option("--devices", min=1, help="How many logical CPU devices.")] = None,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Of an operation on the CPU.")] = None,
+    port: Annotated[int, number("--port", "Where clients connect.", most=65535)] = 2222,
+    devices: Annotated[int | None, number("--devices", "How many logical CPU devices.")] = None,
+    threads: Annotated[int | None, number("--threads", "Of an operation on the CPU.")] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="This machine has a public address, and the port is closed to it.")
     ] = False,

@@ -11,7 +11,7 @@ import typer
 
 import graphsplit as gs
 from graphsplit.cli.checks import CALIBRATED, check_machine_file, names_in, parse_counts, why_not_calibrated
-from graphsplit.cli.running import start_tensorflow
+from graphsplit.cli.running import number, start_tensorflow
 from graphsplit.core.storage import files, forms
 from graphsplit.costs.machine_schema import parse
 
@@ -39,19 +39,27 @@ def machines_like(incomplete: str) -> list[str]:
 Machine = Annotated[
     str,
     typer.Option(
-        "--machine", autocompletion=machines_like, help="8xH100-SXM5, dgx-a100, here.toml; see `graphsplit machines`."
+        "--machine",
+        metavar="MACHINE",
+        autocompletion=machines_like,
+        help="8xH100-SXM5, dgx-a100, here.toml; see `graphsplit machines`.",
     ),
 ]
-MicroBatches = Annotated[int | None, typer.Option("--micro-batches", min=1, help="Parts of each device's rows.")]
+MicroBatches = Annotated[int | None, number("--micro-batches", "Parts of each device's rows.")]
 
 
 def predict(
     target: Target,
     machine: Machine,
     spec: Specs = None,
-    devices: Annotated[str, typer.Option("--devices", help="Numbers of devices, with commas: 1,2,4,8.")] = "1",
+    devices: Annotated[
+        str, typer.Option("--devices", metavar="NUMBERS", help="Numbers of devices, with commas: 1,2,4,8.")
+    ] = "1",
     layout: Annotated[
-        str, typer.Option("--layout", help="Layouts of variables, with commas: home, replicated, sharded.")
+        str,
+        typer.Option(
+            "--layout", metavar="LAYOUTS", help="Layouts of variables, with commas: home, replicated, sharded."
+        ),
     ] = "",
     micro_batches: MicroBatches = None,
     weak: Annotated[bool, typer.Option("--weak", help="Also weak scaling: as many rows per device.")] = False,
@@ -120,9 +128,9 @@ def calibrate(
     output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="The file to write, here.toml.")],
     target: Annotated[str | None, typer.Argument(metavar="[WHAT]", help="A function to measure as well.")] = None,
     spec: Specs = None,
-    devices: Annotated[int | None, typer.Option("--devices", min=1, help="Logical CPU devices; 2.")] = None,
+    devices: Annotated[int | None, number("--devices", "Logical CPU devices; 2.")] = None,
     micro_batches: Annotated[
-        str, typer.Option("--micro-batches", help="In how many parts of the batch to measure WHAT.")
+        str, typer.Option("--micro-batches", metavar="NUMBERS", help="In how many parts of the batch to measure WHAT.")
     ] = "1,2,4,8",
 ) -> None:
     """Measure this machine: products, convolutions, memory, copies between devices, the cost of launching."""
@@ -143,9 +151,9 @@ def validate(
     target: Target,
     machine: Machine,
     spec: Specs = None,
-    devices: Annotated[int, typer.Option("--devices", min=1, help="How many.")] = 2,
-    micro_batches: Annotated[int, typer.Option("--micro-batches", min=1, help="Parts of each device's rows.")] = 1,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="The most steps that are timed.")] = 50,
+    devices: Annotated[int, number("--devices", "How many.")] = 2,
+    micro_batches: Annotated[int, number("--micro-batches", "Parts of each device's rows.")] = 1,
+    rounds: Annotated[int, number("--rounds", "The most steps that are timed.")] = 50,
 ) -> None:
     """Run a step here, and show what was predicted beside what was measured."""
     start_tensorflow()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import sys
 import tempfile
@@ -33,6 +34,18 @@ class Commands(typer.core.TyperGroup):
         except GraphsplitError as error:
             typer.secho(f"Error: {error}{_hint(error)}", err=True, fg="red")
             raise typer.Exit(code=2) from error
+
+
+def number(name: str, text: str, least: float = 1, most: float = math.inf) -> Any:
+    """Return an option that is a number between two others. (typer's own has `<int range> [x>=1]` in its help.)"""
+
+    def check(value: float | None) -> float | None:
+        if value is None or least <= value <= most:
+            return value
+        numbers = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+        raise typer.BadParameter(f"It takes a number {numbers}, got {value}.")
+
+    return typer.Option(name, metavar="N", help=text, callback=check)
 
 
 def start_tensorflow(keras: bool = True) -> None:
