@@ -148,6 +148,12 @@ def test_a_search_says_what_it_looks_at(said: Callable):
     assert "choosing a plan: plan 1, " in looked[0]
 
 
+def test_scaling_says_each_plan_that_it_predicts(said: Callable):
+    gs.scaling(tf.nn.relu, X, machine=CORES, devices=[1, 2], layouts=["home", "sharded"], kinds=["strong"])
+    points = [f"scaling: strong, {n}, {layout}" for n in ("1 device", "2 devices") for layout in ("home", "sharded")]
+    assert [line for line in said() if line.count(": ") < 2] == [*points, "scaling"]
+
+
 def test_transpiling_says_its_parts_unless_somebody_asked_for_them(said: Callable, tmp_path: Path):
     module = tf.Module()
     module.double = tf.function(lambda x: 2.0 * x, input_signature=[tf.TensorSpec([6, 2], name="x")])

@@ -15,9 +15,11 @@ from graphsplit.api.predicted.predictions import predict_call, why_too_many
 from graphsplit.api.stepping import step_of
 from graphsplit.core.device_mesh import mesh_axes
 from graphsplit.core.errors import ArgumentError
+from graphsplit.core.progress import phase
 from graphsplit.core.user_code import with_users_traceback
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import machine as machine_of
+from graphsplit.planning.amounts import count_text
 from graphsplit.prediction.predictions import Prediction
 from graphsplit.prediction.scalings import Point, Scaling
 from graphsplit.prediction.unknown_sizes import checked_unknown_size
@@ -26,6 +28,7 @@ KINDS = ("strong", "weak")
 
 
 @with_users_traceback
+@phase("scaling")
 def scaling(
     fn: Callable[..., Any],
     *args: Any,
@@ -83,9 +86,10 @@ def scaling(
                 name = layout_name(layout)
                 skipped.append(f"{kind} scaling on {count} devices{f', {name}' if name else ''}: {why}")
                 continue
-            if rows not in calls:
-                calls[rows] = call.with_rows(rows)
-            one = predict_call(calls[rows].with_options(own), larger, count, layout, unknown_size)
+            with phase(", ".join(filter(None, [kind, count_text(count, "device"), layout_name(layout)]))):
+                if rows not in calls:
+                    calls[rows] = call.with_rows(rows)
+                one = predict_call(calls[rows].with_options(own), larger, count, layout, unknown_size)
             points.append(_point(kind, one, rows, count))
             notes += one.notes
             assumptions = one.assumptions
