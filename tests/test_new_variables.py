@@ -17,7 +17,8 @@ import tf_keras
 
 import graphsplit as gs
 from graphsplit.api.layouts.layout_targets import variables_of
-from graphsplit.core.variables import initial_values, parted_variables
+from graphsplit.core import initial_values
+from graphsplit.core.variables import parted_variables
 from graphsplit.core.variables.copied_variables import VariableCopies
 from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable
 from tests.helpers.layout_cases import numbers
