@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +13,11 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.planning import planner
+from tests.helpers.hosts import plan_on_hosts
 
 DECIDES = {
+    "divide_variables": {"program", "state"},
+    "choose_home": {"home", "notes"},
     "recompute": {"program", "notes"},
     "propagate": {"steps", "owners", "moves"},
     "read_rows": {"program", "steps"},
@@ -27,6 +32,9 @@ DECIDES = {
     "go_through_gateways": {"collectives"},
     "note_stages": {"notes"},
     "check": set(),
+    "drop_or_keep": {
+        *("collectives", "moves", "notes", "owners", "phases", "program", "start", "steps", "turns")
+    },  # (another plan)
 }
 ROWS = 16
 
@@ -73,7 +81,26 @@ def looking_up() -> Callable[[tf.Tensor], tf.Tensor]:
     return lambda x: tf.gather(table, tf.cast(x[:, 0], tf.int32))
 
 
-CASES = {
+def with_large_weights(**options: Any) -> gs.ParallelFunction:
+    """Return a function whose weights in parts are better dropped after each of their uses than kept for all turns."""
+    kernels = [tf.Variable(np.ones(shape), name="kernel") for shape in [(12, 600), (600, 12)] * 3]
+    gs.set_variable_layout(kernels, "sharded", devices=2)
+    return gs.parallelize(lambda x: functools.reduce(tf.matmul, kernels, x), devices=2, **options)
+
+
+class OnHosts:
+    """A function of a variable that another host has than that of the first device."""
+
+    def plan(self, x: tf.TensorSpec) -> gs.Plan:
+        with tf.device("CPU:1"):
+            weight = tf.Variable(np.ones(12))
+        return plan_on_hosts(lambda x: x * weight, (1, 1), x)
+
+
+CASES: dict[str, Callable[[], gs.ParallelFunction | OnHosts]] = {
+    "variables in parts": with_large_weights,
+    "variables in parts, and turns": lambda: with_large_weights(micro_batches=2),
+    "variables on another host": OnHosts,
     "lookups": lambda: gs.parallelize(looking_up(), devices=2),
     "stages": lambda: gs.parallelize(training_step(), devices=4, stages=2, micro_batches=2, schedule="1f1b"),
     "buckets": lambda: gs.parallelize(training_step(), devices=3),

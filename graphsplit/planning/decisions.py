@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from graphsplit.core.layouts import Layout, Shard, is_whole
 from graphsplit.core.sizes.polynomials import Symbol
@@ -21,6 +22,29 @@ from graphsplit.planning.schedule.turns import Turn
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Move, Step
 from graphsplit.program.program import Op, Program, Tensor
+
+
+class Divide(Protocol):
+    """Returns a program in the columns and parts in which its variables lie, and where these are."""
+
+    def __call__(self, state: State, *, reshard: bool, mesh: Mesh) -> tuple[Program, State]: ...  # noqa: D102
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """What planning begins with, beside what it is about.
+
+    Attributes:
+      homes: the devices of which one becomes home, unless one that has the variables does; empty if it is given.
+      divide: writes the program as its variables lie; None for one that is planned as it is.
+      drops: whether sharded variables are put together again whenever they are read, and not kept in between.
+      plan: what the first pass is given.
+    """
+
+    homes: tuple[str, ...] = ()
+    divide: Divide | None = None
+    drops: bool = True
+    plan: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +70,7 @@ class Decisions:
       stage_cuts: the stages into which the program was cut, if that was asked for.
       output_layouts: of what it returns; empty if each is on one device.
       input_devices: where each argument lies that the caller gives; empty if all are at home.
+      start: what it began with, beside these.
     """
 
     program: Program = field(repr=False)
@@ -66,6 +91,7 @@ class Decisions:
     stage_cuts: StageCuts | None = field(default=None, repr=False)
     output_layouts: tuple[Layout, ...] = ()
     input_devices: tuple[str, ...] = ()
+    start: Start = field(default_factory=Start, repr=False)
 
     @property
     def buckets(self) -> tuple[Collective, ...]:

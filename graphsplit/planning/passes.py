@@ -6,9 +6,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from graphsplit.core.devices import short_name
 from graphsplit.core.errors import CheckError
+from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import SINGLE_DEVICE
 from graphsplit.planning import recomputation, strictness
+from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.communication import collectives
 from graphsplit.planning.communication.bucketing import find_buckets, leading_to_shards
 from graphsplit.planning.communication.gateways import through_gateways
@@ -30,7 +33,40 @@ from graphsplit.planning.schedule.phases import find_phases
 from graphsplit.planning.schedule.pipelines import make_schedules
 from graphsplit.planning.schedule.scheduling import find_order
 from graphsplit.planning.schedule.turns import find_turns
+from graphsplit.planning.state import State, state_bytes
 from graphsplit.planning.steps import Step
+from graphsplit.program.program import Program
+
+
+def divide_variables(plan: Plan) -> Plan:
+    """Decide which operations are done for each part of a variable, and in which column of a mesh."""
+    if plan.start.divide is None:
+        return plan
+    program, state = plan.start.divide(plan.state, reshard=plan.start.drops, mesh=plan.mesh)
+    return replace(plan, program=program, state=state)
+
+
+def choose_home(plan: Plan) -> Plan:
+    """Decide on which device is what is whole and belongs to nobody, if nobody said so."""
+    if not plan.start.homes:
+        return plan
+    home, notes = default_home(plan.program, plan.state, plan.start.homes)
+    return replace(plan, home=home, notes=(*plan.notes, *notes))
+
+
+def default_home(program: Program, state: State, devices: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the device of whole values that belong to nobody, and what a plan says of it.
+
+    On one host it is the first of the devices. On several it is the one, be it none of these, that has most bytes of
+    the captured variables; unless the first has half as many: slices of variables are not all of one size.
+    """
+    first = devices[0]
+    held = state_bytes(program, state, first)
+    most = max([first, *held], key=lambda device: held.get(device, 0))
+    is_one_host = len({host_name(device) for device in (*devices, *held)}) == 1
+    if is_one_host or 2 * held.get(first, 0) >= held.get(most, 0):
+        return first, ()
+    return most, (f"home: {short_name(most)}, where the variables are ({format_bytes(held[most])})",)
 
 
 def recompute(plan: Plan) -> Plan:

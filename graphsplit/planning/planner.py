@@ -13,12 +13,14 @@ from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
 from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning import passes
+from graphsplit.planning.decisions import Divide, Start
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.options import PlanOptions
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.schedule.automatic_stages import StageCuts, StagesAsked
 from graphsplit.planning.state import State
+from graphsplit.planning.turns_and_gathers import may_drop, with_less_alive
 from graphsplit.program.program import Op, Program, Tensor
 
 
@@ -34,6 +36,8 @@ def plan_program(
     stages: StagesAsked | None = None,
     notes: Sequence[str] = (),
     input_devices: Sequence[str] = (),
+    homes: Sequence[str] = (),
+    divide: Divide | None = None,
 ) -> Plan:
     """Decide where every operation runs.
 
@@ -48,6 +52,8 @@ def plan_program(
       notes: for the plan.
       input_devices: where each argument lies; by default at home. What a function's gradients are given besides, and
         what a loop hands to its body, is at home.
+      homes: the devices for which the function is planned, if `home` is to be where its variables are.
+      divide: writes the program as its variables lie.
 
     Raises:
       StrictError: see `strict` of `parallelize`.
@@ -67,6 +73,11 @@ def plan_program(
         stage_cuts=None if stages is None else StageCuts(stages),
         input_devices=tuple(input_devices),
     )
+    return _decided(plan, Start(tuple(homes), divide, not mesh.has_turns, plan))
+
+
+def _decided(plan: Plan, start: Start) -> Plan:
+    plan = replace(plan, start=start)
     for decide in PASSES:
         plan = decide(plan)
     return plan
@@ -77,7 +88,16 @@ def propagate(plan: Plan) -> Plan:
     return passes.propagate(plan, lambda op, layouts: _plan_bodies(plan, op, layouts))
 
 
+def drop_or_keep(plan: Plan) -> Plan:
+    """Decide whether shards that take turns keep what is put together for them; see `turns_and_gathers`."""
+    if not may_drop(plan):
+        return plan
+    return with_less_alive(plan, _decided(plan.start.plan, replace(plan.start, drops=True)))
+
+
 PASSES: tuple[Callable[[Plan], Plan], ...] = (
+    passes.divide_variables,  # the program in the columns and parts in which its variables lie
+    passes.choose_home,  # the device of what is whole and belongs to nobody, if none is given
     passes.recompute,  # the program with what it makes again for the backward pass, if that is asked for
     propagate,  # rows flow forward through the rules, and back from what is read: steps, owners, moves
     passes.read_rows,  # lookups whose variable is where they are read no more of it than their rows
@@ -92,6 +112,7 @@ PASSES: tuple[Callable[[Plan], Plan], ...] = (
     passes.go_through_gateways,  # from host to host each value passes once
     passes.note_stages,  # those that cannot have their devices
     passes.check,  # what the user is strict about
+    drop_or_keep,  # sharded variables, where shards take turns: the better of two plans
 )
 
 

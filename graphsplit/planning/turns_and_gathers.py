@@ -7,7 +7,6 @@ and so are the sums of its gradients. Few rows and large weights want the one, m
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from graphsplit.core.layouts import Cut, Nested
@@ -18,24 +17,16 @@ from graphsplit.planning.plan import Plan
 _SAID = "sharded variables are gathered"
 
 
-def plan_of_less_alive(make_plan: Callable[[bool], Plan], takes_turns: bool) -> Plan:
-    """Return the plan of the two that has fewer bytes alive on its fullest device; it says what the other one has.
+def may_drop(plan: Plan) -> bool:
+    """Return whether anything is kept that could be dropped, and what is alive is known when planning."""
+    divisions = plan.state.divisions.values()
+    in_stages = plan.asked.stages is not None or plan.asked.schedule
+    is_there = any(isinstance(division, (Cut, Nested)) and division.reshard for division in divisions)
+    return not plan.start.drops and is_there and not in_stages and not plan.program.symbols
 
-    Args:
-      make_plan: returns the plan in which what is put together is dropped and put together again, given True; and that
-        in which it is kept, given False.
-      takes_turns: whether devices have several shards; else nothing has to wait for turns.
-    """
-    if not takes_turns:
-        return make_plan(True)
-    kept = make_plan(False)
-    may_drop = any(
-        isinstance(division, (Cut, Nested)) and division.reshard for division in kept.state.divisions.values()
-    )
-    in_stages = kept.asked.stages is not None or kept.asked.schedule
-    if not may_drop or in_stages or kept.program.symbols:  # (what is alive is not known before sizes are)
-        return kept
-    again = make_plan(True)
+
+def with_less_alive(kept: Plan, again: Plan) -> Plan:
+    """Return the plan of the two that has fewer bytes alive on its fullest device; it says what the other one has."""
     most_kept, most_again = _most_alive(kept), _most_alive(again)
     if most_again < most_kept:
         said = "again for each use, for which all micro-batches wait"

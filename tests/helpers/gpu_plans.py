@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,7 +21,6 @@ from graphsplit.core.device_mesh import device_mesh, mesh_axes
 from graphsplit.core.gpus.kernel_devices import kernel_devices
 from graphsplit.emission import EmittedGraph
 from graphsplit.planning.state import State, state_of
-from graphsplit.planning.turns_and_gathers import plan_of_less_alive
 from graphsplit.tracing.trace import Trace, trace_function
 
 
@@ -43,11 +43,8 @@ def plan_for_gpus(step: Callable[..., Any], arguments: Sequence[tf.Tensor], gpus
     names = [path for path, _ in structures.paths(named)]
     traced = trace_function(step, call, names).read(names, splitting.shapes)
 
-    def make_plan(reshard: bool) -> gs.Plan:
-        program, state = program_on_mesh(traced, state_on_gpus(traced), reshard, grid)
-        return plan_for(program, splitting, own, devices, devices[0], state)
-
-    return plan_of_less_alive(make_plan, own.micro_batches > 1)
+    divide = functools.partial(program_on_mesh, traced, grid=grid)
+    return plan_for(traced.program, splitting, own, devices, devices[0], state_on_gpus(traced), divide)
 
 
 def state_on_gpus(trace: Trace) -> State:

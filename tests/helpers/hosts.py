@@ -56,20 +56,27 @@ def planning_for(names: Mapping[str, str]) -> Iterator[None]:
         return dataclasses.replace(division, **own)
 
     def plan(
-        program: Program, *, mesh: Mesh, home: str, state: State, input_devices: Sequence[str], **given: Any
+        program: Program,
+        *,
+        mesh: Mesh,
+        home: str,
+        state: State,
+        input_devices: Sequence[str],
+        homes: Sequence[str],
+        **given: Any,
     ) -> gs.Plan:
-        places = {position: names[device] for position, device in program.places.items()}
         own = dataclasses.replace(
             state,
             devices={name: names[device] for name, device in state.devices.items()},
             divisions={name: of_division(division) for name, division in state.divisions.items()},
         )
         return plan_program(
-            dataclasses.replace(program, places=places),
+            program,
             mesh=dataclasses.replace(mesh, devices=renamed(mesh.devices)),
             home=names[home],
             state=own,
             input_devices=renamed(input_devices),
+            homes=renamed(homes),
             **given,
         )
 

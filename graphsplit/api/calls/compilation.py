@@ -24,20 +24,18 @@ from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
 from graphsplit.core.devices import canonical_name, short_name
-from graphsplit.core.errors import CheckError
 from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
-from graphsplit.core.hosts import host_device, host_name
+from graphsplit.core.hosts import host_device
 from graphsplit.core.keras_internals import open_scopes
 from graphsplit.core.progress import phase
 from graphsplit.core.sizes.symbolic_sizes import Size, has_sizes
 from graphsplit.core.variables.parted_variables import layout_changes
-from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.decisions import Divide
 from graphsplit.planning.mesh import Mesh, mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
-from graphsplit.planning.state import State, state_as_if, state_bytes, state_of
+from graphsplit.planning.state import State, state_as_if, state_of
 from graphsplit.planning.text.held_text import most_held
-from graphsplit.planning.turns_and_gathers import plan_of_less_alive
 from graphsplit.program.program import Program
 from graphsplit.program.stages import Stage, check_stages
 from graphsplit.tracing.graph_to_program import CallSizes
@@ -127,19 +125,11 @@ def _plan_traced(
     state: State,
     grid: DeviceMesh | None,
 ) -> Plan:
-    """Return the plan of a traced function; without a home it is the `default_home`."""
+    """Return the plan of a traced function; see `plan_for`."""
     if grid is not None:
         splitting = replace(splitting, notes=(*splitting.notes, *check_asked(traced.program, grid)))
-    splitting = _as_read(splitting, traced.program)
-    mesh = _mesh(splitting, options, devices)
-
-    def make_plan(reshard: bool) -> Plan:
-        program, own = program_on_mesh(traced, state, reshard, grid, mesh)
-        near, said = default_home(program, own, devices) if home is None else (home, ())
-        own_splitting = replace(splitting, notes=(*splitting.notes, *said))
-        return plan_for(program, own_splitting, options, devices, near, own, mesh)
-
-    return plan_of_less_alive(make_plan, options.micro_batches > 1)
+    divide = partial(program_on_mesh, traced, grid=grid)
+    return plan_for(traced.program, splitting, options, devices, home, state, divide)
 
 
 def _plan_laid_out(
@@ -157,7 +147,8 @@ def _plan_laid_out(
 
     Args:
       traced, splitting, options, devices, find_state, runs: see `trace_and_plan`.
-      home, grid: see `_plan_traced`.
+      home: see `plan_for`.
+      grid: the mesh, if any.
       memory: returns the bytes of each device, None where that is not known.
     """
     variables, slots = list(traced.variables), slots_in(traced)
@@ -240,30 +231,30 @@ def plan_for(
     splitting: Splitting,
     options: Options,
     devices: Sequence[str],
-    home: str,
+    home: str | None,
     state: State,
-    mesh: Mesh | None = None,
+    divide: Divide | None = None,
 ) -> Plan:
     """Decide what of a program runs where, given how its inputs are split, which come from this process's memory.
 
     Args:
-      program, splitting, options, devices, home, state: see `trace_and_plan`.
-      mesh: the shards for which the program was written; None for one that was written for any.
+      program, splitting, options, devices, state: see `trace_and_plan`.
+      home: full name; None for the `default_home`.
+      divide: see `plan_program`.
     """
-    read = _as_read(splitting, program)
-    if mesh is not None and read is not splitting:
-        raise CheckError("A program in columns has a batch of known size; that of the function is not known.")
-    splitting = read
+    splitting = _as_read(splitting, program)
     return plan_program(
         program,
-        mesh=_mesh(splitting, options, devices) if mesh is None else mesh,
-        home=home,
+        mesh=_mesh(splitting, options, devices),
+        home=home or devices[0],
         input_layouts=splitting.layouts,
         state=state,
         asked=options,
         stages=stages_asked(options, devices),
         notes=splitting.notes,
         input_devices=[host_device("")] * len(program.inputs),
+        homes=() if home else devices,
+        divide=divide,
     )
 
 
@@ -278,21 +269,6 @@ def _mesh(splitting: Splitting, options: Options, devices: Sequence[str]) -> Mes
     heads = stages.heads if stages is not None else grid.columns[0] if grid is not None else devices
     mesh = mesh_of(heads, splitting.batch, options.weights, options.micro_batches)
     return mesh if grid is None else replace(mesh, columns=grid.columns, other_axis=grid.axis)
-
-
-def default_home(program: Program, state: State, devices: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the device of whole values that belong to nobody, and what a plan says of it.
-
-    On one host it is the first of the devices. On several it is the one, be it none of these, that has most bytes of
-    the captured variables; unless the first has half as many: slices of variables are not all of one size.
-    """
-    first = devices[0]
-    held = state_bytes(program, state, first)
-    most = max([first, *held], key=lambda device: held.get(device, 0))
-    is_one_host = len({host_name(device) for device in (*devices, *held)}) == 1
-    if is_one_host or 2 * held.get(first, 0) >= held.get(most, 0):
-        return first, ()
-    return most, (f"home: {short_name(most)}, where the variables are ({format_bytes(held[most])})",)
 
 
 def variables_elsewhere(traced: Trace) -> list[str]:

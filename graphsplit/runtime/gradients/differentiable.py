@@ -33,7 +33,7 @@ from graphsplit.emission.emitter import emit
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
-from graphsplit.planning.turns_and_gathers import plan_of_less_alive
+from graphsplit.planning.state import state_of
 from graphsplit.runtime.executable import Function, make_executable
 from graphsplit.runtime.failures import Located
 from graphsplit.runtime.feeding import make_fed_executable
@@ -482,20 +482,17 @@ def _plan_now(single: Differentiable, trace: Trace, like: Plan, layouts: Sequenc
 
 
 def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
-    def make_plan(reshard: bool) -> Plan:
-        program, state = program_on_mesh(trace, reshard=reshard, mesh=plan.mesh)
-        # shapes of gradients may not follow for every batch size where those of the function do (a note says so)
-        split = program.symbols == plan.program.symbols
-        return plan_program(
-            program,
-            mesh=plan.mesh if split else Mesh(),
-            home=plan.home,
-            input_layouts=layouts if split else [SINGLE_DEVICE] * len(layouts),
-            state=state,
-            asked=plan.asked,
-            stages=plan.stage_cuts.asked if plan.stage_cuts else None,
-            notes=plan.notes,
-            input_devices=plan.input_devices,
-        )
-
-    return plan_of_less_alive(make_plan, plan.mesh.has_turns)
+    # shapes of gradients may not follow for every batch size where those of the function do (a note says so)
+    split = trace.program.symbols == plan.program.symbols
+    return plan_program(
+        trace.program,
+        mesh=plan.mesh if split else Mesh(),
+        home=plan.home,
+        input_layouts=layouts if split else [SINGLE_DEVICE] * len(layouts),
+        state=state_of(trace),
+        asked=plan.asked,
+        stages=plan.stage_cuts.asked if plan.stage_cuts else None,
+        notes=plan.notes,
+        input_devices=plan.input_devices,
+        divide=partial(program_on_mesh, trace),
+    )
