@@ -9,8 +9,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import graphsplit as gs
 from graphsplit.core.storage.integrity import check_fingerprint
 from graphsplit.core.storage.stored_models import read_saved_model
 from tests.helpers.messages import raises
+from tests.helpers.processes import python
 from tests.helpers.saved_model_cases import CASES, WITH_FINGERPRINTS, tensorflow_1, text
 
 ROOT = Path(__file__).parent.parent
@@ -45,10 +44,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def damage(source: Path, folder: Path, parts: list[str], seed: int, count: int, *options: str) -> dict[str, set[str]]:
     """Damage each of some files of a model `count` times in a process of its own; return what came of it by file."""
     worker = ROOT / "tests" / "helpers" / "damage_worker.py"
-    command = [sys.executable, worker, source, folder, ",".join(parts), seed, count, *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     limit_s = 100 + 5 * count * len(parts)
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=limit_s, env=environment)
+    done = python(worker, source, folder, ",".join(parts), seed, count, *options, env=environment, timeout=limit_s)
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert done.returncode == 0, f"after {said[-1:]}: {done.stderr[-3000:]}"
     assert Counter(one["part"] for one in said) == dict.fromkeys(parts, count)
@@ -159,10 +157,8 @@ def test_on_the_command_line(models, tmp_path: Path):
     broken = Path(shutil.copytree(models["tf2"], tmp_path / "broken"))
     path = broken / "variables" / DATA
     path.write_bytes(path.read_bytes()[:-1])
-    program = Path(sys.executable).parent / "graphsplit"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [program, "transpile", broken, tmp_path / "out", "--devices", "2"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, env=environment)
+    done = python("-m", "graphsplit", "transpile", broken, tmp_path / "out", "--devices", 2, env=environment)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(f"Error: The variables of the SavedModel {str(broken)!r} cannot be read: ")
     assert done.stderr.count("\n") == 1, done.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +13,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from tests.helpers.messages import message
+from tests.helpers.processes import python
 
 CPUS = "".join(f"  - CPU:{i}\n" for i in range(5))
 MAKE_MORE = "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
@@ -418,7 +417,7 @@ def test_checks_before_tensorflow_starts():
         "try: f.devices\n"
         "except gs.DeviceError as error: print(str(error).splitlines()[0])\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=True)
+    done = python("-c", script)
     assert done.stdout.splitlines() == [
         "devices=0: at least one device is needed.",
         "devices=7: there are only 2 CPU devices. This process has:",

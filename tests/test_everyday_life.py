@@ -11,8 +11,6 @@ import copy
 import gc
 import json
 import pickle
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +29,7 @@ from graphsplit.core.variables.parted_variables import parts_of_variable
 from tests.helpers.keras_cases import assert_same, numbers
 from tests.helpers.layout_cases import held_by_device
 from tests.helpers.policies import policy
+from tests.helpers.processes import python
 
 __all__ = ["policy"]
 
@@ -217,7 +216,7 @@ def test_what_is_exported(layout: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert len(report.plans["serving_default"].sharded_ops) > 3
     lite = tf.lite.TFLiteConverter.from_saved_model("exported").convert()
     assert_same([("lite", lite_scores(lite))], [("lite", before)], 1e-4)
-    read = subprocess.run([sys.executable, "-c", READER], capture_output=True, text=True, check=False)
+    read = python("-c", READER)
     assert read.returncode == 0, read.stderr[-3000:]
     found = json.loads(read.stdout.splitlines()[-1])
     expected = [(kind, before) for kind in ("exported", "saved", "transpiled")]

@@ -18,6 +18,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.keras_models.distribution.replacements import REPLACEMENTS
 from tests.helpers.keras_cases import assert_same
+from tests.helpers.processes import python
 from tests.test_keras_distribution import compiled, data, numbers_of, parallel, small
 
 distribution, layers = keras.distribution, keras.layers
@@ -281,7 +282,7 @@ with gs.LocalWorkers(2, devices=1) as workers:
 
 @pytest.mark.timeout(600)
 def test_workers_of_a_cluster():
-    done = subprocess.run([sys.executable, "-c", CLUSTER], capture_output=True, text=True, timeout=500, check=False)
+    done = python("-c", CLUSTER, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     workers = " ".join(f"/job:worker/replica:0/task:{task}/device:CPU:0" for task in range(2))
     assert done.stdout.splitlines() == [workers, "True 2", f"True {workers}"]

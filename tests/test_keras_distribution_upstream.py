@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.processes import python
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,23 +31,11 @@ OF_JAX = {
 
 def run(folder: Path, *arguments: str) -> tuple[int, str]:
     """Run tests in a process of its own, and return how many passed, and what was said."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     (folder / "pytest.ini").write_text("[pytest]\n")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "tests.helpers.keras_upstream",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-        "-rA",
-    ]
-    command += ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "-W", "ignore", *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=500, cwd=folder, env=environment, check=False
-    )
+    plugins = ["-p", "tests.helpers.keras_upstream", "-p", "no:cacheprovider"]
+    options = ["-q", "-rA", "-c", folder / "pytest.ini", "--rootdir", folder, "-W", "ignore"]
+    done = python("-m", "pytest", *plugins, *options, *arguments, timeout=500, cwd=folder, env=environment)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     last = done.stdout.strip().splitlines()[-1]
     assert "skipped" not in last, last
@@ -62,8 +50,7 @@ def test_of_all_backends(tmp_path: Path):
 @pytest.mark.timeout(900)
 def test_of_jax(tmp_path: Path):
     file = tmp_path / "translated_test.py"
-    command = [sys.executable, "-m", "tests.helpers.keras_upstream", str(file)]
-    subprocess.run(command, check=True, timeout=240, cwd=ROOT, capture_output=True)
+    assert python("-m", "tests.helpers.keras_upstream", file, cwd=ROOT).returncode == 0
     names = re.findall(r"^    def test_(\w+)\(", file.read_text(), re.MULTILINE)
     assert sorted([*AS_THEY_ARE, *TRANSLATED, *OF_JAX]) == sorted(names), "this Keras has other tests"
     chosen = [f"{file}::JaxDistributionLibTest::test_{name}" for name in (*AS_THEY_ARE, *TRANSLATED)]

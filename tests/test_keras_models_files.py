@@ -3,7 +3,6 @@
 import copy
 import json
 import pickle
-import subprocess
 import sys
 
 import keras
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from tests.helpers.keras_cases import assert_same, classes, numbers, state
+from tests.helpers.processes import python
 
 layers = keras.layers
 
@@ -47,6 +47,7 @@ print(json.dumps(results))
 OWN_MODEL = """
 import keras
 from keras import layers
+from tests.helpers.processes import python
 
 def classifier():
     image = keras.Input((6, 6, 2), name="image")
@@ -112,7 +113,7 @@ def test_every_file_loads_in_a_process_without_graphsplit(own_model, tmp_path):
     own(numbers(4))
     gs.multi_gpu_model(own, 2).save("own.keras")
     np.save("x.npy", data()[0])
-    process = subprocess.run([sys.executable, "-c", LOADER], capture_output=True, text=True, cwd=tmp_path, check=False)
+    process = python("-c", LOADER, cwd=tmp_path)
     assert process.returncode == 0, process.stderr[-3000:]
     results = json.loads(process.stdout.splitlines()[-1])
     assert results.pop("own.keras")[0] == "Own"

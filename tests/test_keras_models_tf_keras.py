@@ -1,8 +1,5 @@
 """Wrapped tf_keras (Keras 2) models against their templates' own `fit`, and their files."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,6 +8,7 @@ import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from tests.helpers.float64 import EXACT
 from tests.helpers.keras_cases import ROWS, assert_same, assert_sharded, classes, numbers
+from tests.helpers.processes import python
 
 tf_keras = pytest.importorskip("tf_keras")
 layers = tf_keras.layers
@@ -229,7 +227,7 @@ def test_files_load_in_a_process_without_graphsplit(tmp_path, monkeypatch):
     assert names[0] == names[1]
     np.save("x.npy", numbers(6))
     np.save("expected.npy", model.template.predict(numbers(6), verbose=0))
-    process = subprocess.run([sys.executable, "-c", LOADER], capture_output=True, text=True, check=False)
+    process = python("-c", LOADER)
     assert process.returncode == 0, process.stderr[-3000:]
 
 

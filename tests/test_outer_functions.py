@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from tests.helpers.law import assert_close
+from tests.helpers.processes import python
 
 DOUBLE = tf.float64
 
@@ -210,8 +209,7 @@ def test_saved_and_loaded_without_graphsplit(tmp_path: Path, devices: int, diffe
     tf.saved_model.save(module, folder)
     expected += [module.counted(x), module.counted(x)]
     np.save(folder + "/x.npy", x)
-    command = [sys.executable, "-c", LOADING, folder, str(devices)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = python("-c", LOADING, folder, devices)
     assert done.returncode == 0, done.stderr
     with np.load(folder + "/results.npz") as found:
         assert_close([tf.constant(found[name]) for name in found.files], expected)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +13,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.placement.views.pages import page_data
 from graphsplit.placement.views.summaries import page_paths
+from tests.helpers.processes import python
 from tests.helpers.saved_model_cases import tensorflow_1
 
 
@@ -101,9 +99,7 @@ def on_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def inspected(*arguments: str) -> str:
     """Return what `graphsplit inspect` prints in a process of its own."""
-    command = [sys.executable, "-m", "graphsplit.cli", "inspect", *arguments]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    done = python("-m", "graphsplit.cli", "inspect", *arguments)
     return done.stdout + done.stderr
 
 

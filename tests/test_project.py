@@ -24,6 +24,7 @@ from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.requirements import NEWEST, OLDEST
 from tests.conftest import LONG, QUICK
+from tests.helpers.processes import python
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "graphsplit"
@@ -371,7 +372,7 @@ def test_options_are_handed_on_as_they_are_given():
 def test_the_code_of_the_readme_runs():
     code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(code) == 4
-    done = subprocess.run([sys.executable, "-c", "\n".join(code)], capture_output=True, text=True, timeout=240)
+    done = python("-c", "\n".join(code))
     assert done.returncode == 0, done.stderr
     assert "all work on the batch is sharded" in done.stdout
     assert re.search(r"^PASS: every difference is rounding; .*\n4 devices against one:$", done.stdout, re.MULTILINE)

@@ -17,6 +17,7 @@ import graphsplit as gs
 from graphsplit.core.layouts import Shard
 from graphsplit.core.storage.stored_models import read_saved_model
 from graphsplit.emission import emit
+from tests.helpers.processes import python
 from tests.helpers.saved_model_cases import CASES, Requests
 
 ROOT = Path(__file__).parent.parent
@@ -63,8 +64,7 @@ def compare(folder: Path, jobs: list[tuple[Made, list[str]]], devices: int = 4) 
         np.savez(stored, **{f"{key}/{name}": value for key, own in requests for name, value in own.items()})
         arguments += [made.original, stored, ",".join(transpiled)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, ROOT / "tests" / "helpers" / "saved_model_worker.py", *arguments]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, env=environment)
+    done = python(ROOT / "tests" / "helpers" / "saved_model_worker.py", *arguments, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 

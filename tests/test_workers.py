@@ -26,6 +26,7 @@ from graphsplit.clusters import addresses
 from graphsplit.clusters.before_images import record, written_variables
 from graphsplit.core.devices import canonical_name, short_name, task_of
 from graphsplit.core.protos.graphdefs import make_node
+from tests.helpers.processes import python
 from tests.helpers.worker_cases import GROUPS
 
 ROOT = Path(__file__).parent.parent
@@ -41,9 +42,8 @@ QUIET = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"
     ],
 )
 def test_over_worker_processes(group: str):
-    command = [sys.executable, "-m", "tests.helpers.worker_cases", group]
     limit = 3000 if group == "often" else 900
-    ran = subprocess.run(command, cwd=ROOT, env=QUIET, capture_output=True, text=True, timeout=limit)
+    ran = python("-m", "tests.helpers.worker_cases", group, cwd=ROOT, timeout=limit)
     assert ran.returncode == 0, ran.stderr[-3000:]
     said = json.loads(ran.stdout.strip().splitlines()[-1])
     assert sorted(said) == sorted(GROUPS[group])
@@ -122,7 +122,7 @@ def test_a_worker_that_does_not_answer():
         "import graphsplit as gs\n"
         "try:\n    gs.connect(['127.0.0.1:9'], timeout_s=0.5)\nexcept gs.DeviceError as error:\n    print(error)"
     )
-    ran = subprocess.run([sys.executable, "-c", script], env=QUIET, capture_output=True, text=True, timeout=240)
+    ran = python("-c", script)
     assert ran.stdout == (
         "These workers did not answer within 0.5 s:\n  - 127.0.0.1:9\nStart each with `graphsplit worker --port ...` "
         "and see that this machine may reach the port; timeout_s=... waits longer.\n"
