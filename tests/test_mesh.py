@@ -350,11 +350,6 @@ def laid_out(layout: Any, mesh: Any = MESHES[1], **options: Any) -> Callable[[],
         (laid_out("home", {"batch": 2, "model": 0}), gs.ArgumentError, "'model' has 0 devices"),
         (laid_out("home", {"a": 2, "b": 2}), gs.UnsupportedError, "has 2 axes beside 'batch'"),
         (laid_out("home", 4), gs.ArgumentError, "it maps names of axes to numbers of devices"),
-        (
-            lambda: gs.parallelize(abs, mesh=MESHES[1], stages=2),
-            gs.UnsupportedError,
-            "stages=2: this does not work yet",
-        ),
         (lambda: gs.parallelize(abs, mesh=MESHES[1], jit_compile=True), gs.UnsupportedError, "jit_compile=True"),
     ],
 )

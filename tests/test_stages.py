@@ -396,7 +396,7 @@ def test_stages_of_a_function_that_has_some():
     assert message(gs.ArgumentError, lambda: parallel(rows(4, 2))) == (
         "stages=2 would cut the function into stages, but it already has stages from on_device:\n"
         "  - square on CPU:1\n"
-        "Drop stages, or on_device."
+        "Drop the stages, or on_device."
     )
 
 
@@ -412,8 +412,7 @@ def test_stages_for_which_devices_have_no_room():
     step, _ = perceptron(4)()
     plan = gs.parallelize(step, devices=2, stages=2, micro_batches=2).plan(rows(4, 6), rows(4, 6))
     asked = dataclasses.replace(plan.stage_cuts.asked, memory=2000)
-    _, cuts = cut_into_stages(plan.program, plan.steps, plan.mesh, asked, "gpipe")
-    assert len(cuts.stages) == 2
+    assert len(cut_into_stages(plan.program, plan.steps, plan.mesh, asked, "gpipe").stages) == 2
     asked = dataclasses.replace(asked, memory=1000)
     assert message(gs.ArgumentError, lambda: cut_into_stages(plan.program, plan.steps, plan.mesh, asked, "gpipe")) == (
         "stages=2: no cut leaves each stage within the 1.0 kB that it may take of its device; all together need 2.5 "

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from graphsplit.api.automatic_choice import Automatic
-from graphsplit.core.device_mesh import MeshAxes
+from graphsplit.core.device_mesh import STAGE_AXIS, MeshAxes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.options import PlanOptions
+from graphsplit.planning.schedule.automatic_stages import Beginnings
 
 DevicesLike = int | str | Sequence[str] | None
 Split: TypeAlias = "int | Mapping[Any, Split] | Sequence[Split] | None"  # nested as the arguments are
@@ -52,6 +53,8 @@ class Options(PlanOptions):
             self._check_leaves_open(self.automatic)
         if self.mesh.axis:
             self._check_fits_columns()
+        if self.mesh.stages or (self.mesh.axis and self.stages):
+            self._agree_on_stages()
 
     @property
     def asked(self) -> DevicesLike:
@@ -66,11 +69,32 @@ class Options(PlanOptions):
 
     def _check_fits_columns(self) -> None:
         """Raise `UnsupportedError` for what does not go together with another axis than the batch's."""
-        if clashes := self._given("schedule", "stages", "jit_compile"):
+        if clashes := self._given("jit_compile"):
             raise UnsupportedError(
-                f"mesh={dict(self.mesh.sizes)!r} with {clashes}: this does not work yet on a mesh with an "
+                f"mesh={self.mesh.asked!r} with {clashes}: this does not work yet on a mesh with an "
                 f"axis beside {self.mesh.batch_axis!r}. Leave out one or the other."
             )
+
+    def _agree_on_stages(self) -> None:
+        """Let the axis of stages and `stages` say the same: the stages, each on a mesh of the other axes.
+
+        Raises:
+          ArgumentError: if they disagree.
+        """
+        asked = self.stages.count if isinstance(self.stages, Beginnings) else self.stages
+        mesh, is_interleaved = self.mesh, self.schedule == "interleaved"
+        if is_interleaved and not mesh.stages:
+            raise ArgumentError(
+                f"mesh={mesh.asked!r} with schedule='interleaved': say on how many groups of devices the stages take "
+                f"turns, mesh={ {STAGE_AXIS: 2, **mesh.asked}!r}."
+            )
+        if not is_interleaved and asked and mesh.stages not in (0, asked):
+            raise ArgumentError(
+                f"mesh={mesh.asked!r} has {count_text(mesh.stages, 'stage')}, and stages={self.stages} "
+                f"{'is' if asked == 1 else 'are'} {asked}. Give the same number, or leave out stages."
+            )
+        object.__setattr__(self, "mesh", mesh if mesh.stages else replace(mesh, stages=asked or 0, stage_at=0))
+        object.__setattr__(self, "stages", self.stages or mesh.stages)
 
     def _given(self, *names: str) -> str:
         """Return those of some options that are given, as users write them."""
@@ -88,7 +112,8 @@ class Options(PlanOptions):
 
     def _check_leaves_open(self, automatic: Automatic) -> None:
         """Raise `ArgumentError` if something is given that an automatic choice does not go together with."""
-        if clashes := self._given("stages", "weights", "schedule", "home"):
+        clashes = f"mesh={self.mesh.asked!r}" if self.mesh.stages else ""
+        if clashes := clashes or self._given("stages", "weights", "schedule", "home"):
             [(name, value)] = automatic.given.items()
             raise ArgumentError(
                 f"{name}={value!r} with {clashes}: it compares plans with equal shares, with the first "

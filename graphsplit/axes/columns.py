@@ -55,7 +55,7 @@ def in_columns(program: Program, axis: str, columns: int, laid: Mapping[str, Lay
       laid: how captured variables lie along it, by the names of their placeholders: `Shard` or `Replicate`.
       held: what captured variables hold, by the same names: dtype and whole shape.
     """
-    plan = planned_along(program, axis, columns, laid)
+    stages, plan = program.stages, planned_along(replace(program, stages=()), axis, columns, laid)
     program = plan.program  # some of it taken apart
     positions = {i: laid[name] for i in program.captures if (name := program.ops[i].name) in laid}
     obstacles = _obstacles(plan, positions)
@@ -74,7 +74,8 @@ def in_columns(program: Program, axis: str, columns: int, laid: Mapping[str, Lay
         for capture, name, d in parts
         if name in held
     }
-    return Columns(_read(plan, graph, resources), tuple(origins), {}, _gathered(plan, positions))
+    made = replace(_read(plan, graph, resources), stages=stages)
+    return Columns(made, tuple(origins), {}, _gathered(plan, positions))
 
 
 def _obstacles(plan: Plan, laid: Mapping[int, Layout]) -> dict[str, str]:
@@ -120,7 +121,7 @@ def _read(plan: Plan, graph: EmittedGraph, resources: Mapping[str, Any]) -> Prog
     for function in graph.library.function:
         for node in function.node_def:
             node.device = ""  # (whoever plans the rows says where in a row)
-    made = build_program(
+    return build_program(
         graph.nodes,
         inputs=graph.inputs,
         input_names=before.input_names,
@@ -139,7 +140,6 @@ def _read(plan: Plan, graph: EmittedGraph, resources: Mapping[str, Any]) -> Prog
         provenance=provenance,
         provenances=provenances,
     )
-    return replace(made, stages=before.stages)
 
 
 def _arguments(graph: EmittedGraph) -> dict[str, str]:

@@ -13,6 +13,9 @@ from graphsplit.core.patterns import meant
 BATCH_AXIS = "batch"
 """The name of the axis over which the rows of the batch are shared out, unless another one is given."""
 
+STAGE_AXIS = "stage"
+"""The name of the axis whose devices are those of one stage of the function each: no variable is cut along it."""
+
 LAYOUTS = ("home", "replicated", "sharded")
 ALIASES = {"mirrored": "replicated"}
 """The layouts of variables that name no axis, and other words for them; no axis is called so."""
@@ -25,6 +28,8 @@ class MeshAxes:
     Attributes:
       sizes: how many devices each has, by name, the first axis first; empty without a mesh.
       batch_axis: the name of the one over which the rows of the batch are shared out. A mesh may lack it.
+      stages: how many stages the function has, each on a mesh of the other axes; 0 without an axis of stages.
+      stage_at: how many of the other axes are before that of the stages.
 
     >>> axes = MeshAxes((("data", 2), ("model", 4)), "data")
     >>> axes.axis, axes.count, str(axes)
@@ -33,9 +38,17 @@ class MeshAxes:
 
     sizes: tuple[tuple[str, int], ...] = ()
     batch_axis: str = BATCH_AXIS
+    stages: int = 0
+    stage_at: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.sizes)
+        return bool(self.sizes or self.stages)
+
+    @property
+    def asked(self) -> dict[str, int]:
+        """All axes, as users write them."""
+        before, after = self.sizes[: self.stage_at], self.sizes[self.stage_at :]
+        return dict([*before, *[(STAGE_AXIS, self.stages)] * bool(self.stages), *after])
 
     @property
     def axis(self) -> str:
@@ -50,10 +63,20 @@ class MeshAxes:
     @property
     def count(self) -> int | None:
         """How many devices it has; None without a mesh."""
-        return math.prod(size for _, size in self.sizes) if self.sizes else None
+        return math.prod(self.asked.values()) if self else None
+
+    def of_stages(self, devices: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """Return the devices of each stage; all of them without stages.
+
+        >>> MeshAxes((("batch", 2),), stages=2).of_stages("abcd")
+        (('a', 'b'), ('c', 'd'))
+        """
+        count, each = max(self.stages, 1), math.prod(size for _, size in self.sizes[self.stage_at :])
+        numbered = [(k // each % count, device) for k, device in enumerate(devices)]
+        return tuple([tuple([device for own, device in numbered if own == stage]) for stage in range(count)])
 
     def __str__(self) -> str:
-        return " x ".join(f"{name} {size}" for name, size in self.sizes)
+        return " x ".join(f"{name} {size}" for name, size in self.asked.items())
 
 
 @dataclass(frozen=True)
@@ -62,7 +85,8 @@ class DeviceMesh:
 
     Attributes:
       axes: see there.
-      devices: full names; the last axis changes first.
+      devices: full names; the last axis changes first. Of several stages, those of the first.
+      stages: the devices of each stage, likewise; empty without an axis of stages.
 
     >>> DeviceMesh(MeshAxes((("batch", 2), ("model", 2))), ("a", "b", "c", "d")).rows
     (('a', 'b'), ('c', 'd'))
@@ -70,6 +94,21 @@ class DeviceMesh:
 
     axes: MeshAxes
     devices: tuple[str, ...]
+    stages: tuple[tuple[str, ...], ...] = ()
+
+    def of_stage(self, devices: Sequence[str]) -> DeviceMesh:
+        """Return the mesh that the devices of a stage are."""
+        return replace(self, devices=tuple(devices))
+
+    @property
+    def alike(self) -> tuple[DeviceMesh, ...]:
+        """The mesh itself, and those of the stages."""
+        return tuple([self.of_stage(devices) for devices in dict.fromkeys([self.devices, *self.stages])])
+
+    @property
+    def by_row(self) -> tuple[str, ...]:
+        """The devices row by row."""
+        return tuple([device for row in self.rows for device in row])
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -138,8 +177,12 @@ def mesh_axes(mesh: Mapping[str, int] | None, batch_axis: str | None = None) -> 
             f"batch_axis={batch_axis!r}: mesh={dict(mesh)!r} has no such axis."
             + (meant(batch_axis, mesh) or " It names the axis that divides the batch's rows.")
         )
-    axes = MeshAxes(tuple(mesh.items()), batch_axis or BATCH_AXIS)
-    others = [name for name in mesh if name != axes.batch_axis]
+    if batch_axis == STAGE_AXIS:
+        raise ArgumentError(f"batch_axis={batch_axis!r}: the axis {STAGE_AXIS!r} has the stages of the function.")
+    sizes = {name: size for name, size in mesh.items() if name != STAGE_AXIS}
+    at = [*mesh].index(STAGE_AXIS) if STAGE_AXIS in mesh else 0
+    axes = MeshAxes(tuple(sizes.items()), batch_axis or BATCH_AXIS, mesh.get(STAGE_AXIS, 0), at)
+    others = [name for name in sizes if name != axes.batch_axis]
     if len(others) > 1:
         named = "" if axes.batch_axis in mesh else " batch_axis= names the one that divides the batch's rows."
         raise UnsupportedError(
@@ -157,7 +200,7 @@ def devices_of(axes: MeshAxes, devices: int | str | Sequence[str] | None) -> tup
     """
     if devices is not None or not axes:
         return resolve_devices(devices)
-    return resolve_devices(axes.count, said=f"mesh={dict(axes.sizes)!r} has {axes.count} devices")
+    return resolve_devices(axes.count, said=f"mesh={axes.asked!r} has {axes.count} devices")
 
 
 def device_mesh(axes: MeshAxes, devices: Sequence[str]) -> DeviceMesh:
@@ -167,13 +210,14 @@ def device_mesh(axes: MeshAxes, devices: Sequence[str]) -> DeviceMesh:
       ArgumentError: if there are not as many devices as the mesh has.
     """
     if axes.count != len(devices):
-        text = " x ".join(str(size) for _, size in axes.sizes) + (f" = {axes.count}" if len(axes.sizes) > 1 else "")
+        text = " x ".join(map(str, axes.asked.values())) + (f" = {axes.count}" if len(axes.asked) > 1 else "")
         names = ", ".join(map(short_name, devices[:8])) + (", ..." if len(devices) > 8 else "")
         raise ArgumentError(
-            f"mesh={dict(axes.sizes)!r} has {text} devices, and there are {len(devices)}: {names}. Name {axes.count} "
+            f"mesh={axes.asked!r} has {text} devices, and there are {len(devices)}: {names}. Name {axes.count} "
             "of them in devices, row by row, or change the mesh."
         )
-    return DeviceMesh(axes, tuple(devices))
+    stages = axes.of_stages(devices)
+    return DeviceMesh(axes, stages[0], stages if axes.stages else ())
 
 
 def mesh_as_if(axes: MeshAxes, devices: Sequence[str]) -> DeviceMesh | None:
@@ -186,4 +230,5 @@ def mesh_as_if(axes: MeshAxes, devices: Sequence[str]) -> DeviceMesh | None:
     """
     if not axes:
         return None
-    return device_mesh(axes if axes.axis else replace(axes, sizes=((axes.batch_axis, len(devices)),)), devices)
+    has_others = axes.axis or axes.stages
+    return device_mesh(axes if has_others else replace(axes, sizes=((axes.batch_axis, len(devices)),)), devices)

@@ -196,7 +196,7 @@ class ParallelModel(SharedState):
         given: dict[str, Any] = {}
         if axes := where.options.mesh:
             given = {
-                "mesh": dict(axes.sizes),
+                "mesh": axes.asked,
                 "batch_axis": axes.batch_axis if axes.batch_axis in dict(axes.sizes) else None,
             }
         layout = where.variables if optimizer is not None else self._without_patterns_of_slots(where.variables)

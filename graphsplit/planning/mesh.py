@@ -16,6 +16,7 @@ from graphsplit.core.sizes.symbolic_sizes import STAND_IN, Shape, Size, is_same,
 from graphsplit.core.sizes.symbolic_sizes import rows as rows_of_unknown_batch
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.stages import Stage
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Mesh:
       weights: the share of the batch of each, in any unit.
       rows: how many rows of the batch each has; empty if that is not known when planning.
       positions: which of the devices asked for each shard has (those without rows are left out); stages have devices of
-        their own at the same positions.
+        their own at the same positions, of each column.
       columns: where the mesh has another axis, the devices of each column, by position: the first of them are those of
         operations of no column.
       other_axis: what that axis is called.
@@ -73,12 +74,29 @@ class Mesh:
         return d - 1 if d and self.positions[d - 1] == self.positions[d] else None
 
     def device_of(self, d: int, op: Op) -> str:
-        """Return the device on which shard `d` runs an operation: that of its stage or column, or the shard's own."""
-        return op.stage.device(self.positions[d]) if op.stage else self.near(d, op)
+        """Return the device on which shard `d` runs an operation: that of its stage and column, or the shard's own."""
+        stage = self.stage_of(op)
+        return stage.device(self._number(self.positions[d], op)) if stage else self.near(d, op)
 
     def devices_of(self, op: Op) -> Sequence[str]:
         """Return the device on which each shard runs an operation; see `device_of`."""
-        return [op.stage.device(position) for position in self.positions] if op.stage else self.devices_near(op)
+        stage = self.stage_of(op)
+        if stage is None:
+            return self.devices_near(op)
+        return [stage.device(self._number(position, op)) for position in self.positions]
+
+    def stage_of(self, op: Op) -> Stage | None:
+        """Return the stage that has devices for an operation: none along another axis, planned for all stages alike."""
+        return None if self.axis else op.stage
+
+    def home_of(self, op: Op) -> str | None:
+        """Return the device of an operation that runs once, if its stage has one for it."""
+        stage = self.stage_of(op)
+        return stage.device(self._number(0, op)) if stage else None
+
+    def _number(self, position: int, op: Op) -> int:
+        """Return which of the devices of its stage an operation has for the shards at a position."""
+        return position * max(len(self.columns), 1) + (op.provenance.column or 0)
 
     def devices_near(self, op: Op) -> Sequence[str]:
         """Return the device of each shard in the column of an operation."""
@@ -120,8 +138,10 @@ class Mesh:
 
     def column_of(self, op: Op) -> tuple[str, ...]:
         """Return the devices of the column of an operation, by position; empty for one that is in no column."""
-        column = op.provenance.column
-        return self.columns[column] if self.columns and column is not None else ()
+        column, stage = op.provenance.column, self.stage_of(op)
+        if column is None or not self.columns:
+            return ()
+        return stage.column(column, len(self.columns)) if stage else self.columns[column]
 
     def copy_for(self, device: str) -> int:
         """Return the shard whose copy a device reads of what all shards have: its own, or one of its host.

@@ -145,12 +145,19 @@ def read_rows(plan: Plan) -> Plan:
 
 
 def cut_into_stages(plan: Plan) -> Plan:
-    """Decide where the stages begin that are asked for. What belongs to a stage then belongs to its devices."""
+    """Decide where the stages begin that are asked for, unless a mesh has them, whose stages are cut before all else.
+
+    What belongs to a stage then belongs to its devices.
+    """
     if plan.stage_cuts is None:
         return plan
-    asked, schedule = plan.stage_cuts.asked, plan.asked.schedule or ""
-    program, cuts = automatic_stages.cut_into_stages(plan.program, plan.steps, plan.mesh, asked, schedule)
-    return owned_and_moved(replace(plan, program=program, stage_cuts=cuts), plan.steps)
+    program, steps, asked = plan.program, plan.steps, plan.stage_cuts.asked
+    if program.stages:
+        program = automatic_stages.with_all_in_stages(program, steps)
+    else:
+        program = automatic_stages.cut_into_stages(program, steps, plan.mesh, asked, plan.asked.schedule or "")
+    cuts = automatic_stages.cuts_of(program, steps, asked)
+    return owned_and_moved(replace(plan, program=program, stage_cuts=cuts), steps)
 
 
 def wait_for_readers(plan: Plan) -> Plan:

@@ -38,6 +38,7 @@ def plan_program(
     input_devices: Sequence[str] = (),
     homes: Sequence[str] = (),
     divide: Divide | None = None,
+    decisions: Sequence[Callable[[Plan], Plan]] | None = None,
 ) -> Plan:
     """Decide where every operation runs.
 
@@ -54,6 +55,7 @@ def plan_program(
         what a loop hands to its body, is at home.
       homes: the devices for which the function is planned, if `home` is to be where its variables are.
       divide: writes the program as its variables lie.
+      decisions: those of `PASSES` that are taken; by default all.
 
     Raises:
       StrictError: see `strict` of `parallelize`.
@@ -73,14 +75,32 @@ def plan_program(
         stage_cuts=None if stages is None else StageCuts(stages),
         input_devices=tuple(input_devices),
     )
-    return _decided(plan, Start(tuple(homes), divide, not mesh.has_turns, plan))
+    return _decided(plan, Start(tuple(homes), divide, not mesh.has_turns, plan), decisions)
 
 
-def _decided(plan: Plan, start: Start) -> Plan:
+def _decided(plan: Plan, start: Start, decisions: Sequence[Callable[[Plan], Plan]] | None = None) -> Plan:
     plan = replace(plan, start=start)
-    for decide in PASSES:
+    for decide in PASSES if decisions is None else decisions:
         plan = decide(plan)
     return plan
+
+
+def cut_first(
+    program: Program, mesh: Mesh, input_layouts: Sequence[Layout], asked: PlanOptions, stages: StagesAsked | None
+) -> tuple[Program, PlanOptions, Sequence[str]]:
+    """Return a program for one device with the stages that a mesh has; see `StagesAsked.on_mesh`.
+
+    What is recomputed is decided before, as its stage is that of the backward pass. Returned are also what is still
+    asked of the plan then, and what to say in it.
+    """
+    if stages is None or not stages.on_mesh:
+        return program, asked, ()
+    decisions = (passes.recompute, propagate, passes.cut_into_stages)
+    home, alone = stages.devices[0][0], replace(mesh, columns=())
+    plan = plan_program(
+        program, mesh=alone, home=home, input_layouts=input_layouts, asked=asked, stages=stages, decisions=decisions
+    )
+    return plan.program, replace(asked, recompute=None), plan.notes
 
 
 def propagate(plan: Plan) -> Plan:
@@ -127,9 +147,9 @@ def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Pla
         for number, layout in enumerate(layouts[flow.chooses :])
     ]
     handles = [plan.state.devices.get(program.ops[op.inputs[i].op].name) for i in passed]
-    if stage := op.stage:
-        mesh = Mesh(tuple([stage.device(p) for p in mesh.positions]), mesh.weights, mesh.rows, mesh.positions)
-        home = stage.home
+    if (stage := mesh.stage_of(op)) and (first := mesh.home_of(op)):
+        columns = tuple([stage.column(number, len(mesh.columns)) for number in range(len(mesh.columns))])
+        mesh, home = replace(mesh, devices=tuple(mesh.devices_of(op)), columns=columns), first
     asked = replace(
         plan.asked, strict=False, schedule=None, stages=None, recompute=None
     )  # (which the whole plan keeps, or has none of)

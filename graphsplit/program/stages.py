@@ -31,20 +31,27 @@ class Stage:
 
     Attributes:
       name: of the function or layer.
-      devices: one for every shard, or one for all shards.
+      devices: one for every shard, or one for all shards. On a mesh of several columns row by row: shard by shard, and
+        of each shard one for every column.
+      begins: the layer at which it was asked to begin; "" if nobody said where.
     """
 
     name: str
     devices: tuple[str, ...]
+    begins: str = ""
 
     @property
     def home(self) -> str:
         """The device of the stage's whole operations and of the variables that it makes."""
         return self.devices[0]
 
-    def device(self, position: int) -> str:
-        """Return the device of the shard that runs on the surrounding function's device number `position`."""
-        return self.devices[position] if len(self.devices) > 1 else self.home
+    def device(self, number: int) -> str:
+        """Return the device of what runs on the surrounding function's device of this number."""
+        return self.devices[number] if len(self.devices) > 1 else self.home
+
+    def column(self, number: int, columns: int) -> tuple[str, ...]:
+        """Return its devices in a column, by position."""
+        return self.devices[number::columns] if len(self.devices) > 1 else self.devices
 
     def __str__(self) -> str:
         return f"{self.name} on {', '.join(map(short_name, self.devices))}"

@@ -71,8 +71,9 @@ def choose_devices(options: Options) -> ChosenDevices:
     asked = options.devices
     devices = names_of_devices(asked) if isinstance(asked, (str, tuple)) else devices_of(options.mesh, asked)
     weights, stages = options.weights, stages_asked(options, devices)
-    heads = device_mesh(options.mesh, devices).columns[0] if options.mesh else devices
-    count = len(heads if stages is None else stages.heads)
+    heads = devices if stages is None else stages.heads
+    has_rows = options.mesh.axis or options.mesh.stages
+    count = len(device_mesh(options.mesh, devices).columns[0] if has_rows else heads)
     if weights is not None and len(weights) != count:
         raise ArgumentError(weights_message(weights, count, "device" if stages is None else "pipeline"))
     home = devices[0] if options.home is None else names_of_devices([options.home], "home")[0]
@@ -82,7 +83,8 @@ def choose_devices(options: Options) -> ChosenDevices:
 def stages_asked(options: Options, devices: Sequence[str]) -> StagesAsked | None:
     """Return the devices of each stage, one for each pipeline; None if no stages are asked for.
 
-    Stages take the devices in order, pipeline after pipeline. Interleaved, they take all of them in turns.
+    Stages take the devices in order, pipeline after pipeline. Interleaved, they take all of them in turns. On a mesh
+    each has a mesh of the other axes.
 
     Raises:
       ArgumentError: if so many devices do not make whole pipelines.
@@ -92,14 +94,20 @@ def stages_asked(options: Options, devices: Sequence[str]) -> StagesAsked | None
     begins = options.stages if isinstance(options.stages, Beginnings) else None
     count = options.stages if isinstance(options.stages, int) else options.stages.count
     there = count_text(len(devices), "device")
+    groups: list[tuple[str, ...]] = [(device,) for device in devices]
+    if options.mesh.stages:
+        grid = device_mesh(options.mesh, devices)
+        groups, there = [grid.of_stage(own).by_row for own in grid.stages], f"mesh {grid}"
     if options.schedule == "interleaved":
-        if count % len(devices) or count < 2 * len(devices):
+        if count % len(groups) or count < 2 * len(groups):
             raise ArgumentError(
                 f"stages={options.stages} with schedule='interleaved' on {there}: each device has "
-                f"several stages, {2 * len(devices)}, {3 * len(devices)} or more altogether. Choose one of these "
+                f"several stages, {2 * len(groups)}, {3 * len(groups)} or more altogether. Choose one of these "
                 "numbers, or '1f1b'."
             )
-        found: list[tuple[str, ...]] = [(devices[stage % len(devices)],) for stage in range(count)]
+        found = [groups[stage % len(groups)] for stage in range(count)]
+    elif options.mesh.stages:
+        found = groups
     else:
         if len(devices) % count:
             raise ArgumentError(
@@ -108,15 +116,16 @@ def stages_asked(options: Options, devices: Sequence[str]) -> StagesAsked | None
                 "or schedule='interleaved', which has several stages on each device."
             )
         found = [tuple(devices[stage::count]) for stage in range(count)]
-    return StagesAsked(tuple(found), begins, gpu_memory_bytes(devices))
+    return StagesAsked(tuple(found), begins, gpu_memory_bytes(devices), bool(options.mesh.stages))
 
 
 def check_no_others(program: Program, options: Options) -> None:
     """Raise `ArgumentError` if a function has stages of its own that is to be cut into stages."""
     own = program.all_stages()
     if options.stages is not None and own:
+        asked = f"mesh={options.mesh.asked!r}" if options.mesh.stages else f"stages={options.stages}"
         raise ArgumentError(
-            f"stages={options.stages} would cut the function into stages, but it already has stages from on_device:\n"
+            f"{asked} would cut the function into stages, but it already has stages from on_device:\n"
             f"{bullet_list(list(map(str, own)))}\n"
-            "Drop stages, or on_device."
+            "Drop the stages, or on_device."
         )

@@ -14,6 +14,7 @@ from graphsplit.api.calls.argument_splitting import Splitting, open_shapes, open
 from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
 from graphsplit.api.layouts.automatic import AutomaticLayouts, choose_layouts
 from graphsplit.api.layouts.layout_spellings import AUTO
+from graphsplit.api.layouts.lying_in_stages import lay_in_stages
 from graphsplit.api.layouts.lying_together import lay_together, slots_in
 from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh, mesh_lain_on
 from graphsplit.api.layouts.predicted_layouts import Layout, divisions_for, divisions_wanted
@@ -29,11 +30,11 @@ from graphsplit.core.hosts import host_device
 from graphsplit.core.keras_internals import open_scopes
 from graphsplit.core.progress import phase
 from graphsplit.core.sizes.symbolic_sizes import Size, has_sizes
-from graphsplit.core.variables.parted_variables import layout_changes
+from graphsplit.core.variables.parted_variables import layout_changes, parts_of
 from graphsplit.planning.decisions import Divide
 from graphsplit.planning.mesh import Mesh, mesh_of
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.planner import plan_program
+from graphsplit.planning.planner import cut_first, plan_program
 from graphsplit.planning.state import State, state_as_if, state_of
 from graphsplit.planning.text.held_text import most_held
 from graphsplit.program.program import Program
@@ -78,22 +79,27 @@ def trace_and_plan(
     if options.automatic is not None and not options.mesh:
         options = replace(options, mesh=mesh_lain_on(traced, devices))
     grid = device_mesh(options.mesh, devices) if options.mesh else None
+    if grid is not None and grid.axis and (placed := traced.program.all_stages()):
+        grid = replace(grid, stages=tuple([stage.devices for stage in placed if len(stage.devices) > 1]))
     check_mesh(traced, grid)
     lay_out_later()
     moved = lay_together(traced)
-    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *notes, *moved))
+    whole, (traced, splitting, options) = traced, _cut_first(traced, splitting, options, devices)
+    if grid is not None and find_state is state_of:
+        moved += lay_in_stages(traced, grid)
+    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(whole), *notes, *moved))
     if grid is not None:
         lay_out_in_units(traced, find_state(traced).divisions, grid)
     if options.automatic is not None:
         known = Choices() if choices is None else choices
-        return traced, _chosen_plan(traced, splitting, options, options.automatic, devices, known, arguments, runs)
+        return whole, _chosen_plan(traced, splitting, options, options.automatic, devices, known, arguments, runs)
     with phase("planning"):
         near = None if options.home is None else home
         if options.variables == AUTO:
             memory = partial(gpu_memory_bytes, devices)
             plan = _plan_laid_out(traced, splitting, options, devices, near, grid, memory, find_state, runs)
-            return traced, plan
-        return traced, _plan_traced(traced, splitting, options, devices, near, find_state(traced), grid)
+            return whole, plan
+        return whole, _plan_traced(traced, splitting, options, devices, near, find_state(traced), grid)
 
 
 def trace_call(
@@ -114,6 +120,16 @@ def trace_call(
     open_values = open_sparse_shapes(splitting, call)
     sizes = CallSizes(splitting.shapes, {i: splitting.sparse[i] for i in open_values}, open_values)
     return functions[valid].read(names, open_shapes(splitting, seen, names), sizes)
+
+
+def _cut_first(
+    traced: Trace, splitting: Splitting, options: Options, devices: Sequence[str]
+) -> tuple[Trace, Splitting, Options]:
+    """Return a traced function with the stages of its mesh, and what is still asked of its plan; see `cut_first`."""
+    read, stages = _as_read(splitting, traced.program), stages_asked(options, devices)
+    program, asked, notes = cut_first(traced.program, _mesh(read, options, devices), read.layouts, options, stages)
+    splitting = replace(splitting, notes=(*splitting.notes, *notes))
+    return replace(traced, program=program), splitting, replace(options, recompute=asked.recompute)
 
 
 def _plan_traced(
@@ -265,19 +281,19 @@ def _as_read(splitting: Splitting, program: Program) -> Splitting:
 def _mesh(splitting: Splitting, options: Options, devices: Sequence[str]) -> Mesh:
     """Return the shards of a batch."""
     stages = stages_asked(options, devices)
-    grid = device_mesh(options.mesh, devices) if options.mesh.axis else None
-    heads = stages.heads if stages is not None else grid.columns[0] if grid is not None else devices
+    grid = device_mesh(options.mesh, devices) if options.mesh.axis or options.mesh.stages else None
+    heads = grid.columns[0] if grid is not None else stages.heads if stages is not None else devices
     mesh = mesh_of(heads, splitting.batch, options.weights, options.micro_batches)
-    return mesh if grid is None else replace(mesh, columns=grid.columns, other_axis=grid.axis)
+    return replace(mesh, columns=grid.columns, other_axis=grid.axis) if grid is not None and grid.axis else mesh
 
 
 def variables_elsewhere(traced: Trace) -> list[str]:
-    """Say which stages read variables that live on devices of others."""
+    """Say which stages read variables that live on devices of others. (Of those in parts it is said where they lie.)"""
     program = traced.program
     lives = {
         position: canonical_name(handle.device)
         for position, handle in zip(program.captures, traced.captures, strict=True)
-        if handle.dtype == tf.resource and handle.device
+        if handle.dtype == tf.resource and handle.device and parts_of(handle) is None
     }
     found: dict[Stage, set[str]] = {}
     for op in program.ops:

@@ -22,7 +22,7 @@ def check_mesh(traced: Trace, grid: DeviceMesh | None) -> None:
 
     Raises:
       ArgumentError: for variables that lie along an axis of another mesh.
-      UnsupportedError: for stages that `on_device` made, on a mesh with columns.
+      UnsupportedError: for stages that `on_device` made, on a mesh whose devices are named column by column.
     """
     wrong = []
     for handle in traced.captures:
@@ -30,7 +30,7 @@ def check_mesh(traced: Trace, grid: DeviceMesh | None) -> None:
         axis = axis_of(parts.division) if parts is not None else ""
         if parts is None or not axis:
             continue
-        if grid is None or axis != grid.axis or not _lies_on(parts.division, grid):
+        if grid is None or axis != grid.axis or not any(_lies_on(parts.division, own) for own in grid.alike):
             where = ", ".join(map(short_name, parts.devices))
             wrong.append(f"{parts.path} along {axis!r} on {where}")
     if wrong:
@@ -42,10 +42,11 @@ def check_mesh(traced: Trace, grid: DeviceMesh | None) -> None:
             "Pass parallelize the same mesh and devices as set_variable_layout, or set the layout of the variables "
             "again."
         )
-    if grid is not None and grid.axis and (stages := traced.program.all_stages()):
+    stages = [stage for stage in traced.program.all_stages() if len(stage.devices) > 1]
+    if grid is not None and stages and grid.by_row != grid.devices:
         raise UnsupportedError(
-            f"mesh {grid}: the function calls {stages[0].name!r}, which has other devices from on_device. A mesh with "
-            "an axis beside the batch axis places the whole function."
+            f"mesh {grid}: the function calls {stages[0].name!r}, which has devices row by row from on_device. Name "
+            f"the batch axis first, mesh={ {grid.batch_axis: grid.axes.rows, **grid.sizes}!r}."
         )
 
 

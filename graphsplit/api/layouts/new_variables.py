@@ -59,6 +59,7 @@ def variable_layout(
     axes = mesh_axes(mesh, batch_axis)
     names = devices_of(axes, devices)
     grid = device_mesh(axes, names) if axes else None
+    names = names if grid is None else grid.devices
     check_layout(layout, grid)
     new = NewVariables(names, reshard_after_forward, grid)
     made: list[str] = []

@@ -19,10 +19,13 @@ from graphsplit.tracing.trace import Trace, captured_variables
 
 def lay_out_in_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: DeviceMesh) -> None:
     """Lay those variables of a traced function out anew of whose units it tells; arguments as of `learn_units`."""
-    found = [(own, parts) for own in learn_units(trace, divisions, grid) if (parts := parts_of_variable(own))]
-    variables, layouts = [own for own, _ in found], [parts.layout for _, parts in found]
-    reshard, slots = all(parts.reshards for _, parts in found), slots_in(trace)
-    lay_out(variables, layouts, slots, grid.devices, grid, reshard_after_forward=reshard)
+    told, slots = learn_units(trace, divisions, grid), slots_in(trace)
+    lying = [(own, parts) for own in told if (parts := parts_of_variable(own))]
+    for mesh in grid.alike:
+        found = [(own, parts) for own, parts in lying if set(parts.devices) <= set(mesh.devices)]
+        variables, layouts = [own for own, _ in found], [parts.layout for _, parts in found]
+        reshard = all(parts.reshards for _, parts in found)
+        lay_out(variables, layouts, slots, mesh.devices, mesh, reshard_after_forward=reshard)
 
 
 def learn_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: DeviceMesh) -> list[tf.Variable]:

@@ -101,9 +101,10 @@ def set_variable_layout(
     axes = mesh_axes(mesh, batch_axis)
     names = devices_of(axes, devices)
     grid = device_mesh(axes, names) if axes else None
+    names = names if grid is None else grid.devices
     slots = slots_of(target, variables)
     wanted = wanted_layouts(variables, layout, slots, grid)
-    lay_out(variables, wanted, slots, names, grid, reshard_after_forward=reshard_after_forward)
+    _lay_out_in_stages(variables, wanted, slots, names, grid, reshard_after_forward)
     trained = [weakref.ref(variable) for variable in variables]
     for optimizer in optimizers:
         _later.pop(optimizer, None)
@@ -138,7 +139,30 @@ def _lay_out_slots(
     slots = slots_of(optimizer, [own for variable in trained if (own := variable()) is not None])
     patterns = layout if isinstance(layout, Mapping) else {"*": layout}
     wanted = [layout_by_name(variable, patterns, slots.get(id(variable))) for variable in variables]
-    lay_out(variables, wanted, slots, devices, grid, reshard_after_forward=reshard_after_forward)
+    _lay_out_in_stages(variables, wanted, slots, devices, grid, reshard_after_forward)
+
+
+def stage_known(variable: tf.Variable | None, grid: DeviceMesh | None) -> tuple[str, ...]:
+    """Return the devices of the stage on a mesh to which a variable is known to belong; none if none is."""
+    devices: tuple[str, ...] = getattr(variable, "_graphsplit_stage", ())
+    return devices if grid is not None and devices in grid.stages else ()
+
+
+def _lay_out_in_stages(
+    variables: Sequence[tf.Variable],
+    wanted: Sequence[VariableLayout | None],
+    slots: Mapping[int, tf.Variable],
+    devices: Sequence[str],
+    grid: DeviceMesh | None,
+    reshard_after_forward: bool,
+) -> None:
+    """Lay variables out, those that are known to belong to a stage on its devices; see `lay_out`."""
+    places = [stage_known(v, grid) or stage_known(slots.get(id(v)), grid) or tuple(devices) for v in variables]
+    for place in dict.fromkeys(places):
+        own = [k for k, other in enumerate(places) if other == place]
+        mesh, laid = None if grid is None else grid.of_stage(place), [variables[k] for k in own]
+        layouts = [wanted[k] for k in own]
+        lay_out(laid, layouts, slots, place, mesh, reshard_after_forward=reshard_after_forward)
 
 
 def _check_no_slots(layout: Mapping[str, VariableLayout]) -> None:

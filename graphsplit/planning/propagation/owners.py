@@ -157,16 +157,20 @@ class _OwnerFinder:
         return served
 
     def _near(self, op: Op, served: frozenset[str]) -> frozenset[str]:
-        """Return those devices that an operation may run on: one of a column stays in it."""
-        column = self._mesh.column_of(op)
-        return served if not column else served.intersection(column) or frozenset(column[:1])
+        """Return those devices that an operation may run on: one of a column stays in it, in whichever stage."""
+        column, number = self._mesh.column_of(op), op.provenance.column
+        if not column or number is None:
+            return served
+        stages = () if op.stage else self._program.stages
+        columns = [column, *[stage.column(number, len(self._mesh.columns)) for stage in stages]]
+        return served.intersection([d for own in columns for d in own]) or frozenset([own[0] for own in columns])
 
     def _own_place(self, op: Op) -> str | None:
         """Return where an op runs whoever reads it: beside its variable, in its stage."""
         if op.index in self._pinned:
             return self._pinned[op.index]
         touches = tf.resource in (*map(self._program.dtype, op.inputs), *op.out_dtypes)
-        return None if touches or not op.stage else op.stage.home
+        return None if touches else self._mesh.home_of(op)
 
     def _device(self, op: Op, of_ops: Sequence[str], gathered: Mapping[Tensor, str]) -> str:
         own = self._own_place(op)
@@ -198,8 +202,8 @@ class _OwnerFinder:
 
     def _where_gathered(self, op: Op, tensor: Tensor, layout: Layout) -> str:
         """Return where a tensor is put together: sums in their stage or column, others where most of them are owned."""
-        if op.stage and isinstance(layout, Partial):
-            return op.stage.home
+        if isinstance(layout, Partial) and (own := self._mesh.home_of(op)) is not None:
+            return own
         column = self._mesh.column_of(op) if isinstance(layout, Partial) else ()
         home = column[0] if column else self._home
         votes: dict[str, int] = {}

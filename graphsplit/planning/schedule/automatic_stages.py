@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graphsplit.core.errors import ArgumentError, CheckError, bullet_list
 from graphsplit.core.patterns import layers_fitting, scopes_of
+from graphsplit.costs.seconds import seconds_of
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.schedule.chains import Room, cut
 from graphsplit.planning.schedule.gradient_pairs import sources_of
 from graphsplit.planning.schedule.stage_units import StageUnits, stage_units
 from graphsplit.planning.steps import Step
-from graphsplit.program.program import Program, Tensor
+from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.stages import Stage
 
 
@@ -72,11 +73,14 @@ class StagesAsked:
       devices: of each stage, one for each pipeline.
       begins: where they begin; None for stages of equal time.
       memory: bytes of the smallest device; None if that is not known.
+      on_mesh: whether they are an axis of a mesh. Then the function is cut before its variables are laid out, which lie
+        on the devices of their stage, and before what other axes make of it, which stays in its stage.
     """
 
     devices: tuple[tuple[str, ...], ...]
     begins: Beginnings | None = None
     memory: int | None = None
+    on_mesh: bool = False
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -93,14 +97,17 @@ class StageCut:
       first: the position of the operation at which it begins.
       share: of the time of all stages.
       received: the tensors that it is sent by other stages.
-      asked: the layer at which it was asked to begin; "" if it was put where times are equal.
     """
 
     stage: Stage
     first: int
     share: float
     received: tuple[Tensor, ...]
-    asked: str = ""
+
+    @property
+    def asked(self) -> str:
+        """The layer at which it was asked to begin; "" if it was put where times are equal."""
+        return self.stage.begins
 
 
 @dataclass(frozen=True)
@@ -121,10 +128,8 @@ class StageCuts:
         return max((stage.share for stage in self.stages), default=1.0) * max(len(self.stages), 1)
 
 
-def cut_into_stages(
-    program: Program, steps: Sequence[Step], mesh: Mesh, asked: StagesAsked, schedule: str
-) -> tuple[Program, StageCuts]:
-    """Return the program with its stages, and where they were cut.
+def cut_into_stages(program: Program, steps: Sequence[Step], mesh: Mesh, asked: StagesAsked, schedule: str) -> Program:
+    """Return the program with its stages.
 
     There are none where nothing is split. Gradients from outside may have less to cut than the function, and so has a
     batch of which less runs on the shards: one row of a recurrent network. They are cut into fewer stages.
@@ -133,12 +138,12 @@ def cut_into_stages(
       ArgumentError: if it cannot be cut into so many stages.
     """
     if not mesh.shards:
-        return program, StageCuts(asked)
+        return program
     units = stage_units(program, steps, mesh.batch)
     may_be_fewer = program.seeds or len(units.work) >= len(asked.devices)
     devices = asked.devices[: units.most_stages] if may_be_fewer else asked.devices
     if not devices:
-        return program, StageCuts(asked)
+        return program
     if (begins := asked.begins) is not None:
         if not begins.operations:
             scopes = list(dict.fromkeys(scope for op in program.ops for scope in scopes_of(op.name)))
@@ -149,14 +154,13 @@ def cut_into_stages(
         devices = tuple([own for own, name in zip(asked.devices, called, strict=True) if name not in idle])
     else:
         starts = _equal_starts(units, len(devices), asked, mesh, schedule)
-    stages = [Stage(str(number), own) for number, own in enumerate(devices)]
+    stages = [Stage(str(k), own, name) for k, (own, name) in enumerate(zip(devices, starts.values(), strict=True))]
     number = {i: sum(k >= start for start in starts) - 1 for i, k in units.of.items()}
     ops = list(program.ops)
     for i, s in number.items():
         own = replace(ops[i].provenance, stage=stages[s], backward=i in units.backward)
         ops[i] = replace(ops[i], provenance=own)
-    staged = replace(program, ops=tuple(ops), stages=tuple(stages))
-    return staged, StageCuts(asked, tuple(_described(units, number, starts, stages)))
+    return replace(program, ops=tuple(ops), stages=tuple(stages))
 
 
 def _equal_starts(units: StageUnits, count: int, asked: StagesAsked, mesh: Mesh, schedule: str) -> dict[int, str]:
@@ -223,18 +227,60 @@ def _asked_starts(units: StageUnits, begins: Beginnings) -> dict[int, str]:
     return starts
 
 
-def _described(
-    units: StageUnits, number: Mapping[int, int], starts: Mapping[int, str], stages: Sequence[Stage]
-) -> Iterator[StageCut]:
-    total = sum(units.seconds) or 1.0
-    received: list[dict[Tensor, None]] = [{} for _ in stages]
-    for tensor, concerned in units.tensors().items():
-        for i in concerned:
-            if number[i] != number[tensor.op]:
-                received[number[i]][tensor] = None
-    ends = [*list(starts)[1:], len(units.seconds)]
-    for stage, (start, name), end, own in zip(stages, starts.items(), ends, received, strict=True):
-        yield StageCut(stage, units.forward[start], sum(units.seconds[start:end]) / total, tuple(own), name)
+def with_all_in_stages(program: Program, steps: Sequence[Step]) -> Program:
+    """Return a program that was cut first, with a stage for what layouts of variables and other axes have added to it.
+
+    On the shards it belongs to the stage that it follows, or else to the first that reads it. So does what follows from
+    variables alone, wherever it runs.
+    """
+    ops, sharded = list(program.ops), {op.index for op in program.ops if steps[op.index].shards}
+    held = set(program.captures)
+    read: dict[int, Op] = {}
+
+    def place(op: Op) -> int:
+        return _place(op, program.stages)
+
+    def join(i: int, other: Op) -> None:
+        found = other.provenance
+        ops[i] = replace(ops[i], provenance=replace(ops[i].provenance, stage=found.stage, backward=found.backward))
+
+    for op in program.ops:
+        sources = sources_of(op, sharded)
+        before = [ops[i] for i in sources if ops[i].stage]
+        if op.index in sharded and not op.stage and before:
+            join(op.index, max(before, key=place))
+        elif not op.stage and sources and all(i in held or ops[i].is_constant for i in sources):
+            held.add(op.index)
+    for i in sorted(sharded | held - {*program.captures}, reverse=True):
+        if not ops[i].stage and i in read:
+            join(i, read[i])
+        for source in sources_of(ops[i], sharded) if ops[i].stage else ():
+            read[source] = min(ops[i], read.get(source, ops[i]), key=place)
+    return replace(program, ops=tuple(ops))
+
+
+def _place(op: Op, stages: Sequence[Stage]) -> int:
+    """Return the place of an operation of a stage on the way through all stages and back."""
+    assert op.stage is not None
+    number = stages.index(op.stage)
+    return 2 * len(stages) - 1 - number if op.provenance.backward else number
+
+
+def cuts_of(program: Program, steps: Sequence[Step], asked: StagesAsked) -> StageCuts:
+    """Return the stages of a program that was cut, with what each does and is sent."""
+    sharded = [op for op in program.ops if steps[op.index].shards]
+    own = {stage: [op for op in sharded if op.stage == stage] for stage in program.stages}
+    seconds = {stage: sum(seconds_of(program, op) for op in ops) for stage, ops in own.items()}
+    total = sum(seconds.values()) or 1.0
+    stage_of = {op.index: op.stage for op in sharded if op.stage}
+
+    def cut(stage: Stage) -> StageCut:
+        read = dict.fromkeys([tensor for op in own[stage] for tensor in op.inputs])
+        received = tuple([tensor for tensor in read if stage_of.get(tensor.op, stage) != stage])
+        first = next(op.index for op in own[stage] if not op.provenance.backward)
+        return StageCut(stage, first, seconds[stage] / total, received)
+
+    return StageCuts(asked, tuple(map(cut, program.stages)))
 
 
 def check_stage_cuts(program: Program, steps: Sequence[Step], cuts: StageCuts) -> None:
@@ -247,8 +293,7 @@ def check_stage_cuts(program: Program, steps: Sequence[Step], cuts: StageCuts) -
         if steps[op.index].shards and cuts.stages:
             if stage not in stages:
                 raise CheckError(f"{op.name!r} runs on the shards and is of no stage.")
-            number = stages.index(stage)
-            place[op.index] = 2 * len(stages) - 1 - number if op.provenance.backward else number
+            place[op.index] = _place(op, stages)
         if before > place.get(op.index, before):
             raise CheckError(f"{op.name!r} of stage {stage} follows from a later stage.")
         if before >= 0:

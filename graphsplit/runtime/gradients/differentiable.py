@@ -32,7 +32,7 @@ from graphsplit.core.variables.running_calls import calls
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.planner import plan_program
+from graphsplit.planning.planner import cut_first, plan_program
 from graphsplit.planning.state import state_of
 from graphsplit.runtime.executable import Function, make_executable
 from graphsplit.runtime.failures import Located
@@ -484,15 +484,18 @@ def _plan_now(single: Differentiable, trace: Trace, like: Plan, layouts: Sequenc
 def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
     # shapes of gradients may not follow for every batch size where those of the function do (a note says so)
     split = trace.program.symbols == plan.program.symbols
+    mesh, layouts = (plan.mesh, layouts) if split else (Mesh(), [SINGLE_DEVICE] * len(layouts))
+    stages = plan.stage_cuts.asked if plan.stage_cuts else None
+    program, asked, notes = cut_first(trace.program, mesh, layouts, plan.asked, stages)
     return plan_program(
-        trace.program,
-        mesh=plan.mesh if split else Mesh(),
+        program,
+        mesh=mesh,
         home=plan.home,
-        input_layouts=layouts if split else [SINGLE_DEVICE] * len(layouts),
+        input_layouts=layouts,
         state=state_of(trace),
-        asked=plan.asked,
-        stages=plan.stage_cuts.asked if plan.stage_cuts else None,
-        notes=plan.notes,
+        asked=asked,
+        stages=stages,
+        notes=(*plan.notes, *notes),
         input_devices=plan.input_devices,
-        divide=partial(program_on_mesh, trace),
+        divide=partial(program_on_mesh, replace(trace, program=program)),
     )

@@ -1,0 +1,114 @@
+"""Variables of a function in stages on a mesh: they lie on the devices of the stage that uses them.
+
+Layouts are set before any function is known, on the devices of the first stage. A traced function that is cut into
+stages knows: a variable belongs to the first stage that reads it, its slots with it; what no stage reads, and follows
+from one stage, belongs to that one (moving averages). What belongs to no stage stays where it is, and numbers do.
+
+The first function that uses a variable says where it belongs; others, whose stages may begin elsewhere, leave it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from graphsplit.api.layouts.divisions import replicated
+from graphsplit.api.layouts.layout_spellings import VariableLayout
+from graphsplit.api.layouts.lying_together import slots_in
+from graphsplit.api.layouts.variable_layouts import lay_out, stage_known, wait_for_calls
+from graphsplit.core.device_mesh import DeviceMesh
+from graphsplit.core.devices import canonical_name
+from graphsplit.core.layouts import Cut, Division
+from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable, tell_functions
+from graphsplit.core.variables.running_calls import calls
+from graphsplit.planning.amounts import count_text, format_bytes
+from graphsplit.program.program import is_write
+from graphsplit.program.stages import Stage
+from graphsplit.tracing.trace import Trace, captured_variables
+
+
+def lay_in_stages(trace: Trace, grid: DeviceMesh) -> tuple[str, ...]:
+    """Move variables of a traced function to the devices of their stages; return what a plan says.
+
+    Args:
+      trace: the function, with its stages.
+      grid: the mesh of its first stage, which knows the devices of all.
+    """
+    if not trace.program.stages or not grid.stages or not tf.executing_eagerly():
+        return ()
+    found, slots = stages_of_variables(trace), slots_in(trace)
+    devices_of = {
+        stage: next((own for own in grid.stages if {*own} == {*stage.devices}), ()) for stage in found.values()
+    }
+    places: dict[int, tuple[str, ...]] = {}
+    for variable in trace.variables:
+        known = stage_known(variable, grid) or stage_known(slots.get(id(variable)), grid)
+        places[id(variable)] = known or (devices_of[found[id(variable)]] if id(variable) in found else ())
+    moved = [v for v in trace.variables if (place := places[id(v)]) and _is_elsewhere(v, place)]
+    for devices in grid.stages:
+        _lay([v for v in moved if places[id(v)] == devices], slots, grid.of_stage(devices))
+    for variable in trace.variables:
+        variable._graphsplit_stage = places[id(variable)]
+    size = sum([v.shape.num_elements() * v.dtype.size for v in moved])
+    said = f"{count_text(len(moved), 'variable')} ({format_bytes(size)}) moved to the devices of their stages"
+    return (said,) if moved else ()
+
+
+def stages_of_variables(trace: Trace) -> dict[int, Stage]:
+    """Return the stages to which variables of a traced function belong, by the variables' ids."""
+    captured = captured_variables(trace)
+    found: dict[int, Stage] = {}
+    read: list[set[int]] = []  # by each operation beside all stages: the variables that it follows from, and the stages
+    after: list[set[Stage]] = []
+    written: dict[int, set[Stage]] = {}
+    for op in trace.program.ops:
+        sources = [tensor.op for tensor in op.inputs]
+        variables, stages = set().union(*[read[i] for i in sources]), set().union(*[after[i] for i in sources])
+        if op.index in captured:
+            variables = {id(captured[op.index])}
+        if op.stage is not None:
+            found.update({variable: op.stage for variable in variables if variable not in found})
+            variables, stages = set(), {op.stage}
+        elif is_write(op.type) and sources and sources[0] in captured:
+            written.setdefault(id(captured[sources[0]]), set()).update(stages)
+        read.append(variables)
+        after.append(stages)
+    found = {**{variable: next(iter(own)) for variable, own in written.items() if len(own) == 1}, **found}
+    slots = slots_in(trace)
+    for slot, head in slots.items():  # (any of those that are updated together may be the one that is read)
+        if slot in found:
+            found.setdefault(id(head), found[slot])
+    return {**found, **{slot: found[id(head)] for slot, head in slots.items() if id(head) in found}}
+
+
+def _is_elsewhere(variable: tf.Variable, devices: Sequence[str]) -> bool:
+    """Return whether a variable is to be moved to devices, or one of which it stays."""
+    parts = parts_of_variable(variable)
+    lies_on = {canonical_name(variable.device)} if parts is None else set(parts.devices)
+    is_number = not variable.shape.rank or not variable.shape.is_fully_defined()
+    return not is_number and (parts is None or parts.layout != "host") and not lies_on <= set(devices)
+
+
+def _lay(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable], grid: DeviceMesh) -> None:
+    """Lay variables out as they lie, on the devices of another stage."""
+    devices = grid.devices
+    with calls.lock:
+        wait_for_calls(variables)
+        layouts: list[VariableLayout | None] = []
+        for variable in variables:
+            parts = parts_of_variable(variable)
+            layouts.append(getattr(variable, "_graphsplit_stays", "") or "home" if parts is None else parts.layout)
+            variable._graphsplit_stays = ""
+        reshards = all(parts.reshards for v in variables if (parts := parts_of_variable(v)) is not None)
+        others = [None if own in ("home", "replicated") else own for own in layouts]
+        lay_out(variables, others, slots, devices, grid, reshard_after_forward=reshards)
+        pairs = list(zip(variables, layouts, strict=True))
+        whole, copied = ([v for v, own in pairs if own == word] for word in ("home", "replicated"))
+        divisions: list[tuple[tf.Variable, Division]] = [(v, Cut(0, v.shape[0], 1, devices=devices[:1])) for v in whole]
+        for variable, division in [*divisions, *replicated(copied, devices, slots, devices[0])]:
+            if (parts := parts_of_variable(variable)) is not None:
+                parts.release(variable)
+            tell_functions([variable])
+            word = "home" if isinstance(division, Cut) else "replicated"
+            VariableParts(variable, division, word, devices).take_apart()

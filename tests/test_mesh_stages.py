@@ -1,0 +1,209 @@
+"""Stages on a mesh: pipelines beside the axes of the batch and of the layers, with one device's numbers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from benchmarks.partitions import bytes_between
+from graphsplit.core.devices import canonical_name
+from graphsplit.core.tensorflow_internals import partition_graphs
+from graphsplit.core.variables.parted_variables import parts_of_variable
+from graphsplit.emission import check_emitted, emit
+
+WIDTH, HIDDEN, LENGTH, VOCABULARY, HEADS = 8, 12, 5, 11, 2
+EIGHT = int(os.environ.get("GRAPHSPLIT_TEST_DEVICES", "5")) >= 8
+eight = pytest.mark.skipif(not EIGHT, reason="needs eight devices")
+
+Made = tuple[list[tf.Variable], Callable[..., Any]]
+Law = tuple[gs.Plan, list[tf.Variable], Mapping[tuple[str, str], int]]
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).normal(size=shape) / 2
+
+
+def trained(variables: Mapping[str, np.ndarray], loss_of: Callable[..., tf.Tensor]) -> Made:
+    """Return variables with their slots, and a step of Adam that clips by the norm of all gradients."""
+    own = {name: tf.Variable(value, name=name) for name, value in variables.items()}
+    slots = {name: [tf.Variable(value * 0, name=f"{name}/slot_{k}") for k in "12"] for name, value in variables.items()}
+
+    def step(*batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = loss_of(own, *batch)
+        found = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, list(own.values()))]
+        gradients, norm = tf.clip_by_global_norm(found, 0.5)
+        for (name, weight), gradient in zip(own.items(), gradients, strict=True):
+            first, second = slots[name]
+            first.assign(0.9 * first + 0.1 * gradient)
+            second.assign(0.99 * second + 0.01 * gradient**2)
+            weight.assign_sub(0.1 * first / (tf.sqrt(second) + 1e-2))
+        return loss, norm
+
+    return [*own.values(), *[slot for pair in slots.values() for slot in pair]], step
+
+
+def perceptron() -> Made:
+    sizes = {"0/up": (7, HIDDEN), "0/down": (HIDDEN, 6), "1/up": (6, HIDDEN), "1/down": (HIDDEN, 5)}
+    biases = {"0/bias": (6,), "1/bias": (5,)}
+
+    def loss(own: Mapping[str, tf.Variable], x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        for k in "01":
+            x = tf.tanh(tf.nn.relu(x @ own[f"{k}/up"]) @ own[f"{k}/down"] + own[f"{k}/bias"])
+        return tf.reduce_mean((x - y) ** 2)
+
+    return trained({name: numbers(*size) for name, size in {**sizes, **biases}.items()}, loss)
+
+
+def transformer() -> Made:
+    sizes = {"table": (VOCABULARY, WIDTH)}
+    for k in "01":
+        sizes |= {f"{k}/{name}": (WIDTH, HEADS, WIDTH // HEADS) for name in "qkv"}
+        sizes |= {f"{k}/o": (HEADS, WIDTH // HEADS, WIDTH), f"{k}/up": (WIDTH, HIDDEN), f"{k}/down": (HIDDEN, WIDTH)}
+    sizes["last"] = (WIDTH, VOCABULARY)
+
+    def loss(own: Mapping[str, tf.Variable], ids: tf.Tensor) -> tf.Tensor:
+        x = tf.gather(own["table"], ids)
+        for k in "01":
+            q, h, v = (tf.einsum("btd,dhe->bhte", x, own[f"{k}/{name}"]) for name in "qkv")
+            x += tf.einsum("bhts,bhse,hed->btd", tf.nn.softmax(tf.einsum("bhte,bhse->bhts", q, h)), v, own[f"{k}/o"])
+            x += tf.nn.gelu(x @ own[f"{k}/up"]) @ own[f"{k}/down"]
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(ids, x @ own["last"]))
+
+    return trained({name: numbers(*size, seed=len(name)) for name, size in sizes.items()}, loss)
+
+
+MODEL = {"*/up*": (None, "model"), "*/down*": ("model",), "*": "home"}
+HEADED = {**{f"*/{name}*": (None, "model") for name in "qkv"}, "*/o*": ("model",), **MODEL}
+FSDP = {
+    **{f"*/{name}*": ("batch", "model") for name in (*"qkv", "up")},
+    "*/o*": ("model", None, "batch"),
+    "*/down*": ("model", "batch"),
+    "table*": ("batch",),
+    "last*": ("batch",),
+    "*": "home",
+}
+
+
+def rows(count: int) -> list[tf.Tensor]:
+    return [tf.constant(numbers(count, 7, seed=1)), tf.constant(numbers(count, 5, seed=2))]
+
+
+def ids(count: int) -> list[tf.Tensor]:
+    return [tf.constant(np.random.default_rng(count).integers(0, VOCABULARY, (count, LENGTH)))]
+
+
+def assert_law(
+    make: Callable[[], Made], mesh: dict[str, int], layout: Any, *batches: Sequence[tf.Tensor], **options: Any
+) -> Law:
+    """Run steps on one device and in stages on a mesh; compare what they return and leave, and check the plans.
+
+    Returned are the plan of the last batch, the variables, and the bytes that TensorFlow's own partitions sent for it.
+    """
+    variables, step = make()
+    laid, other = make()
+    if layout is not None:
+        gs.set_variable_layout(laid, layout, mesh=mesh)
+    parallel = gs.parallelize(other, mesh=mesh, **options)
+    for batch in batches:
+        with partition_graphs() as graphs:
+            results = [parallel(*batch), parallel(*batch)]
+        for many in results:
+            for one, own in zip(step(*batch), many, strict=True):
+                np.testing.assert_allclose(one, own, 1e-9, 1e-10)
+        plan = parallel.plan(*batch)
+        plan.check()
+        plan.program.check()
+        check_emitted(plan, emit(plan))
+    for one, own in zip(variables, laid, strict=True):
+        np.testing.assert_allclose(one.numpy(), own.numpy(), 1e-9, 1e-10)
+    return plan, laid, bytes_between(graphs, plan)
+
+
+def stages_of(plan: gs.Plan) -> list[set[str]]:
+    """Return the devices of each stage, all of which compute on the rows."""
+    found = [set(stage.devices) for stage in plan.program.stages]
+    for stage, devices in zip(plan.program.stages, found, strict=True):
+        ops = [op for op in plan.sharded_ops if op.stage == stage]
+        assert {plan.mesh.device_of(d, op) for op in ops for d in range(plan.mesh.shards)} == devices
+    return found
+
+
+def devices_of(own: tf.Variable) -> set[str]:
+    parts = parts_of_variable(own)
+    return {canonical_name(own.device)} if parts is None else set(parts.devices)
+
+
+def assert_in_stages(plan: gs.Plan, laid: Sequence[tf.Variable], between: Mapping[tuple[str, str], int]) -> None:
+    """Assert that variables and slots lie in their stage, and that the stages send each other activations only."""
+    first, second = stages_of(plan)
+    assert not first & second
+    for own in laid:
+        name = own.name.partition(":")[0]
+        assert devices_of(own) <= (first if name[0] in "0t" else second), name
+    sent = sum(size for (a, b), size in between.items() if (a in first) != (b in first))
+    activations = sum(sum(plan.program.bytes(tensor) for tensor in cut.received) for cut in plan.stage_cuts.stages)
+    arguments = sum(sum(plan.program.ops[i].out_bytes) for i in plan.program.inputs)
+    columns = max(len(plan.mesh.columns), 1)
+    norms = 8 * 4 * len(laid)
+    assert activations <= sent <= activations + columns * arguments + norms, (sent, activations, arguments, between)
+
+
+CASES: dict[str, tuple[dict[str, int], Any, dict[str, Any]]] = {
+    "pipeline": ({"stage": 2}, None, {"micro_batches": 3, "schedule": "gpipe"}),
+    "rows": ({"stage": 2, "batch": 2}, None, {"micro_batches": 2, "schedule": "1f1b"}),
+    "rows, sharded": ({"stage": 2, "batch": 2}, "sharded", {"micro_batches": 2, "schedule": "zero-bubble"}),
+    "rows, replicated": ({"batch": 2, "stage": 2}, "replicated", {"micro_batches": 3}),
+    "layers": ({"stage": 2, "model": 2}, MODEL, {"micro_batches": 2, "schedule": "1f1b"}),
+    "layers first": ({"model": 2, "stage": 2}, MODEL, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_perceptron(case: str):
+    mesh, layout, options = CASES[case]
+    assert_in_stages(*assert_law(perceptron, mesh, layout, rows(7), rows(6), **options))
+
+
+SCHEDULES = [pytest.param(own, marks=pytest.mark.long) for own in (None, "gpipe", "zero-bubble")]
+
+
+@eight
+@pytest.mark.parametrize("schedule", ["1f1b", *SCHEDULES])
+def test_rows_layers_and_stages(schedule: str | None):
+    mesh = {"stage": 2, "batch": 2, "model": 2}
+    assert_in_stages(*assert_law(perceptron, mesh, MODEL, rows(9), micro_batches=3, schedule=schedule))
+
+
+@eight
+@pytest.mark.parametrize("layout", [HEADED, FSDP], ids=["DP x TP x PP", "FSDP x TP x PP"])
+def test_transformer(layout: Any):
+    mesh = {"stage": 2, "batch": 2, "model": 2}
+    assert_in_stages(*assert_law(transformer, mesh, layout, ids(5), micro_batches=2, schedule="1f1b"))
+
+
+def run_on_eight(*call: str) -> None:
+    environment = {**os.environ, "GRAPHSPLIT_TEST_DEVICES": "8"}
+    command = [sys.executable, "-m", "pytest", __file__, "-n", "0", "-q", *call]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
+    assert done.returncode == 0, done.stdout
+    assert "skipped" not in done.stdout
+
+
+@pytest.mark.skipif(EIGHT, reason="this is the process with eight devices")
+def test_on_eight_devices():
+    run_on_eight("-k", "layers_and_stages or transformer", "-m", "not gpu and not long")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(EIGHT, reason="this is the process with eight devices")
+def test_all_on_eight_devices():
+    run_on_eight("-k", "not eight", "-m", "not gpu")
