@@ -21,7 +21,7 @@ from tests.test_networks import assert_training
 __all__ = ["float64"]
 pytestmark = pytest.mark.usefixtures("float64")
 
-ROWS = (7, 7, 5, 1)
+ROWS = (7, 7, 1)
 STEPS = (7,) * 4  # of optimizers, which never see the batch: one trace
 
 
