@@ -167,3 +167,48 @@ def test_what_is_damaged_is_named():
         "  - 'y' of function 'f' calls 'g', which is not there\n"
         "  - 'y' of function 'f' calls 'g', which is not there"
     )
+
+
+def lost_result(function: Any) -> None:
+    del function.ret["r0"]
+
+
+def lost_effect(function: Any) -> None:
+    function.control_ret["effect"] = "nowhere"
+
+
+def unknown_output(function: Any) -> None:
+    function.ret["r0"] = "y:activations:0"
+
+
+def no_such_output(function: Any) -> None:
+    function.ret["r0"] = "y:y:1"
+
+
+def reads_unknown_output(function: Any) -> None:
+    function.node_def.add().CopyFrom(make_node("after", "Tanh", ["y:z:0"], T=tf.float32))
+
+
+def circle(function: Any) -> None:
+    for name, read in (("a", "b:y:0"), ("b", "a:y:0")):
+        function.node_def.add().CopyFrom(make_node(name, "Tanh", [read], T=tf.float32))
+    function.ret["r0"] = "b:y:0"
+
+
+DAMAGED_BODIES: dict[Callable[[Any], None], str] = {
+    lost_result: "function 'g' returns nothing as 'r0'",
+    lost_effect: "function 'g' returns '^nowhere', which is not there",
+    unknown_output: "function 'g' returns 'y:activations:0', which is not there",
+    no_such_output: "function 'g' returns 'y:y:1', which is not there",
+    reads_unknown_output: "'after' of function 'g' reads 'y:z:0', which is not there",
+    circle: "nodes of function 'g' wait for each other: 'a' -> 'b' -> 'a'",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_BODIES)
+@pytest.mark.parametrize("kind", ["PartitionedCall", "StatelessIf"])
+def test_what_is_damaged_in_a_function_is_named(kind: str, damage: Callable[[Any], None]):
+    graph_def = chain(kind, ["f", "g"])
+    damage(graph_def.library.function[1])
+    found = message(gs.ArgumentError, gs.transpile_graph_def, graph_def, ["x", "flag"], "y", 2)
+    assert found == f"The graph is damaged:\n  - {DAMAGED_BODIES[damage]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
@@ -18,6 +19,7 @@ from graphsplit.core.storage.model_files import model_file
 from graphsplit.core.tensorflow_internals import new_saved_model, op_definition
 
 _ASSETS = "saved_model_assets"
+_TURNS_BACK = ("NextIteration", "RefNextIteration")  # of TensorFlow 1's loops
 
 
 def read_saved_model(directory: str) -> Any:
@@ -111,8 +113,8 @@ def check_graph(graph_def: Any, where: str) -> None:
     """Check what TensorFlow, when it imports a graph, does not say, or does not survive.
 
     Raises:
-      ArgumentError: if two nodes have one name, or something is read or called that is not there; if a function calls
-        itself, by way of others perhaps.
+      ArgumentError: if two nodes have one name, or something is read, called or returned that is not there; if nodes
+        wait for each other; if a function calls itself, by way of others perhaps.
       UnsupportedError: if there are op types that this process does not know.
     """
     library = {function.signature.name: function for function in graph_def.library.function}
@@ -122,13 +124,19 @@ def check_graph(graph_def: Any, where: str) -> None:
     for inside, nodes, arguments in [("", graph_def.node, ()), *bodies]:
         names = Counter([node.name for node in (*arguments, *nodes)])
         damage += [f"several nodes{inside} have the name {name!r}" for name, count in names.items() if count > 1]
+        makers = {node.name: node for node in nodes} if inside else {}
         for node in nodes:
             if node.op not in library and node.op not in unknown and op_definition(node.op) is None:
                 unknown[node.op] = f"{node.op} (node {node.name!r}{inside})"
-            read = [f"reads {reference!r}" for reference in node.input if source_of(reference) not in names]
+            lost = [r for r in node.input if source_of(r) not in names or not _makes(makers, r, library)]
+            read = [f"reads {reference!r}" for reference in lost]
             called = [f.name for value in node.attr.values() for f in (value.func, *value.list.func) if f.name]
             read += [f"calls {f!r}" for f in called if f not in library and op_definition(f) is None]
             damage += [f"{node.name!r}{inside} {what}, which is not there" for what in read]
+        if circle := _circle({n.name: [source_of(r) for r in n.input] for n in nodes if n.op not in _TURNS_BACK}):
+            damage.append(f"nodes{inside} wait for each other: {circle}")
+    for name, function in library.items():
+        damage += _lost_results(name, function, library)
     if unknown:
         raise UnsupportedError(
             f"{where} has operations of types that are not registered in this process:\n"
@@ -137,11 +145,46 @@ def check_graph(graph_def: Any, where: str) -> None:
         )
     if damage:
         raise ArgumentError(f"{where} is damaged:\n{bullet_list(damage, 8)}")
-    try:
-        TopologicalSorter({name: functions_named(f.node_def, library) for name, f in library.items()}).prepare()
-    except CycleError as error:
-        circle = " -> ".join(map(repr, reversed(error.args[1])))
+    if circle := _circle({name: functions_named(f.node_def, library) for name, f in library.items()}):
         raise ArgumentError(
             f"{where} has functions that call themselves, which TensorFlow cannot run: {circle}. Write the recursion "
             "as a tf.while_loop."
-        ) from None
+        )
+
+
+def _makes(nodes: Mapping[str, Any], reference: str, library: Mapping[str, Any]) -> bool:
+    """Return whether the nodes of a function have the output that a reference names, if it is one of theirs."""
+    node = nodes.get(source_of(reference))
+    if node is None or reference[0] == "^":
+        return True
+    definition = library[node.op].signature if node.op in library else op_definition(node.op)
+    if definition is None:  # (its type is not known: that is said)
+        return True
+    _, name, index = f"{reference}::0".split(":")[:3]
+    for output in definition.output_arg:
+        if output.name == name:
+            count = output.number_attr or output.type_list_attr
+            value = node.attr.get(count, None)
+            return int(index or 0) < (max(value.i, len(value.list.type)) if value else math.inf if count else 1)
+    return False
+
+
+def _lost_results(name: str, function: Any, library: Mapping[str, Any]) -> list[str]:
+    """Say which results and effects a function has that nothing in it makes."""
+    nodes = {node.name: node for node in function.node_def}
+    there = {*nodes, *[argument.name for argument in function.signature.input_arg]}
+    results = [argument.name for argument in function.signature.output_arg]
+    given = [*function.ret.values(), *[f"^{effect}" for effect in function.control_ret.values()]]
+    lost = [r for r in given if source_of(r) not in there or not _makes(nodes, r, library)]
+    return [f"function {name!r} returns nothing as {own!r}" for own in results if own not in function.ret] + [
+        f"function {name!r} returns {reference!r}, which is not there" for reference in lost
+    ]
+
+
+def _circle(reads: Mapping[str, Sequence[str]]) -> str:
+    """Return the names that read each other in a circle; "" if none do."""
+    try:
+        TopologicalSorter(reads).prepare()
+    except CycleError as error:
+        return " -> ".join(map(repr, reversed(error.args[1])))
+    return ""
