@@ -156,19 +156,25 @@ def resilient_run(workers, cluster, events: dict[int, str], steps: int, layout: 
     step = gs.resilient(gs.parallelize(network.train), checkpoint=manager)
     cluster.deadline_s = 3.0
     for k in range(steps):
-        what, _, task = events.get(k, "").partition(" ")
-        print(f"step {k} {what} {task}", file=sys.stderr, flush=True)
-        if what == "back":
-            workers.restart(int(task))
-            until(lambda: all(worker.answers for worker in cluster.health(2.0).workers))
-            time.sleep(1.1)  # it is asked for once a second
-        elif what:
-            getattr(workers, what)(int(task))
+        print(f"step {k} {events.get(k, '')}", file=sys.stderr, flush=True)
+        what = happen(workers, cluster, events.get(k, ""))
         if manager is not None and k % 3 == 0:
             step.save()
         step(rows(5 + k % 3))
         assert len(step.devices) == (4 if what in ("", "back") and not gone(events, k) else 2), (k, step.devices)
     return network
+
+
+def happen(workers, cluster, event: str) -> str:
+    """Kill, freeze or start a worker again; return which."""
+    what, _, task = event.partition(" ")
+    if what == "back":
+        workers.restart(int(task))
+        until(lambda: all(worker.answers for worker in cluster.health(2.0).workers))
+        time.sleep(1.1)  # it is asked for once a second
+    elif what:
+        getattr(workers, what)(int(task))
+    return what
 
 
 def gone(events: dict[int, str], k: int) -> bool:
@@ -198,6 +204,30 @@ def lost_state_comes_from_a_checkpoint(workers, cluster) -> None:
     with tempfile.TemporaryDirectory() as folder:
         network = resilient_run(workers, cluster, {4: "kill 1", 6: "back 1"}, 8, "sharded", folder)
     same(network.values(), trained(8).values())
+
+
+@case("lost")
+def lost_state_that_was_divided_automatically(workers, cluster) -> None:
+    width, steps, events = 100, 8, {3: "kill 1", 5: "back 1"}
+    plain, network = Network(width), Network(width)
+    one_device = tf.function(plain.train, reduce_retracing=True)
+    cluster.deadline_s = 3.0
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        manager = tf.train.CheckpointManager(tf.train.Checkpoint(network), folder, 2)
+        step = gs.resilient(gs.parallelize(network.train, variables="auto"), checkpoint=manager)
+        for k in range(steps):
+            happen(workers, cluster, events.get(k, ""))
+            if k == 2:
+                step.save()
+            step(rows(5 + k % 3, width))
+            one_device(rows(5 + k % 3, width))
+            devices = step.devices
+            lying = [w._graphsplit_parts.devices for w in (*network.weights, *network.momenta)]
+            assert lying == [devices] * 4, (k, lying)
+    assert len(devices) == 4
+    for own, expected in zip(network.values(), plain.values(), strict=True):  # (gradients grow with the width)
+        np.testing.assert_allclose(own, expected, rtol=0, atol=1e-12 * np.max(np.abs(expected)))
 
 
 @case("lost")
