@@ -184,7 +184,7 @@ class Resilient(Generic[P, R]):
         Raises:
           WorkerLostError: if that is not enough.
         """
-        if not error.undone:
+        if not error.undone or not error.tasks:
             raise error
         self._lost |= set(error.tasks)
         if not self.devices:

@@ -231,6 +231,17 @@ def lost_state_that_was_divided_automatically(workers, cluster) -> None:
 
 
 @case("lost")
+def reading_lost_state_names_the_variable(workers, cluster) -> None:
+    v = tf.Variable(rows(40, 40), name="in_parts")
+    gs.set_variable_layout(v, "sharded", cluster.devices)
+    gs.parallelize(lambda x: x @ v)(rows(8, 40))
+    workers.kill(1)
+    for read in (v.numpy, v.read_value, lambda: v + 1.0, lambda: gs.set_variable_layout(v, "home")):
+        with pytest.raises(gs.WorkerLostError, match=r"Variable 'in_parts:?0?' cannot be read: one of workers 0, 1"):
+            read()
+
+
+@case("lost")
 def lost_state_without_copy_or_checkpoint(workers, cluster) -> None:
     with tf.device("/job:worker/task:1/device:CPU:0"):
         w = tf.Variable(rows(6, 3), name="lonely")

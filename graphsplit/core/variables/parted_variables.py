@@ -13,6 +13,7 @@ whenever it is called; one that was traced before the variable was laid out, too
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import warnings
@@ -25,8 +26,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.devices import canonical_name, short_name
-from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.devices import canonical_name, short_name, task_of
+from graphsplit.core.errors import ArgumentError, UnsupportedError, WorkerLostError, bullet_list
 from graphsplit.core.layouts import Copied, Cut, MeshDivision, part_ranges, part_shapes
 from graphsplit.core.tensorflow_internals import (
     ask_at_call,
@@ -272,8 +273,9 @@ class VariableParts:
                 return None
             self._check_has_value()
             whole = np.empty(self._shape.as_list(), self._dtype.as_numpy_dtype)
-            for part, at in zip(self._parts, self._entries(), strict=True):
-                whole[indices_of(at)] = read_handle(part.handle, self._dtype).numpy()
+            with self._all_there():
+                for part, at in zip(self._parts, self._entries(), strict=True):
+                    whole[indices_of(at)] = read_handle(part.handle, self._dtype).numpy()
             return whole
 
     def _entries(self) -> list[tuple[Sequence[int], ...]]:
@@ -286,7 +288,23 @@ class VariableParts:
     def _joined(self) -> tf.Tensor:
         """Return the parts put together, on the device in whose scope this is called."""
         self._check_has_value()
-        return tf.identity(whole_of([read_handle(part.handle, self._dtype) for part in self._parts], self.division))
+        with self._all_there():
+            return tf.identity(whole_of([read_handle(part.handle, self._dtype) for part in self._parts], self.division))
+
+    @contextlib.contextmanager
+    def _all_there(self) -> Iterator[None]:
+        """Say whose parts are read, if a worker that has one of them does not answer."""
+        try:
+            yield
+        except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:
+            tasks = sorted({task[1] for device in self.devices if (task := task_of(device)) is not None})
+            if not tasks:
+                raise
+            raise WorkerLostError(
+                f"Variable {self.name!r} cannot be read: one of workers {', '.join(map(str, tasks))}, which have its "
+                "parts, ended, or does not answer. What is only there is lost. graphsplit.resilient(step, "
+                'checkpoint=...) restores such variables; a layout of "replicated" keeps copies.'
+            ) from error
 
     def put_together(self) -> None:
         """Let the variable itself hold the value."""
