@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import tensorflow as tf
@@ -77,15 +76,7 @@ class _ClassWriter(ProgramWriter):
             else:
                 first = self._append(op, op.name, inputs, [made[i][0].op for i in op.controls])
                 made[op.index] = [Tensor(first.op, k) for k in range(max(len(op.out_shapes), 1))]
-        at = {position: results[0].op for position, results in made.items()}
-        return replace(
-            self._program,
-            ops=tuple(self._ops),
-            inputs=tuple([at[i] for i in self._program.inputs]),
-            captures=tuple([at[i] for i in self._program.captures]),
-            outputs=tuple([made[tensor.op][tensor.index] for tensor in self._program.outputs]),
-            effects=tuple([at[i] for i in self._program.effects]),
-        )
+        return self._rewritten(self._program, lambda i: [made[i][0].op], lambda t: made[t.op][t.index])
 
     def _taken_apart(self, op: Op, inputs: Sequence[Tensor]) -> list[Tensor]:
         if op.type in _PLACES:

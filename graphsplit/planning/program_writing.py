@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.protos.graphdefs import constant_node, make_node
-from graphsplit.program.program import Op, Provenance, Tensor, is_stateful
+from graphsplit.program.program import Op, Program, Provenance, Tensor, is_stateful
 
 
 class ProgramWriter:
@@ -32,6 +33,33 @@ class ProgramWriter:
         before, self._provenance = self._provenance, op.provenance
         yield
         self._provenance = before
+
+    def _rewritten(
+        self, program: Program, became: Callable[[int], Sequence[int]], result: Callable[[Tensor], Tensor]
+    ) -> Program:
+        """Return what was written in place of a program.
+
+        Args:
+          program: the original.
+          became: which operations each of its operations became.
+          result: what each tensor that it returns became, which may be written now.
+        """
+
+        def all_of(positions: Iterable[int]) -> list[int]:
+            return [own for i in positions for own in became(i)]
+
+        outputs = tuple(map(result, program.outputs))
+        return replace(
+            program,
+            ops=tuple(self._ops),
+            inputs=tuple(all_of(program.inputs)),
+            captures=tuple(all_of(program.captures)),
+            outputs=outputs,
+            effects=tuple(all_of(program.effects)),
+            divides=frozenset(all_of(program.divides)),
+            places={own: device for i, device in program.places.items() for own in became(i)},
+            laid={own: layout for i, layout in program.laid.items() for own in became(i)},
+        )
 
     def _constant(self, name: str, value: np.ndarray, dtype: tf.DType) -> Tensor:
         return self._new(constant_node(self._unused(name), value, dtype), (), [(value.shape, dtype)], {})

@@ -270,22 +270,11 @@ class _CopyWriter(ProgramWriter):
         for k in in_order(sources, [self._program.ops[i].name for i, _ in arranged]):
             i, is_copy = arranged[k]
             place[arranged[k]] = self._write(self._program.ops[i], is_copy, place)
-        program = self._program
 
-        def at(positions: Sequence[int]) -> tuple[int, ...]:
-            return tuple([place[i, False] for i in positions])
+        def became(i: int) -> list[int]:
+            return [place[entry] for entry in ((i, False), (i, True)) if entry in place]
 
-        return replace(
-            program,
-            ops=tuple(self._ops),
-            inputs=at(program.inputs),
-            captures=at(program.captures),
-            outputs=tuple([Tensor(place[tensor.op, False], tensor.index) for tensor in program.outputs]),
-            effects=at(program.effects),
-            divides=frozenset([k for (i, _), k in place.items() if i in program.divides]),
-            places={k: program.places[i] for (i, _), k in place.items() if i in program.places},
-            laid={k: program.laid[i] for (i, _), k in place.items() if i in program.laid},
-        )
+        return self._rewritten(self._program, became, lambda t: Tensor(place[t.op, False], t.index))
 
     def _arranged(self) -> Iterator[tuple[int, bool]]:
         before: dict[int, list[int]] = {}

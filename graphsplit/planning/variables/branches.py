@@ -124,8 +124,7 @@ class _ArithmeticWriter(ProgramWriter):
         self._made_of: _Values = {}
 
     def written(self) -> Program:
-        program, kept = self._program, dict[int, int]()
-        for op in program.ops:
+        for op in self._program.ops:
             if op.index in self._branches:
                 with self._serving(op):
                     self._write_branch(op)
@@ -134,15 +133,7 @@ class _ArithmeticWriter(ProgramWriter):
             made = self._append(op, op.name, inputs, self._controls(op))
             self._made_of.update({Tensor(op.index, k): Tensor(made.op, k) for k in range(len(op.out_shapes))})
             self._became[op.index] = (made.op,)
-            kept[op.index] = made.op
-        return replace(
-            program,
-            ops=tuple(self._ops),
-            inputs=tuple([kept[i] for i in program.inputs]),
-            captures=tuple([kept[i] for i in program.captures]),
-            outputs=tuple([self._made_of[tensor] for tensor in program.outputs]),
-            effects=tuple([new for i in program.effects for new in self._became[i]]),
-        )
+        return self._rewritten(self._program, self._became.__getitem__, self._made_of.__getitem__)
 
     def _controls(self, op: Op) -> tuple[int, ...]:
         return tuple([new for control in op.controls for new in self._became[control]])

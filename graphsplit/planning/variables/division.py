@@ -113,24 +113,9 @@ class _PartsWriter(WholeWriter):
         for op in program.ops:
             with self._serving(op):
                 self._write(op)
-        captures: list[int] = []
-        origins: list[tuple[int, int]] = []
-        for k, position in enumerate(program.captures):
-            copies = self._copies[position]
-            captures += copies
-            origins += [(k, part) for part in range(len(copies))]
-        outputs = tuple([self._as_whole(tensor) for tensor in program.outputs])
-        made = replace(
-            program,
-            ops=tuple(self._ops),
-            inputs=tuple([self._copies[i][0] for i in program.inputs]),
-            captures=tuple(captures),
-            outputs=outputs,
-            effects=tuple([copy for i in program.effects for copy in self._copies[i]]),
-            divides=frozenset(self._divides),
-            places=self._places,
-            laid=self._laid,
-        )
+        made = self._rewritten(program, self._copies.__getitem__, self._as_whole)
+        made = replace(made, divides=frozenset(self._divides), places=self._places, laid=self._laid)
+        origins = [(k, part) for k, i in enumerate(program.captures) for part in range(len(self._copies[i]))]
         return Divided(made, tuple(origins))
 
     def _write(self, op: Op) -> None:
