@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -175,3 +176,12 @@ def test_turns_of_loops_are_planned_by_the_same_options():
     bodies = [body for step in plan.steps for body in step.bodies.values()]
     assert bodies
     assert all(body.asked == dataclasses.replace(plan.asked, strict=False) for body in bodies)
+
+
+def test_a_plan_is_printed_between_passes():
+    plan = gs.parallelize(training_step(1), devices=2).plan(tf.TensorSpec([ROWS, 12], tf.float64))
+    texts = {decide.__name__: planner.text_after(plan, decide.__name__) for decide in planner.PASSES}
+    [before] = [line for line in texts["choose_home"].splitlines() if line.endswith("# matmul: not decided")]
+    [after] = [line for line in texts["propagate"].splitlines() if "# matmul:" in line]
+    assert after == before.replace("not decided", "shards: (shard(0), replicated) -> shard(0)")
+    assert re.search(r"^  reduce of %\d+: partial\(sum\) -> whole on CPU:0$", texts["propagate"], re.MULTILINE)

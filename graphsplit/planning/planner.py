@@ -20,6 +20,7 @@ from graphsplit.planning.plan import Plan
 from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.schedule.automatic_stages import StageCuts, StagesAsked
 from graphsplit.planning.state import State
+from graphsplit.planning.text.steps_text import steps_text
 from graphsplit.planning.turns_and_gathers import may_drop, with_less_alive
 from graphsplit.program.program import Op, Program, Tensor
 
@@ -76,6 +77,12 @@ def plan_program(
         input_devices=tuple(input_devices),
     )
     return _decided(plan, Start(tuple(homes), divide, not mesh.has_turns, plan), decisions)
+
+
+def text_after(plan: Plan, last: str) -> str:
+    """Return what the passes of a plan had decided when the one of this name was done, to be printed."""
+    decisions = PASSES[: [decide.__name__ for decide in PASSES].index(last) + 1]
+    return steps_text(_decided(plan.start.plan, plan.start, decisions))
 
 
 def _decided(plan: Plan, start: Start, decisions: Sequence[Callable[[Plan], Plan]] | None = None) -> Plan:
