@@ -95,7 +95,7 @@ def test_rules(case: Case) -> None:
             assert any(op.type == case.op_type for op in plan.sharded_ops), str(plan)
 
 
-SHORT = ("LSTM text classifier",)  # others of known size: `test_networks`
+SHORT = ("Wide & deep",)  # others of known size: `test_networks`
 
 
 @pytest.mark.usefixtures("float64", "plain_oracle")
