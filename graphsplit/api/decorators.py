@@ -85,7 +85,8 @@ def parallelize(
         logical CPU devices.
       mesh: the devices as a mesh of named axes, `{"batch": 2, "model": 4}`, row by row. The axis `"batch"` divides the
         rows of the batch. The other axis divides the variables that `set_variable_layout` cut along it, and the work
-        on them. `weights` are shares along the batch axis.
+        on them. `weights` are shares along the batch axis. The axis `"stage"` has the stages, each with a mesh of the
+        other axes: `{"stage": 2, "batch": 2, "model": 2}`; variables move to the devices of their stage.
       batch_axis: the name of the batch axis, if it is not `"batch"`. Keras' meshes call it `"data"`.
       split: the axis along which batched arguments are split; or a mapping from argument names to an axis or None
         (keep whole), nested like the arguments if they are. By default every argument of rank 1 or more is split that

@@ -13,14 +13,12 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from graphsplit.api.layouts.divisions import replicated
 from graphsplit.api.layouts.layout_spellings import VariableLayout
 from graphsplit.api.layouts.lying_together import slots_in
 from graphsplit.api.layouts.variable_layouts import lay_out, stage_known, wait_for_calls
 from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.layouts import Cut, Division
-from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable, tell_functions
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.core.variables.running_calls import calls
 from graphsplit.planning.amounts import count_text, format_bytes
 from graphsplit.program.program import is_write
@@ -86,13 +84,12 @@ def _is_elsewhere(variable: tf.Variable, devices: Sequence[str]) -> bool:
     """Return whether a variable is to be moved to devices, or one of which it stays."""
     parts = parts_of_variable(variable)
     lies_on = {canonical_name(variable.device)} if parts is None else set(parts.devices)
-    is_number = not variable.shape.rank or not variable.shape.is_fully_defined()
-    return not is_number and (parts is None or parts.layout != "host") and not lies_on <= set(devices)
+    stays = not variable.shape.rank or (variable.dtype.is_integer if parts is None else parts.layout == "host")
+    return not stays and variable.shape.is_fully_defined() and not lies_on <= set(devices)
 
 
 def _lay(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable], grid: DeviceMesh) -> None:
     """Lay variables out as they lie, on the devices of another stage."""
-    devices = grid.devices
     with calls.lock:
         wait_for_calls(variables)
         layouts: list[VariableLayout | None] = []
@@ -101,14 +98,4 @@ def _lay(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable], gri
             layouts.append(getattr(variable, "_graphsplit_stays", "") or "home" if parts is None else parts.layout)
             variable._graphsplit_stays = ""
         reshards = all(parts.reshards for v in variables if (parts := parts_of_variable(v)) is not None)
-        others = [None if own in ("home", "replicated") else own for own in layouts]
-        lay_out(variables, others, slots, devices, grid, reshard_after_forward=reshards)
-        pairs = list(zip(variables, layouts, strict=True))
-        whole, copied = ([v for v, own in pairs if own == word] for word in ("home", "replicated"))
-        divisions: list[tuple[tf.Variable, Division]] = [(v, Cut(0, v.shape[0], 1, devices=devices[:1])) for v in whole]
-        for variable, division in [*divisions, *replicated(copied, devices, slots, devices[0])]:
-            if (parts := parts_of_variable(variable)) is not None:
-                parts.release(variable)
-            tell_functions([variable])
-            word = "home" if isinstance(division, Cut) else "replicated"
-            VariableParts(variable, division, word, devices).take_apart()
+        lay_out(variables, layouts, slots, grid.devices, grid, reshard_after_forward=reshards)

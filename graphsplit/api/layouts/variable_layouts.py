@@ -17,6 +17,7 @@ from graphsplit.api.layouts.divisions import (
     can_move,
     cut_of,
     divided,
+    divisions_in_stage,
     divisions_on_mesh,
     owned_bytes,
     replicated,
@@ -202,7 +203,10 @@ def lay_out(
       is_automatic: whether nobody asked for these layouts.
     """
     on_mesh = {} if grid is None else divisions_on_mesh(variables, wanted, grid, slots, reshard_after_forward)
-    check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "replicated"], devices)
+    if grid is not None and tuple(devices) in grid.stages:
+        on_mesh |= divisions_in_stage(variables, wanted, grid, slots)  # (numbers stay, wherever they were made)
+    else:
+        check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "replicated"], devices)
     with calls.lock:  # no call of another thread begins until all of them lie as they are wanted
         wait_for_calls([v for v, own in zip(variables, wanted, strict=True) if own is not None])
         _lay_out(variables, wanted, slots, devices, on_mesh, reshard_after_forward, loads)
@@ -243,11 +247,12 @@ def _lay_out(
         if own is not None and own != getattr(variable, "_graphsplit_stays", own):
             variable._graphsplit_stays = ""
     free = [(v, own) for v, own in zip(variables, wanted, strict=True) if parts_of_variable(v) is None]
-    tell_functions([variable for variable, own in free if own not in (None, "home")])
+    tell_functions([variable for variable, own in free if own not in (None, "home") or id(variable) in on_mesh])
     for variable, own in free:
         if (division := on_mesh.get(id(variable))) is not None:
             VariableParts(variable, division, own).take_apart()
-    for variable, how in replicated([variable for variable, own in free if own == "replicated"], devices, slots):
+    copied = [variable for variable, own in free if own == "replicated" and id(variable) not in on_mesh]
+    for variable, how in replicated(copied, devices, slots):
         VariableCopies(variable, how).take_apart()
     for layout, places in PLACES.items():
         new = [variable for variable, own in free if own == layout and cut_of(variable, layout) is None]
