@@ -157,7 +157,7 @@ def question_of(call: PredictedCall, block: Block, own: Machine, make_plan: Call
 def exhaustive(question: Question) -> Iterator[Candidate]:
     """Yield all plans on all meshes: each variable is cut along any of its dimensions, or not."""
     for mesh in question.table.meshes:
-        columns = dict(mesh.sizes)[mesh.axis]
+        columns = mesh.columns
         ways = [[None, *[k for k, n in enumerate(own.shape) if n >= columns]] for own in question.variables]
         for chosen in itertools.product(*ways):
             pairs = zip(question.variables, chosen, strict=True)

@@ -214,25 +214,22 @@ def test_patterns_are_those_of_keras():
             wide()
 
 
-def test_what_a_mesh_cannot_do_is_gathered_and_said():
-    """Two axes beside the batch's: the numbers of one device all the same."""
+def test_a_mesh_of_three_axes():
+    """A map that cuts a matrix along both axes beside the batch's, and one of one entry that stays whole along one."""
     expected_model = compiled(wide())
     expected = fit(expected_model)
-    both = {"batch": 1, "model": 2, "other": 2}
-    one = model_parallel(4, {".*wide.*kernel": ("other", "model")}, both)
-    with warnings.catch_warnings(), one.scope():
+    axes = {"batch": 1, "model": 2, "other": 2}
+    entries = {".*wide/kernel": ("other", "model"), ".*odd/kernel": ("model", None), ".*odd/bias": ("other",)}
+    with warnings.catch_warnings(), model_parallel(4, entries, axes).scope():
         warnings.simplefilter("error")
-        with pytest.warns(UserWarning, match="gathered") as told:
-            model = compiled(wide())
-        assert [str(warning.message) for warning in told] == [
-            "ModelParallel on 4 devices: variables that its layout map cuts are divided over all devices, whatever the "
-            "axis, and gathered in each step, because its mesh has 2 axes beside the batch's, 'model', 'other'. The "
-            "numbers are those of one device. No matrix product is divided along the model's axes, as Keras does on "
-            "JAX."
-        ]
+        model = compiled(wide())
         assert_same(fit(model), expected)
-        assert devices_of(model)["wide/kernel"] == names(4)
-        assert_sharded(model, ("MatMul", "TanhGrad"), 4)
+        laid_out = layouts_of(model)
+        assert laid_out["wide/kernel"] == ("other", "model")
+        assert laid_out["wide_and_odd/bias"] == ("other",)
+        assert_in_parts(model)
+        assert devices_of(model)["wide/kernel"] == ("/device:CPU:0", "/device:CPU:1", "/device:CPU:2", "/device:CPU:3")
+        assert_sharded(model, ("MatMul",), 1)
 
 
 @pytest.mark.long

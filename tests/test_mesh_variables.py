@@ -351,7 +351,7 @@ def lays(layout: Any, **given: Any) -> Callable[[], None]:
             lambda: gs.parallelize(abs, mesh=TWO, batch_axis="data"),
             "batch_axis='data': mesh={'batch': 2, 'model': 2} has no such axis",
         ),
-        (lambda: gs.parallelize(abs, mesh={"data": 2, "model": 2}), "batch_axis= names the one that divides"),
+        (lambda: gs.parallelize(abs, mesh={"data": 2, "batch": 2}), "along 'batch' or along 'data'. Pass batch_axis="),
     ],
 )
 def test_what_cannot_be_meant(call: Callable[[], Any], expected: str):

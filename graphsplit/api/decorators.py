@@ -83,11 +83,12 @@ def parallelize(
         with its optimizer. `tf.function` must be able to trace it.
       devices: how many devices, or their names, `["GPU:0", "GPU:1"]`. None means all GPUs, or without GPUs all
         logical CPU devices.
-      mesh: the devices as a mesh of named axes, `{"batch": 2, "model": 4}`, row by row. The axis `"batch"` divides the
-        rows of the batch. The other axis divides the variables that `set_variable_layout` cut along it, and the work
-        on them. `weights` are shares along the batch axis. The axis `"stage"` has the stages, each with a mesh of the
-        other axes: `{"stage": 2, "batch": 2, "model": 2}`; variables move to the devices of their stage.
-      batch_axis: the name of the batch axis, if it is not `"batch"`. Keras' meshes call it `"data"`.
+      mesh: the devices as a mesh of named axes, `{"batch": 2, "model": 4}`, row by row. The axis `"batch"` (or
+        `"data"`) divides the rows of the batch. Each other axis divides the variables that `set_variable_layout` cut
+        along it, and the work on them. `weights` are shares along the batch axis. The axis `"stage"` has the stages,
+        each with a mesh of the other axes: `{"stage": 2, "batch": 2, "model": 2}`; variables move to the devices of
+        their stage.
+      batch_axis: the name of the batch axis, if it is neither `"batch"` nor `"data"`.
       split: the axis along which batched arguments are split; or a mapping from argument names to an axis or None
         (keep whole), nested like the arguments if they are. By default every argument of rank 1 or more is split that
         has the size of the first one along the axis. It changes speed, and never results.
@@ -141,8 +142,7 @@ def parallelize(
       ArgumentError: for options that contradict each other or the function; on first use, if nothing fits into
         `memory`.
       DeviceError: for devices that do not exist; raised on first use if TensorFlow has not started yet.
-      UnsupportedError: for a mesh with more than one axis beside the batch axis, and for options that do not work with
-        a mesh yet.
+      UnsupportedError: for options that do not work yet with a mesh that has another axis than the batch's.
 
     >>> import tensorflow as tf, graphsplit as gs
     >>> double = gs.parallelize(lambda x: 2 * x, devices=2)

@@ -51,9 +51,9 @@ class Options(PlanOptions):
                 raise ArgumentError(weights_message(self.weights, count))
         if self.automatic is not None:
             self._check_leaves_open(self.automatic)
-        if self.mesh.axis:
+        if self.mesh.others:
             self._check_fits_columns()
-        if self.mesh.stages or (self.mesh.axis and self.stages):
+        if self.mesh.stages or (self.mesh.others and self.stages):
             self._agree_on_stages()
 
     @property

@@ -154,7 +154,7 @@ class Resilient(Generic[P, R]):
             options = self._step._options
             weights = None if options.weights is None else tuple([options.weights[k] for k in kept])
             # (of the batch's axis alone, a mesh says no more than how many devices there are)
-            mesh = options.mesh if options.mesh.axis else MeshAxes()
+            mesh = options.mesh if options.mesh.others else MeshAxes()
             automatic = None if options.automatic is None else replace(options.automatic, on_mesh=False)
             options = replace(options, devices=devices, weights=weights, mesh=mesh, automatic=automatic)
             if options.home is not None and not self._alive([canonical_name(options.home)]):

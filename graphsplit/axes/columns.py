@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
@@ -25,7 +24,7 @@ from graphsplit.planning.plan import Plan
 from graphsplit.program.program import Op, Program, Provenance, Tensor
 from graphsplit.program.reading.reader import build_program
 
-Held = Mapping[str, tuple[tf.DType, tuple[int, ...]]]
+Held = Mapping[str, tuple[tf.DType, tuple[int | None, ...] | None]]
 
 
 @dataclass(frozen=True)
@@ -37,15 +36,19 @@ class Columns:
       origins: for each of its captures, which capture of the original it is, and which part: that of its column.
       obstacles: captures that cannot lie along the axis, by placeholder name, and why; then there is no such program.
       gathered: the captures that are put together along the axis before they are used, by placeholder name.
+      held: what its own captures hold; see `in_columns`.
     """
 
     program: Program
     origins: tuple[tuple[int, int], ...]
     obstacles: Mapping[str, str]
     gathered: frozenset[str] = frozenset()
+    held: Held = field(default_factory=dict)
 
 
-def in_columns(program: Program, axis: str, columns: int, laid: Mapping[str, Layout], held: Held) -> Columns:
+def in_columns(
+    program: Program, axis: str, columns: int, laid: Mapping[str, Layout], held: Held, stride: int = 1
+) -> Columns:
     """Return a program in columns.
 
     Args:
@@ -53,7 +56,8 @@ def in_columns(program: Program, axis: str, columns: int, laid: Mapping[str, Lay
       axis: what the axis is called.
       columns: how many devices it has.
       laid: how captured variables lie along it, by the names of their placeholders: `Shard` or `Replicate`.
-      held: what captured variables hold, by the same names: dtype and whole shape.
+      held: what captured variables hold, by the same names: dtype and shape.
+      stride: by how much the number of a column is higher than that of the one before along this axis.
     """
     stages, plan = program.stages, planned_along(replace(program, stages=()), axis, columns, laid)
     program = plan.program  # some of it taken apart
@@ -74,8 +78,8 @@ def in_columns(program: Program, axis: str, columns: int, laid: Mapping[str, Lay
         for capture, name, d in parts
         if name in held
     }
-    made = replace(_read(plan, graph, resources), stages=stages)
-    return Columns(made, tuple(origins), {}, _gathered(plan, positions))
+    read = replace(_read(plan, graph, resources, stride), stages=stages)
+    return Columns(read, tuple(origins), {}, _gathered(plan, positions), resources)
 
 
 def _obstacles(plan: Plan, laid: Mapping[int, Layout]) -> dict[str, str]:
@@ -113,11 +117,11 @@ def _reads_own(plan: Plan, op: Op, handle: Tensor) -> bool:
     return made is not None and all(want == made.gives[0] for tensor, want in pairs if tensor == handle)
 
 
-def _read(plan: Plan, graph: EmittedGraph, resources: Mapping[str, Any]) -> Program:
+def _read(plan: Plan, graph: EmittedGraph, resources: Held, stride: int) -> Program:
     """Return what was written for the axis as a program."""
     before, shapes = plan.program, _shapes(plan, graph)
-    provenances = {name: _provenance(*body, _arguments(body[1])) for name, body in graph.bodies.items()}
-    provenance = _provenance(plan, graph, {})
+    provenances = {name: _provenance(*body, _arguments(body[1]), stride) for name, body in graph.bodies.items()}
+    provenance = _provenance(plan, graph, {}, stride)
     for function in graph.library.function:
         for node in function.node_def:
             node.device = ""  # (whoever plans the rows says where in a row)
@@ -147,15 +151,18 @@ def _arguments(graph: EmittedGraph) -> dict[str, str]:
     return {f"a{i}": name for i, name in enumerate(graph.inputs)}
 
 
-def _provenance(plan: Plan, graph: EmittedGraph, arguments: Mapping[str, str]) -> Callable[[str], Provenance]:
+def _provenance(
+    plan: Plan, graph: EmittedGraph, arguments: Mapping[str, str], stride: int
+) -> Callable[[str], Provenance]:
     """Return what says where an operation comes from that was written for the axis, and in which column it is.
 
     Args:
       plan: of the axis.
       graph: what was written.
       arguments: the names in it of what has another name in a function.
+      stride: see `in_columns`.
     """
-    columns = {device: number for number, device in enumerate(plan.devices)}
+    columns = {device: stride * number for number, device in enumerate(plan.devices)}
     column_of = {node.name: columns.get(node.device) for node in graph.nodes}
 
     def provenance(name: str) -> Provenance:
@@ -163,7 +170,10 @@ def _provenance(plan: Plan, graph: EmittedGraph, arguments: Mapping[str, str]) -
         origin = graph.origins[source_of(name)]
         came_from = Provenance() if origin.op is None else plan.program.ops[origin.op].provenance
         is_one = origin.shard is not None or origin.role not in ("op", "constant")
-        return replace(came_from, column=column_of.get(name) if is_one else None, role=origin.role)
+        along, before = column_of.get(name) if is_one else None, came_from.column
+        column = before if along is None else along + (before or 0)
+        moves = (came_from.role, came_from.axis) if origin.role == "op" else (origin.role, plan.mesh.axis)
+        return replace(came_from, column=column, role=moves[0], axis=moves[1])
 
     return functools.cache(provenance)
 

@@ -1,13 +1,14 @@
-"""What is planned for a traced function whose variables lie along an axis of a mesh that is not the batch's."""
+"""What is planned for a traced function whose variables lie along axes of a mesh that are not the batch's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Set
 from dataclasses import replace
+from typing import NamedTuple
 
-from graphsplit.axes.columns import Columns, in_columns
-from graphsplit.core.device_mesh import DeviceMesh
-from graphsplit.core.layouts import MeshDivision, Nested, along_axis, axis_of, layout_along_axis
+from graphsplit.axes.columns import Held, in_columns
+from graphsplit.core.layouts import MeshDivision, Nested, axis_of, layout_along_axis
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.state import State, captured_by, state_of
 from graphsplit.planning.variables.in_parts import program_of, with_twins
@@ -20,97 +21,136 @@ def program_on_mesh(
     trace: Trace,
     state: State | None = None,
     reshard: bool = True,
-    grid: DeviceMesh | None = None,
     mesh: Mesh = Mesh(),  # noqa: B008  # frozen
 ) -> tuple[Program, State]:
     """Return what is planned for a traced function: its program, in columns and parts as its variables; and its state.
 
-    Variables are taken apart along the axis first. What each column has of a variable is then one of the variables of
-    the program in columns, and may be several in its turn, over the devices of that column.
+    Variables are taken apart along one axis after the other. What each column has of a variable is then one of the
+    variables of the program in columns, and may be several in its turn, over the devices of that column.
 
     Args:
       trace: the function.
       state, reshard: see `program_of`.
-      grid: the mesh on which the function runs, if any: along its axis may lie what no variable is cut for.
-      mesh: its shards; see `program_of`.
+      mesh: its shards, with the axes along which variables lie; see `program_of`.
     """
     state = state or state_of(trace)
-    lying = {name: own for name, own in state.divisions.items() if axis_of(own)}
-    found_axes = {(axis_of(own), along_axis(own).parts) for own in lying.values()}
-    if not found_axes and grid is not None and grid.axis and any(asked_of(op) for op in trace.program.ops):
-        found_axes = {(grid.axis, len(grid.columns))}
-    if not found_axes:
+    asked = {name for op in trace.program.ops for name in asked_of(op) or () if name}
+    if not any(map(axis_of, state.divisions.values())) and not asked & dict(mesh.others).keys():
         return program_of(trace, state, reshard, mesh=mesh)
-    [(axis, count)] = found_axes
     whole: dict[str, str] = {}
-    while True:  # until no operation takes a variable whole that lies along the axis
-        own = {name: division for name, division in lying.items() if name not in whole}
-        laid = {name: layout_along_axis(division) for name, division in own.items()}
-        found = in_columns(trace.program, axis, count, laid, held_by(trace))
-        obstacles = found.obstacles
+    while True:  # until no operation takes a variable whole that lies along an axis
+        columns = _Columned(trace, state, whole)
+        obstacles = columns.cut(mesh, asked)
         if not obstacles:
-            columns = _Columned(trace, own, found)
-            program, planned = program_of(trace, columns.state(state, whole), reshard, columns.given, mesh)
+            program, planned = program_of(trace, columns.state, reshard, columns.given, mesh)
             obstacles = columns.taken_whole(planned)
             if not obstacles:
                 return program, planned
         whole.update(with_twins(trace, obstacles))
 
 
+class _PartOfCapture(NamedTuple):
+    """A capture of a program in columns.
+
+    Attributes:
+      there: the name of its placeholder.
+      number, name: which capture of the trace it is, or is a part of, and its placeholder's name there.
+      part: the number of its part, or of the first of them.
+      device: where it is, if it lies along an axis and is one.
+      division: how it is several, if it is.
+    """
+
+    there: str
+    number: int
+    name: str
+    part: int = 0
+    device: str = ""
+    division: MeshDivision | None = None
+
+
 class _Columned:
-    """The captures of a program in columns.
+    """A traced function's program, as it is written along one axis of a mesh after the other, and its captures.
 
     Args:
       trace: of the function.
-      own: how the variables are several that lie along the axis, by the names of their placeholders in the trace.
-      found: the program in columns.
+      state: of the trace's own program.
+      whole: the variables that are put together for a call, and why.
     """
 
-    def __init__(self, trace: Trace, own: Mapping[str, MeshDivision], found: Columns):
-        self._trace = trace
-        self._own = own
-        self._names = [trace.program.ops[i].name for i in trace.program.captures]
-        self._program = found.program
-        self._captures = [
-            (found.program.ops[position].name, self._names[k], k, d)
-            for position, (k, d) in zip(found.program.captures, found.origins, strict=True)
-        ]
-        self._gathered = found.gathered
+    def __init__(self, trace: Trace, state: State, whole: Mapping[str, str]):
+        self._trace, self._state, self._whole = trace, state, whole
+        self._program = trace.program
+        self._held: Held = held_by(trace)
+        names = [trace.program.ops[i].name for i in trace.program.captures]
+        self._divisions = {name: own for name, own in state.divisions.items() if name not in whole}
+        self._captures = [_PartOfCapture(n, k, n, division=self._divisions.get(n)) for k, n in enumerate(names)]
+        self._in_place, self._gathered = set[str](), set[str]()
+
+    def cut(self, mesh: Mesh, asked: Set[str]) -> dict[str, str]:
+        """Write the program along each axis; return the variables that cannot lie along one, and why.
+
+        Args:
+          mesh: with these axes.
+          asked: those along which something else is to lie.
+        """
+        stride = math.prod(size for _, size in mesh.others)
+        for axis, size in mesh.others:
+            stride //= size
+            if obstacles := self._cut_along(axis, size, stride, axis in asked):
+                return obstacles
+        return {}
+
+    def _cut_along(self, axis: str, size: int, stride: int, is_asked: bool) -> dict[str, str]:
+        lying = {c.there: c.division for c in self._captures if c.division is not None and axis_of(c.division) == axis}
+        if not lying and not is_asked:
+            return {}
+        laid = {there: layout_along_axis(division) for there, division in lying.items()}
+        found = in_columns(self._program, axis, size, laid, self._held, stride)
+        names = {c.there: c.name for c in self._captures}
+        if found.obstacles:
+            return {names[there]: why for there, why in found.obstacles.items()}
+        self._in_place |= {names[there] for there in lying}
+        self._gathered |= {names[there] for there in found.gathered}
+        there = [found.program.ops[i].name for i in found.program.captures]
+        pairs = zip(there, found.origins, strict=True)
+        self._captures = [self._part(name, self._captures[k], axis, d) for name, (k, d) in pairs]
+        self._program, self._held = found.program, found.held
+        return {}
+
+    def _part(self, there: str, before: _PartOfCapture, axis: str, d: int) -> _PartOfCapture:
+        """Return what a capture is in a column along an axis."""
+        division = before.division
+        if division is None or axis_of(division) != axis:
+            return before._replace(there=there)
+        if isinstance(division, Nested):
+            first = before.part + division.firsts[d]
+            return before._replace(there=there, part=first, division=division.rows[d])
+        return before._replace(there=there, part=before.part + d, device=division.devices[d], division=None)
 
     @property
     def given(self) -> tuple[Program, list[tuple[int, int]]]:
         """The program, and of each of its captures which one of the trace it is, and the number of its first part."""
-        origins = []
-        for _, name, k, d in self._captures:
-            division = self._own.get(name)
-            origins.append((k, division.firsts[d] if isinstance(division, Nested) else d))
-        return self._program, origins
+        return self._program, [(own.number, own.part) for own in self._captures]
 
-    def state(self, state: State, whole: Mapping[str, str]) -> State:
-        """Return where the variables are of the program in columns, and how they are several.
-
-        Args:
-          state: of the trace's own program.
-          whole: the variables that are put together for a call, and why.
-        """
-        devices = dict(state.devices)
-        divisions = {name: division for name, division in state.divisions.items() if name not in whole}
-        for there, name, _, d in self._captures:
-            division = self._own.get(name)
-            if isinstance(division, Nested):
-                divisions[there] = division.rows[d]
-            elif division is not None:
-                devices[there] = division.devices[d]
+    @property
+    def state(self) -> State:
+        """Where the variables are of the program in columns, and how they are several."""
         captured = captured_by(self._trace)
-        called = {own.placeholder: own.name or own.placeholder for own in captured if own.placeholder in self._own}
         return replace(
-            state, devices=devices, divisions=divisions, whole=whole, in_place=called, gathered=self._gathered
+            self._state,
+            devices={**self._state.devices, **{own.there: own.device for own in self._captures if own.device}},
+            divisions={
+                **self._divisions,
+                **{own.there: own.division for own in self._captures if own.division is not None},
+            },
+            whole=self._whole,
+            in_place={
+                own.placeholder: own.name or own.placeholder for own in captured if own.placeholder in self._in_place
+            },
+            gathered=frozenset(self._gathered),
         )
 
     def taken_whole(self, planned: State) -> dict[str, str]:
         """Return the variables of which an operation takes a column's part whole, and why."""
-        return {
-            name: planned.whole[there]
-            for there, name, _, _ in self._captures
-            if there in planned.whole and name in self._own
-        }
+        own = [own for own in self._captures if own.there in planned.whole and own.name in self._in_place]
+        return {one.name: planned.whole[one.there] for one in own}

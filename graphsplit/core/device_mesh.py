@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from graphsplit.core.devices import resolve_devices, short_name
-from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.core.errors import ArgumentError
 from graphsplit.core.patterns import meant
 
 BATCH_AXIS = "batch"
-"""The name of the axis over which the rows of the batch are shared out, unless another one is given."""
+"""The name of the axis over which the rows of the batch are shared out, unless another one is given, or "data" is."""
 
 STAGE_AXIS = "stage"
 """The name of the axis whose devices are those of one stage of the function each: no variable is cut along it."""
@@ -32,8 +36,8 @@ class MeshAxes:
       stage_at: how many of the other axes are before that of the stages.
 
     >>> axes = MeshAxes((("data", 2), ("model", 4)), "data")
-    >>> axes.axis, axes.count, str(axes)
-    ('model', 8, 'data 2 x model 4')
+    >>> axes.others, axes.count, str(axes)
+    ({'model': 4}, 8, 'data 2 x model 4')
     """
 
     sizes: tuple[tuple[str, int], ...] = ()
@@ -51,9 +55,14 @@ class MeshAxes:
         return dict([*before, *[(STAGE_AXIS, self.stages)] * bool(self.stages), *after])
 
     @property
-    def axis(self) -> str:
-        """The name of the axis that is not the batch's; "" if there is none."""
-        return next((name for name, _ in self.sizes if name != self.batch_axis), "")
+    def others(self) -> dict[str, int]:
+        """How many devices each axis has that is not the batch's. Columns are numbered along them, the last fastest."""
+        return {name: size for name, size in self.sizes if name != self.batch_axis}
+
+    @property
+    def columns(self) -> int:
+        """How many devices share one part of the batch."""
+        return math.prod(self.others.values())
 
     @property
     def rows(self) -> int:
@@ -81,7 +90,7 @@ class MeshAxes:
 
 @dataclass(frozen=True)
 class DeviceMesh:
-    """Devices in the order of a mesh: those of the first row, column by column, then those of the next.
+    """Devices in the order of a mesh.
 
     Attributes:
       axes: see there.
@@ -116,24 +125,26 @@ class DeviceMesh:
         return dict(self.axes.sizes)
 
     @property
-    def axis(self) -> str:
-        """The name of the axis that is not the batch's; "" if there is none."""
-        return self.axes.axis
+    def others(self) -> dict[str, int]:
+        """How many devices each axis has that is not the batch's."""
+        return self.axes.others
 
     @property
     def batch_axis(self) -> str:
         """The name of the batch's axis."""
         return self.axes.batch_axis
 
+    @functools.cached_property
+    def table(self) -> np.ndarray[Any, np.dtype[np.object_]]:
+        """The devices: along the batch's axis, of one where there is none, then along the others in their order."""
+        names = list(self.sizes)
+        table = np.array(self.devices, object).reshape(list(self.sizes.values()))
+        return np.moveaxis(table, names.index(self.batch_axis), 0) if self.batch_axis in names else table[None]
+
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """The devices of each row: those among which the other axis is shared out."""
-        columns = self.sizes.get(self.axis, 1)
-        own = [self.devices[k : k + columns] for k in range(0, len(self.devices), columns)]
-        if len(self.sizes) > 1 and next(iter(self.sizes)) == self.axis:  # columns first
-            count = len(self.devices) // columns
-            own = [self.devices[d::count] for d in range(count)]
-        return tuple(own)
+        """The devices of each row: those among which the other axes are shared out."""
+        return tuple([tuple(row) for row in self.table.reshape(len(self.table), -1).tolist()])
 
     @property
     def columns(self) -> tuple[tuple[str, ...], ...]:
@@ -149,12 +160,11 @@ def mesh_axes(mesh: Mapping[str, int] | None, batch_axis: str | None = None) -> 
 
     Args:
       mesh: see there; None for no mesh.
-      batch_axis: the name of the axis over which the rows of the batch are shared out; None: the one called "batch",
-        if there is one.
+      batch_axis: the name of the axis over which the rows of the batch are shared out; None: the one called "batch", or
+        "data", if there is one.
 
     Raises:
       ArgumentError: for what is no mapping from names to numbers of devices, and an axis that it lacks.
-      UnsupportedError: for more than one axis beside the batch's.
     """
     if mesh is None:
         if batch_axis is not None:
@@ -179,17 +189,15 @@ def mesh_axes(mesh: Mapping[str, int] | None, batch_axis: str | None = None) -> 
         )
     if batch_axis == STAGE_AXIS:
         raise ArgumentError(f"batch_axis={batch_axis!r}: the axis {STAGE_AXIS!r} has the stages of the function.")
+    usual = [name for name in (BATCH_AXIS, "data") if name in mesh]
+    if batch_axis is None and len(usual) > 1:
+        raise ArgumentError(
+            f"mesh={dict(mesh)!r}: the rows of the batch go along {usual[0]!r} or along {usual[1]!r}. Pass batch_axis=."
+        )
     sizes = {name: size for name, size in mesh.items() if name != STAGE_AXIS}
     at = [*mesh].index(STAGE_AXIS) if STAGE_AXIS in mesh else 0
-    axes = MeshAxes(tuple(sizes.items()), batch_axis or BATCH_AXIS, mesh.get(STAGE_AXIS, 0), at)
-    others = [name for name in sizes if name != axes.batch_axis]
-    if len(others) > 1:
-        named = "" if axes.batch_axis in mesh else " batch_axis= names the one that divides the batch's rows."
-        raise UnsupportedError(
-            f"mesh={dict(mesh)!r} has {len(others)} axes beside {axes.batch_axis!r}: {', '.join(map(repr, others))}. "
-            f"A mesh may have one.{named}"
-        )
-    return axes
+    named = batch_axis or next(iter(usual), BATCH_AXIS)
+    return MeshAxes(tuple(sizes.items()), named, mesh.get(STAGE_AXIS, 0), at)
 
 
 def devices_of(axes: MeshAxes, devices: int | str | Sequence[str] | None) -> tuple[str, ...]:
@@ -226,9 +234,9 @@ def mesh_as_if(axes: MeshAxes, devices: Sequence[str]) -> DeviceMesh | None:
     Of the batch's axis alone, as many devices may be predicted as one likes.
 
     Raises:
-      ArgumentError: if there are not as many devices as the mesh has, of two axes.
+      ArgumentError: if there are not as many devices as the mesh has, of several axes.
     """
     if not axes:
         return None
-    has_others = axes.axis or axes.stages
+    has_others = axes.others or axes.stages
     return device_mesh(axes if has_others else replace(axes, sizes=((axes.batch_axis, len(devices)),)), devices)

@@ -267,12 +267,12 @@ class Nested:
     Attributes:
       axis: what the axis is called.
       columns: how it lies along the axis: cut, and used where its parts are; or copied, the same in all columns.
-      rows: for each column, how its part or copy is several.
+      rows: for each column, how its part or copy is several: along the axes that are planned later, and the batch's.
     """
 
     axis: str
     columns: Division
-    rows: tuple[Division, ...]
+    rows: tuple[MeshDivision, ...]
 
     @property
     def parts(self) -> int:
@@ -287,7 +287,7 @@ class Nested:
     @property
     def reshard(self) -> bool:
         """Whether what is put together in a column is dropped, and put together again for the backward pass."""
-        return any(isinstance(own, Cut) and own.reshard for own in self.rows)
+        return any(not isinstance(own, Copied) and own.reshard for own in self.rows)
 
     @property
     def firsts(self) -> tuple[int, ...]:

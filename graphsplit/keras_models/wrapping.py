@@ -82,7 +82,7 @@ def multi_gpu_model(
         then name its axes, `{"*/up/kernel": (None, "model"), "*": "home"}`.
       recompute: what the backward pass computes again instead of keeping it: `"blocks"`, a share, or patterns of the
         names of layers; see `parallelize`.
-      batch_axis: the name of the batch axis, if it is not `"batch"`. Keras' meshes call it `"data"`.
+      batch_axis: the name of the batch axis, if it is neither `"batch"` nor `"data"`.
       memory: how much each device may hold, `"24GB"`: the layout of the variables, `micro_batches` and `recompute` are
         chosen for it, see `parallelize`. The first training batch chooses, with the optimizer's slots; without an
         optimizer, the first batch. `evaluate` and `predict` use the variables where they are then.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,9 +30,10 @@ class Mesh:
       rows: how many rows of the batch each has; empty if that is not known when planning.
       positions: which of the devices asked for each shard has (those without rows are left out); stages have devices of
         their own at the same positions, of each column.
-      columns: where the mesh has another axis, the devices of each column, by position: the first of them are those of
+      columns: where the mesh has other axes, the devices of each column, by position: the first of them are those of
         operations of no column.
-      other_axis: what that axis is called.
+      others: what those axes are called, and how many devices each has: the number of a column counts along the last of
+        them first.
       axis: what the axis of the shards themselves is called, if it is not the batch's: no shard has rows then.
     """
 
@@ -40,7 +42,7 @@ class Mesh:
     rows: tuple[int, ...] = ()
     positions: tuple[int, ...] = ()
     columns: tuple[tuple[str, ...], ...] = ()
-    other_axis: str = ""
+    others: tuple[tuple[str, int], ...] = ()
     axis: str = ""
 
     @property
@@ -143,6 +145,22 @@ class Mesh:
             return ()
         return stage.column(column, len(self.columns)) if stage else self.columns[column]
 
+    def axes_between(self, device: str, other: str) -> list[str]:
+        """Return the axes along which two devices of columns differ; all other axes than the batch's if none does.
+
+        >>> mesh = Mesh(columns=(("a",), ("b",), ("c",), ("d",)), others=(("model", 2), ("expert", 2)))
+        >>> mesh.axes_between("a", "c"), mesh.axes_between("a", "d")
+        (['model'], ['model', 'expert'])
+        """
+        pairs = zip(self.others, self._places.get(device, ()), self._places.get(other, ()), strict=False)
+        return [name for (name, _), a, b in pairs if a != b] or [name for name, _ in self.others]
+
+    @functools.cached_property
+    def _places(self) -> dict[str, tuple[int, ...]]:
+        """The place of each device along each of the other axes."""
+        places = itertools.product(*[range(size) for _, size in self.others])
+        return {device: place for place, own in zip(places, self.columns, strict=True) for device in own}
+
     def copy_for(self, device: str) -> int:
         """Return the shard whose copy a device reads of what all shards have: its own, or one of its host.
 
@@ -202,7 +220,7 @@ class Mesh:
     def _counted_rows(self) -> tuple[int, ...]:
         return self.rows_of(STAND_IN)
 
-    def shape_on(self, d: int, shape: Shape | None, layout: Layout) -> Sequence[int | None] | None:
+    def shape_on(self, d: int, shape: Shape | None, layout: Layout) -> tuple[int | None, ...] | None:
         """Return the shape of what a device of an axis that is not the batch's has of a tensor."""
         own = without_sizes(shape)
         if own is None or not isinstance(layout, Shard) or layout.axis >= len(own):

@@ -315,7 +315,8 @@ class _TaskWriter:
         once = self._plan.home if is_together(self._plan, op.index) else self._plan.owners.of_ops[op.index]
         devices = self._plan.mesh.devices_of(op) if on_shards else [once or self._plan.home]
         readers = () if op.type == COPIES else self._readers(op, devices[0], on_shards)
-        return _Copies(op, devices, readers, op.has_columns)
+        has_columns = bool(self._plan.mesh.columns) and op.has_columns  # (along an axis it is planned as any other)
+        return _Copies(op, devices, readers, has_columns)
 
     def _readers(self, op: Op, device: str, on_shards: bool) -> Sequence[_Reader | None]:
         operands = operands_of(self._plan, op, device, on_shards)

@@ -68,10 +68,13 @@ def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
     found = tasks or few_tasks_of(plan)
     for task in found.tasks:
         size = task.bytes[0] if task.kind == SEND else 0
-        if task.kind == SEND and not size and _follows_from_data(plan, task):
-            unknown.add(_kind(plan, task))
-        if size and task.reads[0] is not None:
-            source, kind = found.tasks[task.reads[0].task].device, _kind(plan, task)
+        if task.kind != SEND or task.reads[0] is None:
+            continue
+        source = found.tasks[task.reads[0].task].device
+        kind = _kind(plan, source, task)
+        if not size and _follows_from_data(plan, task):
+            unknown.add(kind)
+        if size:
             senders, receivers = found.alike.times(source), found.alike.times(task.device)
             by_kind[kind] = by_kind.get(kind, 0) + size * senders * receivers
             sent[source] = sent.get(source, 0) + size * receivers
@@ -102,13 +105,13 @@ def _of_each(amounts: Mapping[str, int], tasks: Tasks) -> dict[str, int]:
     return dict(sorted((own, size) for device, size in amounts.items() for own in devices.get(device, (device,))))
 
 
-def along(axis: str) -> str:
-    """Return what sends along an axis are called, which no kind of move is, whatever a user calls the axis."""
-    return f"along {axis!r}"
+def along(*axes: str) -> str:
+    """Return what sends along an axis, or several at once, are called: no kind of move is, whatever axes are called."""
+    return f"along {' and '.join(map(repr, axes))}"
 
 
-def _kind(plan: Decisions, task: PlannedTask) -> str:
-    """Return the kind of move for which something is sent, or between which places of a shard."""
+def _kind(plan: Decisions, source: str, task: PlannedTask) -> str:
+    """Return the kind of move for which something is sent from a device, or between which places of a shard."""
     if task.sent_for != OPERATION:
         return task.sent_for
-    return along(plan.mesh.other_axis) if plan.mesh.columns else STAGES
+    return along(*plan.mesh.axes_between(source, task.device)) if plan.mesh.columns else STAGES

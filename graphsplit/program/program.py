@@ -67,9 +67,9 @@ class Provenance:
       stage: the stage that this one belongs to.
       backward: whether it runs in a stage's backward pass.
       is_gradient: whether TensorFlow made it for a tape, or for `tf.gradients`.
-      column: which device of another axis of the mesh than the batch's runs it, by number; None for what runs once
-        along that axis, wherever.
-      role: `"op"`, or what it carries out along that axis: the kind of a move, `"all-gather"`.
+      column: which devices along the other axes of the mesh than the batch's run it, by number; None for what runs
+        once, wherever.
+      role, axis: `"op"`, or what it carries out, and along which such axis: the kind of a move, `"all-gather"`.
     """
 
     origin: str = ""
@@ -78,6 +78,7 @@ class Provenance:
     is_gradient: bool = False
     column: int | None = None
     role: str = "op"
+    axis: str = ""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

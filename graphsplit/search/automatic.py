@@ -64,9 +64,9 @@ def table_for(
       slots: those that may be on the host of the devices, if it has a memory of its own.
     """
     mesh = given["mesh"]
-    savings = savings_left_open(given, -(-rows // (mesh.rows if mesh.axis else devices)))
+    savings = savings_left_open(given, -(-rows // (mesh.rows if mesh.others else devices)))
     layouts = LAYOUTS if sizes and automatic.lays_out else (AS_THEY_ARE,)
-    if mesh.axis:
+    if mesh.others:
         return Table((devices,), layouts, savings, meshes=(mesh,), is_on_mesh=True)
     may_be = automatic.on_mesh and layouts == LAYOUTS and not given["jit_compile"]
     meshes, own = meshes_of(devices, rows) if may_be else (), tuple(slots) if layouts == LAYOUTS else ()

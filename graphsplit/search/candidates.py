@@ -51,13 +51,13 @@ class Candidate:
     @property
     def columns(self) -> int:
         """How many devices share one part of the batch: those along the other axis of its mesh."""
-        return self.devices // self.mesh.rows if self.mesh else 1
+        return self.mesh.columns
 
     def with_rows(self, rows: int) -> Candidate:
         """Return the plan for another number of devices, or of rows of its mesh."""
-        columns, axes = self.columns, self.mesh
-        sizes = ((axes.batch_axis, rows), (axes.axis, columns)) if axes else ()
-        return replace(self, devices=rows * columns, mesh=replace(axes, sizes=sizes))
+        axes = self.mesh
+        sizes = ((axes.batch_axis, rows), *axes.others.items()) if axes else ()
+        return replace(self, devices=rows * self.columns, mesh=replace(axes, sizes=sizes))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Candidate:
 
     @property
     def _dimensions(self) -> dict[str, tuple[str | None, ...]]:
-        return {pattern: (*[None] * k, self.mesh.axis) for pattern, k in self.along}
+        return {pattern: (*[None] * k, *self.mesh.others) for pattern, k in self.along}
 
     def __str__(self) -> str:
         return self.text(_NAMED)

@@ -76,7 +76,7 @@ class ChosenPlans:
         limit = automatic.memory or machine.device.memory_bytes
         slots = slots_for_host(trace.variables) if machine.device.kind == "GPU" else ()  # (CPUs have the host's memory)
         table = table_for(automatic, vars(self.options), rows, len(devices), fewest, sizes, slots)
-        if trace.program.all_stages() or (laid and not self.options.mesh.axis):  # whose devices are other ones
+        if trace.program.all_stages() or (laid and not self.options.mesh.others):  # whose devices are other ones
             table = replace(table, meshes=())
         cuttable = variables_to_cut(trace) if table.meshes and table.layouts == LAYOUTS else []
         question = Question(
@@ -101,7 +101,7 @@ class ChosenPlans:
         """Return the plan that was chosen, and lay the variables out as it has them."""
         trace, chosen, devices = self.trace, choice.chosen, self.devices[: choice.chosen.devices]
         options = replace(self.options, **chosen.options, automatic=None)
-        grid = device_mesh(options.mesh, devices) if options.mesh.axis else None
+        grid = device_mesh(options.mesh, devices) if options.mesh.others else None
         if trace.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.others):
             _lay_out(trace, chosen, devices, grid)
         plan = self.plan_traced(trace, self.splitting, options, devices, devices[0], state_of(trace), grid)

@@ -221,13 +221,14 @@ class Search:
 
     def _laid_along(self, mesh: MeshAxes) -> list[Laid]:
         """Return layouts along the axis of a mesh, as `MeshLayouts.found` does; none if there is no choice."""
-        question, columns = self.question, dict(mesh.sizes)[mesh.axis]
-        if question.program is None or not question.variables or columns == 1:
+        question = self.question
+        if question.program is None or not question.variables or mesh.columns == 1 or len(mesh.others) > 1:
             return []
         if mesh not in self._laid:
+            [(axis, columns)] = mesh.others.items()
             machine = question.machine.covering(question.table.devices[0])
             rows = mesh_of([""] * mesh.rows, question.rows)
-            search = MeshLayouts(question.program, question.variables, machine, mesh.axis, columns, rows)
+            search = MeshLayouts(question.program, question.variables, machine, axis, columns, rows)
             self._laid[mesh] = search.found()
             if search.left_out:
                 self.left_out.append(f"not compared: mesh {mesh}: {search.left_out}")
@@ -241,9 +242,9 @@ class Search:
         own = next(one.time for one in laid if one.along == best.along)
         none = next(one.time for one in laid if not one.along)
         return (
-            f"along {best.mesh.axis!r} about {own.computing_s * 1e3:.2f} ms of computing and {own.sending_s * 1e3:.2f} "
-            f"ms of sending {format_bytes(int(own.sent_bytes))}, estimated for {len(laid) - 1} layouts; with none cut "
-            f"{none.seconds * 1e3:.2f} ms"
+            f"along {next(iter(best.mesh.others))!r} about {own.computing_s * 1e3:.2f} ms of computing and "
+            f"{own.sending_s * 1e3:.2f} ms of sending {format_bytes(int(own.sent_bytes))}, estimated for "
+            f"{len(laid) - 1} layouts; with none cut {none.seconds * 1e3:.2f} ms"
         )
 
     def again(self, before: Candidate) -> Choice | None:

@@ -72,7 +72,7 @@ def choose_devices(options: Options) -> ChosenDevices:
     devices = names_of_devices(asked) if isinstance(asked, (str, tuple)) else devices_of(options.mesh, asked)
     weights, stages = options.weights, stages_asked(options, devices)
     heads = devices if stages is None else stages.heads
-    has_rows = options.mesh.axis or options.mesh.stages
+    has_rows = options.mesh.others or options.mesh.stages
     count = len(device_mesh(options.mesh, devices).columns[0] if has_rows else heads)
     if weights is not None and len(weights) != count:
         raise ArgumentError(weights_message(weights, count, "device" if stages is None else "pipeline"))

@@ -79,7 +79,7 @@ def trace_and_plan(
     if options.automatic is not None and not options.mesh:
         options = replace(options, mesh=mesh_lain_on(traced, devices))
     grid = device_mesh(options.mesh, devices) if options.mesh else None
-    if grid is not None and grid.axis and (placed := traced.program.all_stages()):
+    if grid is not None and grid.others and (placed := traced.program.all_stages()):
         grid = replace(grid, stages=tuple([stage.devices for stage in placed if len(stage.devices) > 1]))
     check_mesh(traced, grid)
     lay_out_later()
@@ -144,7 +144,7 @@ def _plan_traced(
     """Return the plan of a traced function; see `plan_for`."""
     if grid is not None:
         splitting = replace(splitting, notes=(*splitting.notes, *check_asked(traced.program, grid)))
-    divide = partial(program_on_mesh, traced, grid=grid)
+    divide = partial(program_on_mesh, traced)
     return plan_for(traced.program, splitting, options, devices, home, state, divide)
 
 
@@ -281,10 +281,12 @@ def _as_read(splitting: Splitting, program: Program) -> Splitting:
 def _mesh(splitting: Splitting, options: Options, devices: Sequence[str]) -> Mesh:
     """Return the shards of a batch."""
     stages = stages_asked(options, devices)
-    grid = device_mesh(options.mesh, devices) if options.mesh.axis or options.mesh.stages else None
+    grid = device_mesh(options.mesh, devices) if options.mesh.others or options.mesh.stages else None
     heads = grid.columns[0] if grid is not None else stages.heads if stages is not None else devices
     mesh = mesh_of(heads, splitting.batch, options.weights, options.micro_batches)
-    return replace(mesh, columns=grid.columns, other_axis=grid.axis) if grid is not None and grid.axis else mesh
+    if grid is None or not grid.others:
+        return mesh
+    return replace(mesh, columns=grid.columns, others=tuple(grid.others.items()))
 
 
 def variables_elsewhere(traced: Trace) -> list[str]:

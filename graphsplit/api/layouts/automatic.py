@@ -103,7 +103,9 @@ def why_they_stay(devices: Sequence[str], options: Options) -> str:
         return "the devices are of several kinds"
     if options.stages is not None:
         return "stages have devices of their own"
-    return f"the mesh has the axis {options.mesh.axis!r}, along which you lay them out" if options.mesh.axis else ""
+    others = [repr(axis) for axis in options.mesh.others]
+    axes = f"{'axis' if len(others) == 1 else 'axes'} {' and '.join(others)}"
+    return f"the mesh has the {axes}, along which you lay them out" if others else ""
 
 
 def _bytes(variable: tf.Variable) -> int:

@@ -15,7 +15,7 @@ from graphsplit.core.devices import canonical_name, task_of
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.gpus.kernel_devices import can_be_cut
 from graphsplit.core.hosts import host_devices
-from graphsplit.core.layouts import Copied, Cut, MeshDivision, Shard, copied, part_shapes
+from graphsplit.core.layouts import Copied, Cut, MeshDivision, Shard, copied
 from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
 from graphsplit.planning.variables.partitioning import Held, shares
 
@@ -43,8 +43,8 @@ def divisions_on_mesh(
     wrong += [f"{name_of(v)}: TensorFlow cannot cut {v.dtype.name}" for v, _ in layouts if not can_be_parted(v)]
     if wrong:
         raise ArgumentError(f"These variables cannot have these layouts on mesh {grid}:\n{bullet_list(wrong)}")
-    shared = _shared([(v, own) for v, own in layouts if own.shares_columns], grid, slots, reshard)
-    return {id(v): own.division(shared.get(id(v), ())) for v, own in layouts}
+    shared = _shared(layouts, slots, reshard)
+    return {id(v): own.division(shared[id(v)]) for v, own in layouts}
 
 
 def divisions_in_stage(
@@ -68,32 +68,30 @@ def divisions_in_stage(
 
 
 def _shared(
-    layouts: Sequence[tuple[tf.Variable, LayoutOnMesh]],
-    grid: DeviceMesh,
-    slots: Mapping[int, tf.Variable],
-    reshard: bool,
+    layouts: Sequence[tuple[tf.Variable, LayoutOnMesh]], slots: Mapping[int, tf.Variable], reshard: bool
 ) -> dict[int, list[Cut]]:
-    """Return how the part of each column is shared out over its devices, by the variables' ids."""
+    """Return how parts are shared out over the devices that axes of a mesh leave each, by the variables' ids."""
     found: dict[int, list[Cut]] = {id(variable): [] for variable, _ in layouts}
-    for d, devices in enumerate(grid.columns):
-        shapes = [part_shapes(own.columns, v.shape.as_list())[d] for v, own in layouts if own.columns is not None]
-        held = [
-            replace(one, shape=shape)
-            for one, shape in zip(held_of([v for v, _ in layouts], slots), shapes, strict=True)
-        ]
-        for (variable, _), share, shape in zip(layouts, shares(held, len(devices)), shapes, strict=True):
+    groups: dict[tuple[str, ...], list[tuple[tf.Variable, Sequence[int]]]] = {}
+    for variable, own in layouts:
+        for devices, shape in own.shared:
+            groups.setdefault(devices, []).append((variable, shape))
+    for devices, parts in groups.items():
+        wholes = held_of([variable for variable, _ in parts], slots)
+        held = [replace(one, shape=tuple(shape)) for one, (_, shape) in zip(wholes, parts, strict=True)]
+        for (variable, shape), share in zip(parts, shares(held, len(devices)), strict=True):
             if share is None:  # a few bytes
                 found[id(variable)].append(Cut(0, shape[0], 1, devices=devices[:1]))
             else:
-                own = tuple([devices[k] for k in share.devices])
-                found[id(variable)].append(replace(share.cut, reshard=reshard, devices=own))
+                chosen = tuple([devices[k] for k in share.devices])
+                found[id(variable)].append(replace(share.cut, reshard=reshard, devices=chosen))
     return found
 
 
-def _units(variable: tf.Variable, slots: Mapping[int, tf.Variable]) -> tuple[int, Shard] | None:
-    """Return the units that functions have told of a variable, or of the one that it is a slot of."""
+def _units(variable: tf.Variable, slots: Mapping[int, tf.Variable]) -> Mapping[tuple[str, int], Shard]:
+    """Return the units that functions told of a variable, or of the one that it is a slot of; see `LayoutOnMesh`."""
     head = slots.get(id(variable))
-    return getattr(variable, "_graphsplit_units", None) or getattr(head, "_graphsplit_units", None)
+    return {**getattr(head, "_graphsplit_units", {}), **getattr(variable, "_graphsplit_units", {})}
 
 
 PLACES: Mapping[Any, Callable[[Sequence[str]], Sequence[str]]] = {"sharded": tuple, "host": host_devices}

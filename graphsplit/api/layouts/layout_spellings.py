@@ -7,10 +7,13 @@ say nothing. `docs/large_layers.md` has them in a table.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from graphsplit.core.device_mesh import ALIASES, LAYOUTS, DeviceMesh
 from graphsplit.core.errors import ArgumentError
@@ -222,7 +225,7 @@ class LayoutOnMesh:
       shape: of the variable.
       grid: the mesh.
       reshard: whether what is put together before it is used is dropped after the forward pass.
-      units: if a function has told them, for how many devices, and how a dimension is cut; they count where the
+      units: if a function has told them, how a dimension is cut along an axis of so many devices; they count where the
         layout says nothing of units.
     """
 
@@ -230,12 +233,7 @@ class LayoutOnMesh:
     shape: Sequence[int]
     grid: DeviceMesh
     reshard: bool
-    units: tuple[int, Shard] | None
-
-    @property
-    def shares_columns(self) -> bool:
-        """Whether the part of each column is shared out over its devices by bytes, as `"sharded"` shares variables."""
-        return self.spelling.others == "sharded" and bool(self.grid.axis) and self.grid.axis in self.spelling.named
+    units: Mapping[tuple[str, int], Shard]
 
     def wrong(self) -> Iterator[str]:
         """Say why a variable of this shape cannot lie so."""
@@ -243,88 +241,130 @@ class LayoutOnMesh:
         if rank > len(self.shape):
             yield f"{self.spelling.plain(rank)} has {rank} dimensions, the variable {len(self.shape)}"
             return
-        asked, axis, count = self.spelling.cut_along(self.grid.axis), self.grid.axis, len(self.grid.columns)
-        if asked is None:
+        axes = [name for name in self.grid.others if name in self.spelling.named]
+        yield from self._wrong_along(axes, self.shape)
+
+    def _wrong_along(self, axes: Sequence[str], shape: Sequence[int]) -> Iterator[str]:
+        """Say why a variable, or a part of it of this shape, cannot be cut along some axes."""
+        if not axes:
             return
-        k, blocks = self.spelling.named[axis], asked.blocks or 1
+        if why := self._wrong_cut(axes[0], shape):
+            yield why
+            return
+        division = self._cut(axes[0], shape, ("",) * self.grid.others[axes[0]])
+        assert division is not None
+        for own in dict.fromkeys(part_shapes(division, shape)):
+            yield from itertools.islice(self._wrong_along(axes[1:], own), 1)
+
+    def _wrong_cut(self, axis: str, shape: Sequence[int]) -> str:
+        """Return why a dimension cannot be cut along an axis as it is asked for; "" if it can."""
+        asked, k, count = self.spelling.cut_along(axis), self.spelling.named[axis], self.grid.others[axis]
+        assert asked is not None
+        size, unit, blocks = shape[k], asked.unit, asked.blocks or 1
+        of_part = "" if size == self.shape[k] else " in a part"
         if isinstance(blocks, tuple):
-            yield from self._wrong_blocks(k, asked.unit, blocks)
-            return
-        size, one_block = self.shape[k], self.shape[k] // blocks
-        if not asked.blocks and size < count:
-            own = (*self.spelling.dimensions[:k], (replace(asked, blocks=1),), *self.spelling.dimensions[k + 1 :])
-            copied_layout = replace(self.spelling, dimensions=own).plain(len(self.shape))
-            yield f"dimension {k} has {size} entries, and {axis!r} has {count} devices; {copied_layout} copies it"
-        elif size % blocks:
-            near = _nearest(blocks, size)
-            yield f"dimension {k} has {size} entries, which are not {blocks} equal blocks; blocks={near} divides them"
-        elif one_block % asked.unit:
-            near, each = (
-                _nearest(asked.unit, one_block),
-                f"entries in each of {blocks} blocks" if blocks > 1 else "entries",
-            )
-            yield f"dimension {k} has {one_block} {each}, which are not units of {asked.unit}; unit={near} divides them"
-
-    def _wrong_blocks(self, k: int, unit: int, blocks: tuple[int, ...]) -> Iterator[str]:
-        """Say why a dimension does not consist of blocks of so many units, or these cannot be cut."""
-        count, size = len(self.grid.columns), self.shape[k]
-        if size != unit * sum(blocks):
-            each = f" of {unit}" if unit > 1 else ""
-            yield f"dimension {k} has {size} entries, and blocks={blocks} units{each} are {unit * sum(blocks)}"
-        elif math.gcd(*blocks) < count:
-            yield (
+            if size != unit * sum(blocks):
+                each = f" of {unit}" if unit > 1 else ""
+                own = f"blocks={blocks} units{each} are {unit * sum(blocks)}"
+                return f"dimension {k} has {size} entries{of_part}, and {own}"
+            if math.gcd(*blocks) >= count:
+                return ""
+            return (
                 f"dimension {k} has blocks={blocks}, which are {count_text(math.gcd(*blocks), 'group')} of units, and "
-                f"{self.grid.axis!r} has {count} devices; take a variable for each block, and gs.cut copies small ones"
+                f"{axis!r} has {count} devices; take a variable for each block, and gs.cut copies small ones"
             )
+        if not asked.blocks and size < count:
+            in_units = [
+                tuple([replace(one, blocks=1) if one == asked else one for one in axes])
+                for axes in self.spelling.dimensions
+            ]
+            copied_layout = replace(self.spelling, dimensions=tuple(in_units)).plain(len(shape))
+            has = f"{size} entries{of_part}, and {axis!r} has {count} devices"
+            return f"dimension {k} has {has}; {copied_layout} copies it"
+        if size % blocks:
+            has = f"{size} entries{of_part}, which are not {blocks} equal blocks"
+            return f"dimension {k} has {has}; blocks={_nearest(blocks, size)} divides them"
+        one_block = size // blocks
+        if one_block % unit:
+            each = f"entries in each of {blocks} blocks" if blocks > 1 else "entries"
+            has = f"{one_block} {each}{of_part}, which are not units of {unit}"
+            return f"dimension {k} has {has}; unit={_nearest(unit, one_block)} divides them"
+        return ""
 
-    @property
-    def columns(self) -> Division | None:
-        """How the variable is cut along the axis that is not the batch's, if it is; copied where it has few units."""
-        asked, firsts = self.spelling.cut_along(self.grid.axis), self.grid.rows[0]
+    def _cut(self, axis: str, shape: Sequence[int], devices: tuple[str, ...]) -> Division | None:
+        """Return how it is cut along an axis that is not the batch's, if it is; copied where it has few units."""
+        asked = self.spelling.cut_along(axis)
         if asked is None:
             return None
-        k, unit, blocks = self.spelling.named[self.grid.axis], asked.unit, asked.blocks or 1
+        k, unit, blocks = self.spelling.named[axis], asked.unit, asked.blocks or 1
         if isinstance(blocks, tuple):
-            cut, groups = Cut(k, 0, len(firsts), unit, devices=firsts, along=self.grid.axis), math.gcd(*blocks)
+            cut, groups = Cut(k, 0, len(devices), unit, devices=devices, along=axis), math.gcd(*blocks)
             times = tuple([block // groups for block in blocks])
             return replace(cut, length=groups, blocks=len(blocks), times=times)
-        found = self.units[1] if self.units is not None and self.units[0] == len(firsts) else None
-        if found is not None and found.axis == k and unit == blocks == 1:
+        found = self.units.get((axis, len(devices)))
+        if found is not None and (found.axis, unit, blocks, found.size(0)) == (k, 1, 1, shape[k]):
             unit, blocks = found.blocks[0], len(found.blocks)
-        units = self.shape[k] // unit // blocks
-        if units < len(firsts):
-            return copied(len(self.shape), firsts, firsts)
-        return Cut(k, units, len(firsts), unit, devices=firsts, along=self.grid.axis, blocks=blocks)
+        units = shape[k] // unit // blocks
+        if units < len(devices):
+            return copied(len(shape), devices, devices)
+        return Cut(k, units, len(devices), unit, devices=devices, along=axis, blocks=blocks)
 
-    def division(self, shared: Sequence[Division] = ()) -> MeshDivision:
+    @property
+    def shared(self) -> list[tuple[tuple[str, ...], Sequence[int]]]:
+        """The devices and the shape of each part that is shared out by bytes, as `"sharded"` shares variables out."""
+        found: list[tuple[tuple[str, ...], Sequence[int]]] = []
+        if self.spelling.others == "sharded" and self.grid.batch_axis not in self.spelling.named:
+            self._along(self.grid.table, list(self.grid.others), self.shape, lambda *part: found.append(part))
+        return found
+
+    def division(self, shares: Iterable[Division]) -> MeshDivision:
         """Return how the variable is several.
 
         Args:
-          shared: how the part of each column is shared out, where `shares_columns`.
+          shares: how each of the parts in `shared` is shared out.
         """
-        columns, row = self.columns, self.spelling.named.get(self.grid.batch_axis)
-        heads, others = self.grid.columns, self.spelling.others
-        if isinstance(columns, Cut) and len(heads[0]) == 1:
-            return columns
+        row, others, own = self.spelling.named.get(self.grid.batch_axis), self.spelling.others, iter(shares)
+
+        def in_rows(devices: tuple[str, ...], shape: Sequence[int]) -> Division | None:
+            if row is not None:
+                return self._gathered(row, shape, devices)
+            if others == "sharded":
+                return next(own)
+            return copied(len(shape), devices, devices) if others == "replicated" else None
+
+        found = self._along(self.grid.table, list(self.grid.others), self.shape, in_rows)
+        return found or self._gathered(row or 0, self.shape, self.grid.devices[:1])
+
+    def _along(
+        self,
+        table: np.ndarray[Any, Any],
+        axes: Sequence[str],
+        shape: Sequence[int],
+        in_rows: Callable[[tuple[str, ...], Sequence[int]], Division | None],
+    ) -> MeshDivision | None:
+        """Return how the variable, or a part of it, is several; None if it is whole on the first device.
+
+        Args:
+          table: the devices along the batch's axis, along `axes`, and along those that it does not name.
+          axes: along which it is yet to be cut, or copied.
+          shape: of the part.
+          in_rows: returns how a part is several over the other devices, those that are meant.
+        """
+        if not axes:
+            used = table if self.spelling.others == "sharded" else table.reshape(len(table), -1)[:, 0]
+            return in_rows(tuple(used.ravel().tolist()), shape) if used.size > 1 else None
+        firsts = tuple(table.reshape(*table.shape[:2], -1)[0, :, 0].tolist())
+        columns = self._cut(axes[0], shape, firsts)
         if columns is None:
-            assert row is not None
-            if others == "sharded" or len(heads) == 1:
-                return self._gathered(row, self.shape, self.grid.devices)
-            if others == "home":
-                return self._gathered(row, self.shape, heads[0])
-            copies = copied(len(self.shape), self.grid.rows[0], self.grid.rows[0])
-            return Nested(self.grid.axis, copies, tuple([self._gathered(row, self.shape, own) for own in heads]))
-        if row is not None:
-            shapes = part_shapes(columns, self.shape)
-            own = [self._gathered(row, shape, devices) for shape, devices in zip(shapes, heads, strict=True)]
-            return Nested(self.grid.axis, columns, tuple(own))
-        if others == "home" and isinstance(columns, Cut):
+            if self.spelling.others != "replicated" or len(firsts) == 1:
+                return self._along(np.moveaxis(table, 1, -1), axes[1:], shape, in_rows)
+            columns = copied(len(shape), firsts, firsts)
+        shapes = part_shapes(columns, shape)
+        rows = [self._along(table[:, d], axes[1:], own, in_rows) for d, own in enumerate(shapes)]
+        if isinstance(columns, Cut) and all(own is None for own in rows):
             return columns
-        if others == "home" or len(heads[0]) == 1:
-            shared = [Cut(0, self.shape[0], 1, devices=own[:1]) for own in heads]
-        elif others == "replicated":
-            shared = [copied(len(self.shape), own, own) for own in heads]
-        return Nested(self.grid.axis, columns, tuple(shared))
+        wholes = [Cut(0, own[0], 1, devices=(device,)) for own, device in zip(shapes, firsts, strict=True)]
+        return Nested(axes[0], columns, tuple([own or whole for own, whole in zip(rows, wholes, strict=True)]))
 
     def _gathered(self, k: int, shape: Sequence[int], devices: Sequence[str]) -> Cut:
         """Return how a dimension is cut over devices that put it together before they use it. None has no part."""

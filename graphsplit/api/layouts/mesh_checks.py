@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
 
 from graphsplit.core.device_mesh import BATCH_AXIS, DeviceMesh, MeshAxes
 from graphsplit.core.devices import short_name
@@ -30,7 +33,7 @@ def check_mesh(traced: Trace, grid: DeviceMesh | None) -> None:
         axis = axis_of(parts.division) if parts is not None else ""
         if parts is None or not axis:
             continue
-        if grid is None or axis != grid.axis or not any(_lies_on(parts.division, own) for own in grid.alike):
+        if grid is None or not any(_lies_on(parts.division, own.table, list(grid.others)) for own in grid.alike):
             where = ", ".join(map(short_name, parts.devices))
             wrong.append(f"{parts.path} along {axis!r} on {where}")
     if wrong:
@@ -51,15 +54,22 @@ def check_mesh(traced: Trace, grid: DeviceMesh | None) -> None:
 
 
 def mesh_lain_on(traced: Trace, devices: Sequence[str]) -> MeshAxes:
-    """Return the mesh of these devices along whose axis variables of a function lie; none if none does."""
-    for handle in traced.captures:
-        parts = parts_of(handle)
-        if parts is not None and (axis := axis_of(parts.division)):
-            columns = along_axis(parts.division).parts
-            rows = len(devices) // columns
-            if rows * columns == len(devices):
-                return MeshAxes((*([(BATCH_AXIS, rows)] if rows > 1 else []), (axis, columns)))
-    return MeshAxes()
+    """Return the mesh of these devices along whose axis variables of a function lie; none if none, or several, are."""
+    found = {axis for handle in traced.captures if (parts := parts_of(handle)) for axis in _axes_of(parts.division)}
+    if len(found) != 1:
+        return MeshAxes()
+    [(axis, columns)] = found
+    rows = len(devices) // columns
+    sizes = (*([(BATCH_AXIS, rows)] if rows > 1 else []), (axis, columns))
+    return MeshAxes(sizes if rows * columns == len(devices) else ())
+
+
+def _axes_of(division: MeshDivision) -> Iterator[tuple[str, int]]:
+    """Yield the axes of a mesh, other than the batch's, along which a variable lies, with their numbers of devices."""
+    if axis := axis_of(division):
+        yield axis, along_axis(division).parts
+    if isinstance(division, Nested):
+        yield from _axes_of(division.rows[0])
 
 
 def check_asked(program: Program, grid: DeviceMesh) -> list[str]:
@@ -107,9 +117,16 @@ def _misfit(program: Program, op: Op, name: str, axes: Sequence[str | None], gri
     return ""
 
 
-def _lies_on(division: MeshDivision, grid: DeviceMesh) -> bool:
-    """Return whether a variable lies in the columns of a mesh: on the first row, or on devices of each column."""
+def _lies_on(division: MeshDivision, table: np.ndarray[Any, Any], axes: Sequence[str]) -> bool:
+    """Return whether a variable lies along axes of a mesh, whose devices are in a table: of the batch's axis first."""
+    axis = axis_of(division)
+    if not axis:
+        return set(division.devices) <= set(table.flat)
+    if axis not in axes or along_axis(division).parts != table.shape[1 + axes.index(axis)]:
+        return False
+    k = axes.index(axis)
+    tables = [table.take(d, 1 + k) for d in range(table.shape[1 + k])]
     if not isinstance(division, Nested):
-        return division.devices == grid.rows[0]
-    own = [set(rows.devices) for rows in division.rows]
-    return len(own) == len(grid.columns) and all(a <= set(b) for a, b in zip(own, grid.columns, strict=True))
+        return division.devices == tuple([own.flat[0] for own in tables])
+    others = [*axes[:k], *axes[k + 1 :]]
+    return all(_lies_on(own, part, others) for own, part in zip(division.rows, tables, strict=True))

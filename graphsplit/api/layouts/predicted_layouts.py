@@ -157,7 +157,7 @@ def notes_on_layout(
             "the devices are CPUs, whose memory is the host's: variables with layout 'host' count as those of "
             f"{' and '.join(map(short_name, host_devices(devices)))}",
         )
-    if layout is not None or (grid is not None and grid.axis):
+    if layout is not None or (grid is not None and grid.others):
         return ()
     notes = []
     for kind, what in ((Cut, "sharded"), (Copied, "replicated")):

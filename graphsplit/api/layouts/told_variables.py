@@ -40,8 +40,9 @@ def learn_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: Devic
     laid = {name: layout_along_axis(own) for name, own in along.items()}
     in_entries = {name for name, own in along.items() if isinstance(own, Cut) and own.block == own.blocks == 1}
     program, columns = trace.program, len(grid.columns)
-    if columns == 1 or not in_entries:
+    if columns == 1 or not in_entries or len(grid.others) > 1:
         return []
+    [axis] = grid.others
     named = [(i, own, program.ops[i].name) for i, own in captured_variables(trace).items()]
     free = {i: (own, laid[name]) for i, own, name in named if name in in_entries}
     heads = slots_in(trace)
@@ -49,7 +50,7 @@ def learn_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: Devic
     for i, (own, layout) in free.items():
         groups.setdefault((id(heads.get(id(own), own)), layout), []).append(i)
     alike = {i: group for group in groups.values() for i in group}
-    found = UnitSearch(program, AxisPlanner(grid.axis, columns), laid, alike).run()
+    found = UnitSearch(program, AxisPlanner(axis, columns), laid, alike).run()
     for i, cut in found.items():
-        free[i][0]._graphsplit_units = columns, cut
+        free[i][0]._graphsplit_units = {(axis, columns): cut}
     return list({id(free[i][0]): free[i][0] for i in found}.values())

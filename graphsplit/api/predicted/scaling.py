@@ -13,7 +13,7 @@ from graphsplit.api.options import Options
 from graphsplit.api.predicted.predicted_calls import PredictedCall, predicted_call
 from graphsplit.api.predicted.predictions import predict_call, why_too_many
 from graphsplit.api.stepping import step_of
-from graphsplit.core.device_mesh import mesh_axes
+from graphsplit.core.device_mesh import BATCH_AXIS, mesh_axes
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.progress import phase
 from graphsplit.core.user_code import with_users_traceback
@@ -99,16 +99,16 @@ def scaling(
 
 
 def _columns(call: PredictedCall, counts: Sequence[int]) -> int:
-    """Return how many devices the axis of the mesh has that is not the batch's; 1 without one."""
+    """Return how many devices share one part of the batch: those along the other axes of the mesh; 1 without any."""
     axes = call.options.mesh
-    columns = dict(axes.sizes).get(axes.axis, 1)
-    has_rows = not axes.axis or axes.batch_axis in dict(axes.sizes)
+    columns = axes.columns
+    has_rows = not axes.others or axes.batch_axis in dict(axes.sizes)
     wrong = [count for count in counts if count % columns or (not has_rows and count != columns)]
     if wrong:
         raise ArgumentError(
-            f"devices={list(counts)!r}: mesh {axes} has {columns} devices along {axes.axis!r}, and {wrong[0]} is no "
-            "multiple of it, or there is no axis of the batch for the others. Choose other numbers of devices, or give "
-            f'the mesh, mesh={{"batch": 1, {axes.axis!r}: {columns}}}.'
+            f"devices={list(counts)!r}: mesh {axes} has {columns} devices along {' x '.join(map(repr, axes.others))}, "
+            f"and {wrong[0]} is no multiple of it, or there is no axis of the batch for the others. Choose other "
+            f"numbers of devices, or give the mesh, mesh={ {BATCH_AXIS: 1, **axes.others}!r}."
         )
     return columns
 
@@ -116,7 +116,7 @@ def _columns(call: PredictedCall, counts: Sequence[int]) -> int:
 def _with_rows_of_mesh(options: Options, rows: int) -> Options:
     """Return options whose mesh has so many devices along the batch's axis."""
     axes = options.mesh
-    if not axes.axis:
+    if not axes.others:
         return options
     sizes = tuple([(name, rows if name == axes.batch_axis else size) for name, size in axes.sizes])
     return replace(options, mesh=replace(axes, sizes=sizes), devices=None)

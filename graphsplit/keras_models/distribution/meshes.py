@@ -38,7 +38,7 @@ class MeshOfKeras:
 
     Attributes:
       devices: full names, row by row.
-      grid: it as ours, if it has no more than one axis of several devices beside the batch's.
+      grid: it as ours, without axes of one device.
       why_not: why there is none, and variables are divided over all devices and gathered; "" where there is one.
     """
 
@@ -60,23 +60,20 @@ class MeshOfKeras:
         check_layout(own, self.grid)
         if not can_be_parted(variable):
             return Asked("home", f"TensorFlow cannot cut {variable.dtype.name}: it stays whole")
-        if (dimension := self._too_short(own, variable.shape)) is not None:
-            length, columns = variable.shape[dimension], len(self.grid.columns)
-            own[dimension] = None
-            entries = f"{length} entr{'y' if length == 1 else 'ies'}"
-            instead = (
-                f"dimension {dimension} has {entries} for {columns} devices along {self.grid.axis!r}: it stays whole"
-            )
-            return Asked(tuple(own) if any(own) else "home", instead)
-        return Asked(tuple(own) if any(own) else "home")
+        short = self._too_short(own, variable.shape)
+        instead = [
+            f"dimension {k} has {variable.shape[k]} entr{'y' if variable.shape[k] == 1 else 'ies'} for "
+            f"{self.grid.others[axis]} devices along {axis!r}: it stays whole"
+            for k, axis in short.items()
+        ]
+        own = [None if k in short else axis for k, axis in enumerate(own)]
+        return Asked(tuple(own) if any(own) else "home", "; ".join(instead))
 
-    def _too_short(self, own: Sequence[str | None], shape: Any) -> int | None:
-        """Return the dimension that is to be cut along the axis beside the batch's, if not all its devices get some."""
+    def _too_short(self, own: Sequence[str | None], shape: Any) -> dict[int, str]:
+        """Return the dimensions, with their axes, that have fewer entries than such an axis has devices."""
         assert self.grid is not None
-        dimension = own.index(self.grid.axis) if self.grid.axis in own else None
-        if dimension is None or dimension >= len(shape) or shape[dimension] >= len(self.grid.columns):
-            return None  # (one that is too long for the variable is refused where it is laid out)
-        return dimension
+        named = [(k, axis) for k, axis in enumerate(own[: len(shape)]) if axis in self.grid.others]
+        return {k: str(axis) for k, axis in named if axis and (shape[k] is None or shape[k] < self.grid.others[axis])}
 
     def of_output(self, tensor: tf.Tensor, axes: Sequence[str | None]) -> tuple[tf.Tensor, str]:
         """Return what a layer returns, asked to lie as Keras has it; and why it does not, or "".
@@ -85,22 +82,17 @@ class MeshOfKeras:
         """
         if self.grid is None:
             return tensor, self.why_not
-        shape, batch, axis = tensor.shape, self.grid.batch_axis, self.grid.axis
+        shape, batch, others = tensor.shape, self.grid.batch_axis, self.grid.others
         if shape.rank != len(axes):
             return tensor, f"it has {len(axes)} dimensions, and the output {shape.rank}"
         if batch in axes[1:]:
             return tensor, f"{batch!r}, the batch's axis, cuts the rows of an output, which are its first dimension"
-        if not axis:
+        if not others:
             return tensor, ""
-        names = [name if name == axis else None for name in axes]
-        if axis in names:
-            length = shape[names.index(axis)]
-            if length is None or length < len(self.grid.columns):
-                entries = "an unknown number of" if length is None else length
-                return (
-                    tensor,
-                    f"dimension {names.index(axis)} has {entries} entries for {len(self.grid.columns)} devices",
-                )
+        names = [name if name in others else None for name in axes]
+        for k, axis in self._too_short(names, shape).items():
+            entries = "an unknown number of" if shape[k] is None else shape[k]
+            return tensor, f"dimension {k} has {entries} entries for {others[axis]} devices"
         return with_layout(tensor, tuple(names)), ""
 
 
@@ -119,9 +111,6 @@ def mesh_of(distribution: Any, compiled_by_xla: bool = False) -> MeshOfKeras:
     others = [name for name, _ in sizes if name != batch_axis]
     if isinstance(distribution, keras.distribution.DataParallel):
         return MeshOfKeras(devices, None, "the batch goes over all of them")
-    if len(others) > 1:
-        why_not = f"its mesh has {len(others)} axes beside the batch's, {', '.join(map(repr, others))}"
-        return MeshOfKeras(devices, None, why_not)
     if others and compiled_by_xla:
         return MeshOfKeras(devices, None, "it was compiled with jit_compile=True")
     return MeshOfKeras(devices, device_mesh(MeshAxes(sizes, batch_axis), devices) if sizes else None)

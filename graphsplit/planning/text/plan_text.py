@@ -11,7 +11,7 @@ from fractions import Fraction
 from graphsplit.core.devices import short_name
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.hosts import host_name
-from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, along_axis, axis_of
+from graphsplit.core.layouts import Copied, Cut, MeshDivision, Nested, along_axis, axis_of
 from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.decisions import Decisions, flow_of
@@ -129,9 +129,9 @@ def _in_parts(plan: Decisions) -> list[str]:
     divided = {k for k, count in counts.items() if count > 1} - copied
     lines = []
     longest = sorted(state.in_place, key=lambda name: -_length_cut(plan, name))
-    if plan.mesh.other_axis:
-        rows, columns = len(plan.mesh.columns[0]), len(plan.mesh.columns)
-        lines.append(f"  mesh: {rows} of the batch x {columns} of {plan.mesh.other_axis!r}")
+    if plan.mesh.others:
+        others = [f"{size} of {axis!r}" for axis, size in plan.mesh.others]
+        lines.append(f"  mesh: {' x '.join([f'{len(plan.mesh.columns[0])} of the batch', *others])}")
     texts = [_on_mesh(state.divisions[name], name in state.gathered) for name in longest]
     lines += _named_alike([state.in_place[name] for name in longest], texts)
     for what, chosen in (("in parts", divided), ("replicated", copied)):
@@ -183,12 +183,15 @@ def _on_mesh(division: MeshDivision, is_gathered: bool) -> str:
     text = f"the same in all columns of {axis_of(division)!r}"
     if isinstance(columns, Cut):
         text = f"dimension {columns.axis} along {axis_of(division)!r} ({_lengths(columns)}), {how}"
-    return f"{text}; {_in_columns(division.rows)}" if isinstance(division, Nested) else text
+    if not isinstance(division, Nested):
+        return text
+    first = division.rows[0]  # (of the first column where they differ)
+    return f"{text}; {_in_columns(first) if not axis_of(first) else _on_mesh(first, is_gathered)}"
 
 
-def _in_columns(rows: Sequence[Division]) -> str:
-    """Say how what each column has is several over its devices; of the first column where they differ."""
-    first = rows[0]
+def _in_columns(first: MeshDivision) -> str:
+    """Say how what a column has is several over its devices."""
+    assert not isinstance(first, Nested)
     if isinstance(first, Copied):
         return "in each column a copy on every device"
     if first.parts == 1:
@@ -248,11 +251,7 @@ def _communication(plan: Decisions, sends: Traffic) -> list[str]:
             sending = f", {_sent(sends, kind)}" if not plan.program.symbols else ""
             size = size_text(plan.program, tensors)
             lines.append(f"  {kind}: {count_text(len(tensors), 'tensor')}, {size}{sending}{_by_hosts(plan, kind)}")
-    if axis := plan.mesh.other_axis:
-        text = _sent(sends, along(axis)) if not plan.program.symbols else "of unknown size"
-        kinds = [count_text(count, kind) for kind, count in _moves_along(plan).items()]
-        lines.append(f"  {along(axis)}: {', '.join(kinds) or 'what one column makes for others'}, {text}")
-        lines += _turns_along(plan)
+    lines += _along_axes(plan, sends)
     lines += [
         f"  {kind}: {_sent(sends, kind)}" for kind in (COPY, STAGES) if by_kind.get(kind) or kind in sends.unknown
     ]
@@ -282,37 +281,39 @@ def _sent(sends: Traffic, kind: str) -> str:
     )
 
 
-def _moves_along(plan: Decisions) -> dict[str, int]:
-    """Return how many moves there are along the axis that is not the batch's, by kind, the most first.
-
-    What is reduced in parts and put together again of the same tensor is an all-reduce.
-    """
+def _along_axes(plan: Decisions, sends: Traffic) -> list[str]:
+    """Say what moves along each axis that is not the batch's, and in each turn of the loops that run in columns."""
+    axes = [axis for axis, _ in plan.mesh.others]
     live = [op for op, step in zip(plan.program.ops, plan.steps, strict=True) if step.home or step.shards]
-    return _kinds_of_moves(live)
-
-
-def _turns_along(plan: Decisions) -> list[str]:
-    """Say which loops and branches run in all columns as one, and what they move along the axis in each turn."""
     lines = []
-    for op in [op for op, step in zip(plan.program.ops, plan.steps, strict=True) if step.home or step.shards]:
-        if op.has_columns:
-            inside = _kinds_of_moves([inner for body in op.bodies.values() for inner in body.ops])
-            kinds = [count_text(count, kind) for kind, count in inside.items()]
-            when = "in each turn of" if CONTROL_FLOW[op.type].loops else "in"
-            lines.append(f"    {when} {op.type} {op.name!r}: {', '.join(kinds) or 'no moves'}")
+    for axis in axes:
+        text = _sent(sends, along(axis)) if not plan.program.symbols else "of unknown size"
+        lines.append(f"  {along(axis)}: {_kinds_of_moves(live, axis) or 'what one column makes for others'}, {text}")
+    joint = {along(*own) for count in range(2, len(axes) + 1) for own in itertools.combinations(axes, count)}
+    lines += [f"  {kind}: {_sent(sends, kind)}" for kind in sends.by_kind if kind in joint and not plan.program.symbols]
+    for op in [op for op in live if op.has_columns]:
+        inside = [inner for body in op.bodies.values() for inner in body.ops]
+        kinds = [(axis, text) for axis in axes if (text := _kinds_of_moves(inside, axis))]
+        named = [f"{text} {along(axis)}" if len(axes) > 1 else text for axis, text in kinds]
+        when = "in each turn of" if CONTROL_FLOW[op.type].loops else "in"
+        lines.append(f"    {when} {op.type} {op.name!r}: {', '.join(named) or 'no moves'}")
     return lines
 
 
-def _kinds_of_moves(ops: Iterable[Op]) -> dict[str, int]:
+def _kinds_of_moves(ops: Iterable[Op], axis: str) -> str:
+    """Return how many moves operations are along an axis, by kind, the most first.
+
+    What is reduced in parts and put together again of the same tensor is an all-reduce.
+    """
     roles: dict[str, set[str]] = {}
     for op in ops:
-        if op.provenance.role in _SENT:
+        if op.provenance.axis == axis and op.provenance.role in _SENT:
             roles.setdefault(op.provenance.origin, set()).add(op.provenance.role)
     found: Counter[str] = Counter()
     for own in roles.values():
         both = own & {"reduce-scatter", "all-gather"}
         found.update(["all-reduce", *own - both] if len(both) > 1 else own)
-    return dict(found.most_common())
+    return ", ".join([count_text(count, kind) for kind, count in found.most_common()])
 
 
 def _by_hosts(plan: Decisions, kind: str) -> str:
