@@ -113,7 +113,6 @@ LONG = {
     "test_hosts.py::test_shards_that_may_have_no_rows": 1,
     "test_hosts.py::test_shards_that_take_turns": 1,
     "test_keras_automatic.py": 6,
-    "test_keras_automatic.py::test_equals_the_template_in_float64": 1,
     "test_keras_distribution.py::test_kinds_of_data": 3,
     "test_keras_distribution_layouts.py::test_equals_one_device": 1,
     "test_keras_distribution_switch.py::test_workers_of_a_cluster": 0,
