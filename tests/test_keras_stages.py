@@ -67,7 +67,7 @@ def assert_as_one(flavor: Any, **options: Any) -> Any:
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
     x, y = np.ones((8, 6)), np.ones((8, 2))
     step = model._step("train")
-    return step.plan(*parts_of_batch((x, y))) if flavor is keras else step.plan((x, y))
+    return step.plan(*parts_of_batch((x, y)))
 
 
 def stages_of_layers(plan: gs.Plan) -> list[set[str]]:

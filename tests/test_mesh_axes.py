@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -38,6 +39,7 @@ from tests.test_mesh import (
     variable,
 )
 from tests.test_mesh_variables import boxes, bytes_of
+from tests.test_xla import compiled_calls
 
 COUNT = len(tf.config.list_logical_devices("CPU"))
 
@@ -237,6 +239,15 @@ def test_gradients_from_outside(mesh: dict[str, int]):
         found.append([loss, *map(tf.convert_to_tensor, tape.gradient(loss, own))])
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, 1e-9, 1e-10)
+
+
+@pytest.mark.parametrize("mesh", [needs(FLAT), needs(CUBE, long)])
+def test_xla_compiles_what_is_in_columns(mesh: dict[str, int]):
+    layout, batch = {"up": ("expert", "model"), "down": ("model",), "*": "home"}, tf.constant(numbers(5, WIDTH))
+    parallel = assert_law(perceptron, layout, mesh, [batch], jit_compile=True)
+    [found] = re.findall(r"compiled by XLA between moves: (\d+) of (\d+) operations", str(parallel.plan(batch)))
+    assert found[0] == found[1]
+    assert len(compiled_calls(parallel, batch)) == len(devices_of(mesh))
 
 
 def turning() -> Made:

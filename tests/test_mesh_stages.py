@@ -183,6 +183,32 @@ def test_rows_layers_and_stages(schedule: str | None):
     assert_in_stages(*assert_law(perceptron, mesh, MODEL, rows(9), micro_batches=3, schedule=schedule))
 
 
+WIDE = {"*/up*": (None, ("model", "expert")), "*/down*": (("model", "expert"),), "*": "home"}
+
+
+@eight
+def test_layers_along_two_axes_and_stages():
+    mesh = {"stage": 2, "model": 2, "expert": 2}
+    assert_in_stages(*assert_law(perceptron, mesh, WIDE, rows(5), micro_batches=2, schedule="gpipe"))
+
+
+@eight
+def test_compiled_by_xla():
+    mesh = {"stage": 2, "batch": 2, "model": 2}
+    plan, laid, _ = assert_law(perceptron, mesh, MODEL, rows(9), jit_compile=True)
+    first, second = stages_of(plan)
+    assert all(devices_of(own) <= (first if own.name[0] == "0" else second) for own in laid)
+    assert "compiled by XLA" in str(plan)
+
+
+def test_what_does_not_know_stages_of_a_mesh():
+    step = gs.parallelize(tf.tanh, mesh={"stage": 2, "batch": 2})
+    with pytest.raises(gs.UnsupportedError, match="'stage': 2, 'batch': 2}: a prediction does not"):
+        gs.predict(step, tf.ones((4, 3)), machine="8xA100-SXM4-80GB")
+    with pytest.raises(gs.UnsupportedError, match="'stage': 2, 'batch': 2}: a lost worker"):
+        gs.resilient(step)
+
+
 @eight
 @pytest.mark.parametrize("layout", [HEADED, FSDP], ids=["DP x TP x PP", "FSDP x TP x PP"])
 def test_transformer(layout: Any):
@@ -200,7 +226,7 @@ def run_on_eight(*call: str) -> None:
 
 @pytest.mark.skipif(EIGHT, reason="this is the process with eight devices")
 def test_on_eight_devices():
-    run_on_eight("-k", "layers_and_stages or transformer", "-m", "not gpu and not long")
+    run_on_eight("-k", "layers_and_stages or two_axes or transformer or xla", "-m", "not gpu and not long")
 
 
 @pytest.mark.long

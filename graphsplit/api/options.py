@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from graphsplit.api.automatic_choice import Automatic
 from graphsplit.core.device_mesh import STAGE_AXIS, MeshAxes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices
-from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.core.errors import ArgumentError
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.options import PlanOptions
 from graphsplit.planning.schedule.automatic_stages import Beginnings
@@ -28,7 +28,6 @@ class Options(PlanOptions):
 
     Raises:
       ArgumentError: for options that cannot be meant or contradict each other, whatever the function is.
-      UnsupportedError: for what does not go together with a mesh that has another axis than the batch's.
     """
 
     devices: DevicesLike = None
@@ -51,8 +50,6 @@ class Options(PlanOptions):
                 raise ArgumentError(weights_message(self.weights, count))
         if self.automatic is not None:
             self._check_leaves_open(self.automatic)
-        if self.mesh.others:
-            self._check_fits_columns()
         if self.mesh.stages or (self.mesh.others and self.stages):
             self._agree_on_stages()
 
@@ -66,14 +63,6 @@ class Options(PlanOptions):
         """How many devices are asked for; None for all there are."""
         asked = [self.asked] if isinstance(self.asked, str) else self.asked
         return asked if asked is None or isinstance(asked, int) else len(asked)
-
-    def _check_fits_columns(self) -> None:
-        """Raise `UnsupportedError` for what does not go together with another axis than the batch's."""
-        if clashes := self._given("jit_compile"):
-            raise UnsupportedError(
-                f"mesh={self.mesh.asked!r} with {clashes}: this does not work yet on a mesh with an "
-                f"axis beside {self.mesh.batch_axis!r}. Leave out one or the other."
-            )
 
     def _agree_on_stages(self) -> None:
         """Let the axis of stages and `stages` say the same: the stages, each on a mesh of the other axes.

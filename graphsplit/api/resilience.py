@@ -17,7 +17,7 @@ from graphsplit.api.input.host_reading import HostPipeline, is_dataset_function
 from graphsplit.api.input.prefetching import END, ReadCall, arguments_of
 from graphsplit.api.layouts.variable_layouts import set_variable_layout
 from graphsplit.clusters.cluster import Cluster, current_cluster
-from graphsplit.core.device_mesh import MeshAxes
+from graphsplit.core.device_mesh import STAGE_AXIS, MeshAxes
 from graphsplit.core.devices import canonical_name, name_for_runtime, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, WorkerLostError, bullet_list
 from graphsplit.core.user_code import user_stack_level
@@ -310,6 +310,11 @@ def resilient(
     if on_lost != "survivors":
         raise ArgumentError(f"resilient(on_lost={on_lost!r}) is not known; 'survivors' goes on with those left.")
     cluster = current_cluster()
+    if step._options.mesh.stages:
+        raise UnsupportedError(
+            f"resilient with mesh={step._options.mesh.asked!r}: a lost worker would have the only copy of a stage. "
+            f"Leave out {STAGE_AXIS!r}."
+        )
     if cluster is None:
         raise UnsupportedError("resilient is for workers, and none is connected: call graphsplit.connect first.")
     return Resilient(step, cluster, checkpoint)

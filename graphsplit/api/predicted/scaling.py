@@ -72,7 +72,8 @@ def scaling(
     batch = int(call.splitting.batch)
     if "weak" in kinds and not batch and max(counts) > 1:
         raise ArgumentError(f"Weak scaling of {call.title}: no argument is split, so there are no rows to add.")
-    calls, names = {batch: call}, [layout_name(layout) for layout in layouts or (None,)]
+    calls, usual = {batch: call}, call.options.variables
+    names = [layout_name(usual if layout is None else layout) for layout in layouts or (None,)]
     points, skipped, notes, assumptions = list[Point](), list[str](), list[str](), tuple[str, ...]()
     for kind, count in itertools.product(kinds, counts):
         own, shares = _with_rows_of_mesh(call.options, count // columns), count // columns
