@@ -1,7 +1,7 @@
 """Programs in the manner of well-known tutorials, run against one device: differences, shares of the work, first calls.
 
 The shares are counted, not timed: the floating-point operations of every node of the emitted graph, from
-`graphsplit.placement`. Home is a device of its own here, so what a device of a shard does is what runs on the shards,
+`graphsplit.inspect`. Home is a device of its own here, so what a device of a shard does is what runs on the shards,
 in loops too.
 """
 

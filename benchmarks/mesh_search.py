@@ -22,14 +22,14 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.api.automatic_choice import Automatic
-from graphsplit.api.predicted.predicted_calls import PredictedCall, predicted_call
-from graphsplit.costs.machine import Machine
-from graphsplit.costs.machine_files import machine
-from graphsplit.search.automatic import choose, table_for
-from graphsplit.search.candidates import Candidate
-from graphsplit.search.chosen_plans import variables_to_cut
-from graphsplit.search.plan_search import Search
-from graphsplit.search.question import Question
+from graphsplit.planning.costs.machine import Machine
+from graphsplit.planning.costs.machine_files import machine
+from graphsplit.simulate.predicted_calls import PredictedCall, predicted_call
+from graphsplit.simulate.search.automatic import choose, table_for
+from graphsplit.simulate.search.candidates import Candidate
+from graphsplit.simulate.search.chosen_plans import variables_to_cut
+from graphsplit.simulate.search.plan_search import Search
+from graphsplit.simulate.search.question import Question
 
 _SLOW = 2e9  # bytes a second: gigabit links, four of them
 Step = Callable[[tf.Tensor], Any]

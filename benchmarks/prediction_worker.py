@@ -20,9 +20,9 @@ import graphsplit as gs
 from benchmarks.steps import make_parts, single_device_step
 from benchmarks.timing import took
 from benchmarks.workloads import data, workload
-from graphsplit.costs.machine_files import read_machine
-from graphsplit.prediction.buffers import Memory
-from graphsplit.prediction.measuring import timing
+from graphsplit.planning.costs.machine_files import read_machine
+from graphsplit.simulate.measuring import timing
+from graphsplit.simulate.prediction.buffers import Memory
 
 _THREADS = 1
 _MOST_DEVICES = 8
@@ -47,7 +47,7 @@ def step_of(name: str, mode: str, small: bool) -> tuple[Any, Any, list[tf.Tensor
 
 def machine(path: str) -> dict[str, Any]:
     """Write the file of the machine: several devices, as it is measured how they slow each other down."""
-    from graphsplit.costs.machine_files import machine_text
+    from graphsplit.planning.costs.machine_files import machine_text
 
     start(_MOST_DEVICES)
     found = gs.calibrate()
@@ -57,8 +57,8 @@ def machine(path: str) -> dict[str, Any]:
 
 def calibrate(name: str, mode: str, small: bool, path: str, calibrated: str) -> dict[str, Any]:
     """Write the file of the machine with a workload's operations, as one device with one thread takes them."""
-    from graphsplit.api.predicted.calibration import measure_function
-    from graphsplit.costs.machine_files import machine_text
+    from graphsplit.planning.costs.machine_files import machine_text
+    from graphsplit.simulate.calibration import measure_function
 
     start(1)
     _, step, arguments = step_of(name, mode, small)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
-from graphsplit.prediction.measuring.timing import numpy_of
+from graphsplit.simulate.measuring.timing import numpy_of
 
 Name = TypeVar("Name")
 Within = Callable[[], AbstractContextManager[Any]]

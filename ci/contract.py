@@ -204,7 +204,7 @@ def keras_models_answer() -> None:
 @relies_on("_shape", "_compile_config", "_layout_map")
 def keras_distributions() -> None:
     """What of Keras is replaced for `keras.distribution` is there, does what is listed, and is Keras' own again."""
-    from graphsplit.keras_models.distribution.replacements import REPLACEMENTS
+    from graphsplit.keras.distribution.replacements import REPLACEMENTS
 
     if tuple(int(part) for part in keras.__version__.split(".")[:2]) > (3, 15):
         try:

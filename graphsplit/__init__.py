@@ -17,20 +17,12 @@ if TYPE_CHECKING:
     from graphsplit.api.calls.parallel_function import ParallelFunction
     from graphsplit.api.calls.retracing import RetracingWarning
     from graphsplit.api.decorators import make_parallel, parallelize
-    from graphsplit.api.layout_views import visualize_layout
     from graphsplit.api.layouts.layout_spellings import cut
     from graphsplit.api.layouts.new_variables import initialize, variable_layout, without_values
     from graphsplit.api.layouts.variable_layouts import set_variable_layout
     from graphsplit.api.layouts.with_layout import with_layout
     from graphsplit.api.on_device import on_device
-    from graphsplit.api.predicted.calibration import calibrate
-    from graphsplit.api.predicted.predictions import predict
-    from graphsplit.api.predicted.scaling import scaling
-    from graphsplit.api.resilience import Resilient, resilient
     from graphsplit.api.verification import Difference, Report, verify
-    from graphsplit.clusters.cluster import Cluster
-    from graphsplit.clusters.connecting import connect
-    from graphsplit.clusters.local_workers import LocalWorkers
     from graphsplit.core.devices import available_devices, use_logical_devices
     from graphsplit.core.errors import (
         ArgumentError,
@@ -43,34 +35,42 @@ if TYPE_CHECKING:
         UnsupportedError,
         WorkerLostError,
     )
-    from graphsplit.costs.machine import Machine
-    from graphsplit.keras_models.distribution.enabling import KerasDistribution, enable_keras_distribution
-    from graphsplit.keras_models.loading import load_weights
-    from graphsplit.keras_models.wrapping import multi_gpu_model
-    from graphsplit.placement import Placement, Timeline, placement_of, timeline_of
+    from graphsplit.inspect import Placement, Timeline, placement_of, timeline_of
+    from graphsplit.inspect.layout_views import visualize_layout
+    from graphsplit.keras.distribution.enabling import KerasDistribution, enable_keras_distribution
+    from graphsplit.keras.loading import load_weights
+    from graphsplit.keras.wrapping import multi_gpu_model
+    from graphsplit.planning.costs.machine import Machine
     from graphsplit.planning.plan import Plan
-    from graphsplit.prediction.predictions import Prediction
-    from graphsplit.prediction.scalings import Scaling
-    from graphsplit.saved_models import TranspileReport, strip_devices, transpile_graph_def, transpile_saved_model
+    from graphsplit.serving import TranspileReport, strip_devices, transpile_graph_def, transpile_saved_model
+    from graphsplit.simulate.calibration import calibrate
+    from graphsplit.simulate.calls import predict
+    from graphsplit.simulate.prediction.predictions import Prediction
+    from graphsplit.simulate.prediction.scalings import Scaling
+    from graphsplit.simulate.scaling_curves import scaling
+    from graphsplit.workers.cluster import Cluster
+    from graphsplit.workers.connecting import connect
+    from graphsplit.workers.local_workers import LocalWorkers
+    from graphsplit.workers.resilience import Resilient, resilient
 
 _MODULES = {
-    "api.predicted.calibration": ["calibrate"],
+    "simulate.calibration": ["calibrate"],
     "api.decorators": ["make_parallel", "parallelize"],
     "api.layouts.layout_spellings": ["cut"],
-    "api.layout_views": ["visualize_layout"],
+    "inspect.layout_views": ["visualize_layout"],
     "api.layouts.new_variables": ["initialize", "variable_layout", "without_values"],
     "api.on_device": ["on_device"],
     "api.calls.parallel_function": ["ParallelFunction"],
-    "api.predicted.predictions": ["predict"],
-    "api.resilience": ["Resilient", "resilient"],
+    "simulate.calls": ["predict"],
+    "workers.resilience": ["Resilient", "resilient"],
     "api.calls.retracing": ["RetracingWarning"],
-    "api.predicted.scaling": ["scaling"],
+    "simulate.scaling_curves": ["scaling"],
     "api.layouts.variable_layouts": ["set_variable_layout"],
     "api.verification": ["Difference", "Report", "verify"],
     "api.layouts.with_layout": ["with_layout"],
-    "clusters.cluster": ["Cluster"],
-    "clusters.connecting": ["connect"],
-    "clusters.local_workers": ["LocalWorkers"],
+    "workers.cluster": ["Cluster"],
+    "workers.connecting": ["connect"],
+    "workers.local_workers": ["LocalWorkers"],
     "core.devices": ["available_devices", "use_logical_devices"],
     "core.errors": [
         "ArgumentError",
@@ -83,15 +83,15 @@ _MODULES = {
         "UnsupportedError",
         "WorkerLostError",
     ],
-    "costs.machine": ["Machine"],
-    "keras_models.distribution.enabling": ["KerasDistribution", "enable_keras_distribution"],
-    "keras_models.loading": ["load_weights"],
-    "keras_models.wrapping": ["multi_gpu_model"],
-    "placement": ["Placement", "Timeline", "placement_of", "timeline_of"],
+    "planning.costs.machine": ["Machine"],
+    "keras.distribution.enabling": ["KerasDistribution", "enable_keras_distribution"],
+    "keras.loading": ["load_weights"],
+    "keras.wrapping": ["multi_gpu_model"],
+    "inspect": ["Placement", "Timeline", "placement_of", "timeline_of"],
     "planning.plan": ["Plan"],
-    "prediction.predictions": ["Prediction"],
-    "prediction.scalings": ["Scaling"],
-    "saved_models": ["TranspileReport", "strip_devices", "transpile_graph_def", "transpile_saved_model"],
+    "simulate.prediction.predictions": ["Prediction"],
+    "simulate.prediction.scalings": ["Scaling"],
+    "serving": ["TranspileReport", "strip_devices", "transpile_graph_def", "transpile_saved_model"],
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -11,14 +11,14 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.api.automatic_choice import Automatic
-from graphsplit.api.predicted.predicted_calls import PredictedCall, predicted_call
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.costs.machine import Device, Host, Link, Machine
+from graphsplit.planning.costs.machine import Device, Host, Link, Machine
 from graphsplit.planning.memory import live_bytes
-from graphsplit.search.automatic import choose, table_for
-from graphsplit.search.candidates import Candidate
-from graphsplit.search.plan_search import Search
-from graphsplit.search.question import Question
+from graphsplit.simulate.predicted_calls import PredictedCall, predicted_call
+from graphsplit.simulate.search.automatic import choose, table_for
+from graphsplit.simulate.search.candidates import Candidate
+from graphsplit.simulate.search.plan_search import Search
+from graphsplit.simulate.search.question import Question
 from tests.helpers.messages import raises
 
 

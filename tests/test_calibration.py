@@ -16,18 +16,18 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from graphsplit.api.predicted import calibration, fitting
 
 import graphsplit as gs
 from benchmarks import prediction, prediction_worker
 from benchmarks.prediction import ranked, regrets, summary, table
 from benchmarks.processes import NoAnswerError, in_a_process
-from graphsplit.api.predicted import calibration, fitting
-from graphsplit.costs.families import FAMILIES
-from graphsplit.costs.machine import Device, Host, Link, Machine
-from graphsplit.costs.machine_files import machine_text, read_machine
-from graphsplit.costs.work import Work
-from graphsplit.placement.recorded.profiles import OpEvent
-from graphsplit.prediction.measuring import sampling, timing
+from graphsplit.inspect.recorded.profiles import OpEvent
+from graphsplit.planning.costs.families import FAMILIES
+from graphsplit.planning.costs.machine import Device, Host, Link, Machine
+from graphsplit.planning.costs.machine_files import machine_text, read_machine
+from graphsplit.planning.costs.work import Work
+from graphsplit.simulate.measuring import sampling, timing
 from tests.helpers.messages import raises
 
 WEIGHTS = tf.Variable(tf.ones([64, 64]) / 64, name="weights")

@@ -7,13 +7,13 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.protos.graphdefs import make_node
-from graphsplit.costs.families import family_of
-from graphsplit.costs.machine import Device, Host, Link, Machine, Sample
-from graphsplit.costs.seconds import Costs
-from graphsplit.costs.work import Work, work_of
 from graphsplit.emission.shards.sizes import Sizes
 from graphsplit.planning.alike_shards import kinds_of_shards
-from graphsplit.search.automatic import machine_of_gpu
+from graphsplit.planning.costs.families import family_of
+from graphsplit.planning.costs.machine import Device, Host, Link, Machine, Sample
+from graphsplit.planning.costs.seconds import Costs
+from graphsplit.planning.costs.work import Work, work_of
+from graphsplit.simulate.search.automatic import machine_of_gpu
 
 F32 = tf.float32
 

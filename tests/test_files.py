@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 import graphsplit as gs
 from graphsplit.cli import app
 from graphsplit.core.storage import files, forms
-from graphsplit.placement import Placement, Timeline, placement_of_graph
-from graphsplit.placement.recorded.profiles import OpEvent
-from graphsplit.placement.views.exports import WRITERS
+from graphsplit.inspect import Placement, Timeline, placement_of_graph
+from graphsplit.inspect.recorded.profiles import OpEvent
+from graphsplit.inspect.views.exports import WRITERS
 from tests.helpers.placements import two_device_graph
 from tests.test_saved_models_errors import contents, message, save
 

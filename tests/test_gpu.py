@@ -25,7 +25,7 @@ import graphsplit as gs
 from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import WORKLOADS, data, workload
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.placement import PlacedOp
+from graphsplit.inspect import PlacedOp
 from graphsplit.planning.traffic import traffic
 from tests.helpers.law import assert_close, squares_step
 from tests.helpers.on_devices import Make, assert_law_on, idle, misplaced

@@ -15,10 +15,10 @@ from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import WORKLOADS, data, workload
 from graphsplit.core.gpus.kernel_devices import kernel_devices
 from graphsplit.core.protos.graphdefs import make_node
-from graphsplit.costs.machine import Device, Link, Machine
-from graphsplit.costs.seconds import Costs
 from graphsplit.emission import check_emitted, emit
-from graphsplit.prediction.task_writing import machine_tasks
+from graphsplit.planning.costs.machine import Device, Link, Machine
+from graphsplit.planning.costs.seconds import Costs
+from graphsplit.simulate.prediction.task_writing import machine_tasks
 from tests.helpers.gpu_plans import plan_for_gpus, without_gpu_kernel
 from tests.helpers.policies import policy
 

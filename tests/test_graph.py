@@ -20,10 +20,10 @@ from graphsplit.core.protos.graphdefs import (
     with_inputs,
     with_prefix,
 )
-from graphsplit.graph.function_calls import functions_called
-from graphsplit.graph.graph import Graph
-from graphsplit.graph.inlining import inline_calls
-from graphsplit.graph.walks import in_order, reached, readers_of
+from graphsplit.program.graph.function_calls import functions_called
+from graphsplit.program.graph.graph import Graph
+from graphsplit.program.graph.inlining import inline_calls
+from graphsplit.program.graph.walks import in_order, reached, readers_of
 
 HUGE = 200_000
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 import graphsplit as gs
 from graphsplit.cli import app
-from graphsplit.saved_models import files
-from graphsplit.saved_models.graphs import transpile_and_plan
-from graphsplit.saved_models.options import TranspileOptions
+from graphsplit.serving import files
+from graphsplit.serving.graphs import transpile_and_plan
+from graphsplit.serving.options import TranspileOptions
 from tests.helpers.messages import message
 from tests.helpers.saved_model_cases import two_signatures
 

@@ -12,12 +12,12 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.costs.machine import Device, Host, Link, Machine
-from graphsplit.prediction.measuring import microbenchmarks
-from graphsplit.search import chosen_plans
-from graphsplit.search.candidates import Candidate, Table
-from graphsplit.search.plan_search import Search
-from graphsplit.search.question import Question
+from graphsplit.planning.costs.machine import Device, Host, Link, Machine
+from graphsplit.simulate.measuring import microbenchmarks
+from graphsplit.simulate.search import chosen_plans
+from graphsplit.simulate.search.candidates import Candidate, Table
+from graphsplit.simulate.search.plan_search import Search
+from graphsplit.simulate.search.question import Question
 from tests.helpers.messages import raises
 
 SIDE, ROWS = 512, 64

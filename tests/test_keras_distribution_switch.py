@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.keras_models.distribution.replacements import REPLACEMENTS
+from graphsplit.keras.distribution.replacements import REPLACEMENTS
 from tests.helpers.keras_cases import assert_same
 from tests.helpers.processes import python
 from tests.test_keras_distribution import compiled, data, numbers_of, parallel, small

@@ -12,7 +12,7 @@ import pytest
 import tf_keras
 
 import graphsplit as gs
-from graphsplit.keras_models.batches import parts_of_batch
+from graphsplit.keras.batches import parts_of_batch
 from graphsplit.planning.schedule.schedules import KINDS
 from tests.helpers.float64 import EXACT, float64
 from tests.helpers.keras_cases import CASES, OPTIMIZERS, assert_same, fit, state

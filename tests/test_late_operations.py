@@ -9,8 +9,8 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.planning import passes, planner
 from graphsplit.planning.schedule.scheduling import find_order
-from graphsplit.prediction.predictions import Prediction
 from graphsplit.program.program import Tensor
+from graphsplit.simulate.prediction.predictions import Prediction
 from tests.helpers.law import assert_close, assert_law
 from tests.test_recomputation import training as step_of
 

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.cli.demos import display
 from graphsplit.core import devices
 from graphsplit.core.gpus import logical_gpus, nvidia_driver
 from graphsplit.core.gpus.nvidia_driver import (
@@ -22,7 +23,6 @@ from graphsplit.core.gpus.nvidia_driver import (
     read_peer_access,
     smallest_memory_mb,
 )
-from graphsplit.demos import display
 from tests.helpers import fake_nvidia_smi
 from tests.test_errors import message
 

@@ -11,11 +11,11 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.protos.graphdefs import make_node
-from graphsplit.costs.families import FAMILIES
-from graphsplit.costs.machine import Device, Host, Link, Machine, Sample
-from graphsplit.costs.machine_files import known_machines, machine, machine_text, read_machine
-from graphsplit.costs.seconds import Costs, sample_key
-from graphsplit.costs.work import Work, bytes_of, work_of
+from graphsplit.planning.costs.families import FAMILIES
+from graphsplit.planning.costs.machine import Device, Host, Link, Machine, Sample
+from graphsplit.planning.costs.machine_files import known_machines, machine, machine_text, read_machine
+from graphsplit.planning.costs.seconds import Costs, sample_key
+from graphsplit.planning.costs.work import Work, bytes_of, work_of
 from tests.helpers.messages import raises
 
 GOOD = """\

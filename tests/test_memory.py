@@ -11,7 +11,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.memory import live_bytes
-from graphsplit.search.plan_search import Search
+from graphsplit.simulate.search.plan_search import Search
 from tests.helpers.layout_cases import held_by_device
 from tests.test_automatic_plans import Deep, Momentum, machine_of
 from tests.test_recomputation import network, training

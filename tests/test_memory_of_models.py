@@ -8,7 +8,7 @@ import pytest
 
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.search.plan_search import Search
+from graphsplit.simulate.search.plan_search import Search
 from tests.helpers.layout_cases import held_by_device
 from tests.helpers.messages import raises
 

@@ -16,12 +16,12 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.costs.machine import Device, Link, Machine
-from graphsplit.costs.seconds import Costs
+from graphsplit.planning.costs.machine import Device, Link, Machine
+from graphsplit.planning.costs.seconds import Costs
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.tasks import HANDED_ON, tasks_of
-from graphsplit.prediction.task_writing import machine_tasks
 from graphsplit.program.program import Op, Program
+from graphsplit.simulate.prediction.task_writing import machine_tasks
 from tests.test_mesh import HIDDEN, VOCABULARY, WIDTH, Made, assert_law, devices_of, numbers, sgd, variable
 
 TURNS = 4

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.api.layouts.layout_spellings import AxisCut
-from graphsplit.axes import units
-from graphsplit.axes.units import UnitSearch
 from graphsplit.core.variables.parted_variables import parts_of_variable
+from graphsplit.emission.axes import units
+from graphsplit.emission.axes.units import UnitSearch
 from tests.test_mesh import Made, Step, assert_law, devices_of, message, numbers, sgd, variable
 from tests.test_mesh_variables import six
 

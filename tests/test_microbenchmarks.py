@@ -7,8 +7,8 @@ import statistics
 import pytest
 import tensorflow as tf
 
-from graphsplit.costs.families import FAMILIES
-from graphsplit.prediction.measuring import microbenchmarks, probes, rates, timing
+from graphsplit.planning.costs.families import FAMILIES
+from graphsplit.simulate.measuring import microbenchmarks, probes, rates, timing
 
 
 def test_what_is_smaller_takes_no_longer():

@@ -11,7 +11,7 @@ import sys
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.prediction.replay import Resource, replay
+from graphsplit.simulate.prediction.replay import Resource, replay
 
 _ROWS, _WIDTH, _LAYERS = 256, 256, 5
 _TYPES = ("MatMul", "Tanh", "TanhGrad", "AssignSubVariableOp")

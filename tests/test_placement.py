@@ -9,9 +9,9 @@ import tensorflow as tf
 import tf_keras
 
 import graphsplit as gs
-from graphsplit.costs.machine import Device, Link, Machine
-from graphsplit.placement import Edge, PlacedOp, Placement, PlacementError, placement_of_graph
-from graphsplit.placement.views.pages import page_data
+from graphsplit.inspect import Edge, PlacedOp, Placement, PlacementError, placement_of_graph
+from graphsplit.inspect.views.pages import page_data
+from graphsplit.planning.costs.machine import Device, Link, Machine
 from tests.helpers.placements import placeholder, synthetic, two_device_graph
 
 

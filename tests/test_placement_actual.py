@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.placement import PlacedOp, PlacementError
-from graphsplit.placement.actual import match_op, plain_name, require_graphs
-from graphsplit.placement.reasons import Facts, RanNode
+from graphsplit.inspect import PlacedOp, PlacementError
+from graphsplit.inspect.actual import match_op, plain_name, require_graphs
+from graphsplit.inspect.reasons import Facts, RanNode
 from tests.helpers.keras_cases import CASES
 
 CPU0, GPU0 = "/device:CPU:0", "/device:GPU:0"
@@ -259,8 +259,8 @@ def test_names_of_inlined_bodies():
 
 def test_sends_in_the_partition_graphs_are_the_transfers():
     """TensorFlow's own `_Send` nodes, one for each tensor and receiving device, are what `transfers` says."""
-    from graphsplit.placement.actual import run_and_collect
-    from graphsplit.placement.sources import source_of_function
+    from graphsplit.inspect.actual import run_and_collect
+    from graphsplit.inspect.sources import source_of_function
 
     def fn(x):
         with tf.device("CPU:1"):

@@ -16,11 +16,11 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.placement import PlacedOp, Placement, placement_of_graph
-from graphsplit.placement.questions import reading_order
-from graphsplit.placement.views.pages import page_data, page_html
-from graphsplit.placement.views.pictures import picture
-from graphsplit.placement.views.summaries import summarize
+from graphsplit.inspect import PlacedOp, Placement, placement_of_graph
+from graphsplit.inspect.questions import reading_order
+from graphsplit.inspect.views.pages import page_data, page_html
+from graphsplit.inspect.views.pictures import picture
+from graphsplit.inspect.views.summaries import summarize
 from tests.helpers.placements import synthetic, two_device_graph
 
 BROWSER = next(

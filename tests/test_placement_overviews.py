@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.placement import Edge, PlacedOp, Placement
-from graphsplit.placement.views.lanes import alike_lanes, home_device, lanes_of
-from graphsplit.placement.views.pages import page_data
-from graphsplit.placement.views.routes import Route, routes_of, ways_text
-from graphsplit.placement.views.summaries import folded_scopes, page_paths
+from graphsplit.inspect import Edge, PlacedOp, Placement
+from graphsplit.inspect.views.lanes import alike_lanes, home_device, lanes_of
+from graphsplit.inspect.views.pages import page_data
+from graphsplit.inspect.views.routes import Route, routes_of, ways_text
+from graphsplit.inspect.views.summaries import folded_scopes, page_paths
 
 CPU = [f"/device:CPU:{d}" for d in range(4)]
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import graphsplit as gs
-from graphsplit.placement import PlacedOp, Placement, Timeline, timeline_of
-from graphsplit.placement.recorded.profiles import OpEvent
-from graphsplit.placement.recorded.recorded_steps import find_turns
-from graphsplit.placement.views.lanes import Lane, lanes_of
-from graphsplit.placement.views.pages import page_data
-from graphsplit.placement.views.summaries import summarize
+from graphsplit.inspect import PlacedOp, Placement, Timeline, timeline_of
+from graphsplit.inspect.recorded.profiles import OpEvent
+from graphsplit.inspect.recorded.recorded_steps import find_turns
+from graphsplit.inspect.views.lanes import Lane, lanes_of
+from graphsplit.inspect.views.pages import page_data
+from graphsplit.inspect.views.summaries import summarize
 from tests.test_parallelize import rows
 from tests.test_pipelines import named, training
 from tests.test_stages import perceptron

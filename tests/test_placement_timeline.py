@@ -12,8 +12,8 @@ import graphsplit as gs
 from graphsplit.cli import app
 from graphsplit.cli.targets import example, parse_spec
 from graphsplit.core.tensorflow_internals import parse_profile
-from graphsplit.placement import Placement, Timeline, timeline_of
-from graphsplit.placement.recorded.profiles import OpEvent, Recorded, missing_in, read_events
+from graphsplit.inspect import Placement, Timeline, timeline_of
+from graphsplit.inspect.recorded.profiles import OpEvent, Recorded, missing_in, read_events
 
 WEIGHTS = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
 

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.placement.views.pages import page_data
-from graphsplit.placement.views.summaries import page_paths
+from graphsplit.inspect.views.pages import page_data
+from graphsplit.inspect.views.summaries import page_paths
 from tests.helpers.processes import python
 from tests.helpers.saved_model_cases import tensorflow_1
 

@@ -6,11 +6,11 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.costs.families import family_of
-from graphsplit.costs.machine import Device, Host, Link, Machine
-from graphsplit.costs.work import Work
+from graphsplit.planning.costs.families import family_of
+from graphsplit.planning.costs.machine import Device, Host, Link, Machine
+from graphsplit.planning.costs.work import Work
 from graphsplit.planning.tasks import Result
-from graphsplit.prediction.compiled_work import ASSUMED, CallWork, Member, work_of_call
+from graphsplit.simulate.prediction.compiled_work import ASSUMED, CallWork, Member, work_of_call
 
 WEIGHTS = tf.Variable(tf.ones([64, 64]), name="weights")
 

@@ -12,11 +12,11 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.costs.machine import Device, Host, Link, Machine
-from graphsplit.costs.work import bytes_of
 from graphsplit.emission import emit
 from graphsplit.emission.shards.sizes import sizes_of
-from graphsplit.placement.builders import placement_of_plan
+from graphsplit.inspect.builders import placement_of_plan
+from graphsplit.planning.costs.machine import Device, Host, Link, Machine
+from graphsplit.planning.costs.work import bytes_of
 from tests.helpers.messages import raises
 
 HERE = "tests.test_prediction"

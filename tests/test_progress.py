@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core import progress
-from graphsplit.prediction.measuring import microbenchmarks
+from graphsplit.simulate.measuring import microbenchmarks
 from tests.helpers.emitted_programs import CORES
 
 ROOT = Path(__file__).parent.parent

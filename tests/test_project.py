@@ -51,7 +51,7 @@ FLOORS = [  # from the ground up; a file may import from lower floors and from i
     "cli",
 ]
 UPWARDS = {  # what is asked for what stands above, and imports it when it is asked
-    "api/calls/compilation.py": ["search/chosen_plans.py"],
+    "api/calls/compilation.py": ["simulate/search/chosen_plans.py"],
 }
 NEED_FRESH_PROCESS = {"DeviceError", "WorkerLostError", "use_logical_devices"}  # `test_docs` runs their examples
 MODULES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py"))
@@ -272,7 +272,7 @@ def work_in_constructors(source: str) -> list[str]:
 
 WORK_IN_CONSTRUCTORS = {
     "api/calls/parallel_function.py ParallelFunction": "checks what a user asks, where it is written",
-    "clusters/local_workers.py LocalWorkers": "holds processes, which it starts; a user makes it, and it ends them",
+    "workers/local_workers.py LocalWorkers": "holds processes, which it starts; a user makes it, and it ends them",
     "core/tensorflow_internals.py RuntimeFunction": "holds a function of the runtime, which forgets it with it",
     "core/variables/parted_variables.py VariableParts": "holds the parts' memory, which ends with it",
 }

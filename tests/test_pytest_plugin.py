@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from graphsplit.testing.pytest_plugin import make_devices
+from graphsplit.cli.pytest_plugin import make_devices
 
 TESTS = """
 import pytest

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from graphsplit.core.errors import CheckError
-from graphsplit.prediction.buffers import Buffer, live_memory
-from graphsplit.prediction.replay import Resource, Task, replay
+from graphsplit.simulate.prediction.buffers import Buffer, live_memory
+from graphsplit.simulate.prediction.replay import Resource, Task, replay
 
 ONE = Resource()
 

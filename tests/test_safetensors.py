@@ -14,7 +14,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.api.layouts.layout_targets import variables_of
 from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable
-from graphsplit.keras_models import safetensors_files
+from graphsplit.keras import safetensors_files
 from tests.helpers.layout_cases import LAYOUTS, small_network
 from tests.helpers.memory_of_scripts import printed
 

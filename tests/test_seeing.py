@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.placement.views.layout_pictures import Piece, picture
+from graphsplit.inspect.views.layout_pictures import Piece, picture
 
 
 def names(count: int) -> list[Piece]:

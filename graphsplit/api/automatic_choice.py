@@ -1,4 +1,4 @@
-"""`memory=` and `plan="auto"`: what is asked, and what was chosen. `graphsplit.search` chooses."""
+"""`memory=` and `plan="auto"`: what is asked, and what was chosen. `graphsplit.simulate.search` chooses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from graphsplit.core.errors import ArgumentError
-from graphsplit.costs.machine import Machine
-from graphsplit.costs.machine_files import machine as machine_of
+from graphsplit.planning.costs.machine import Machine
+from graphsplit.planning.costs.machine_files import machine as machine_of
 
 _BYTES = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B\s*$", re.IGNORECASE)
 _UNITS = " KMGT"

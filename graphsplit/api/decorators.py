@@ -17,7 +17,7 @@ from graphsplit.core.device_mesh import mesh_axes
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.patterns import suggesting_options
 from graphsplit.core.tensorflow_internals import is_compiled_function
-from graphsplit.costs.machine import Machine
+from graphsplit.planning.costs.machine import Machine
 
 Given = ParamSpec("Given")  # the options
 

@@ -14,13 +14,13 @@ import graphsplit as gs
 from graphsplit.cli import predict_commands
 from graphsplit.cli.checks import names_in, parse_devices, parse_split
 from graphsplit.cli.running import Commands, number, start_tensorflow
-from graphsplit.clusters.addresses import check_port
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.progress import phase, phases
 from graphsplit.core.storage import forms
 from graphsplit.core.storage.files import write
 from graphsplit.core.storage.model_files import GRAPH_SUFFIXES, is_graph_file
 from graphsplit.core.version import __version__
+from graphsplit.workers.addresses import check_port
 
 app = typer.Typer(
     cls=Commands,
@@ -56,7 +56,7 @@ def polyfit(
 ) -> None:
     """Fit 5x^2 + 0x + 3 on one device and on several, and compare."""
     start_tensorflow()
-    from graphsplit.demos.polyfit import run
+    from graphsplit.cli.demos.polyfit import run
 
     run(devices, batch, steps)
 
@@ -191,8 +191,8 @@ def transpile(
     if not is_graph and (inputs or outputs):
         raise ArgumentError(f"{source!r} is a SavedModel: its signatures say what goes in and out; see --signatures.")
     start_tensorflow()
-    from graphsplit.saved_models.options import TranspileOptions
-    from graphsplit.saved_models.transpiling import transpile_directory
+    from graphsplit.serving.options import TranspileOptions
+    from graphsplit.serving.transpiling import transpile_directory
 
     if strip:
         print(f"Removed {gs.strip_devices(source, target, overwrite=overwrite)} requests for devices: {target}")
@@ -219,9 +219,9 @@ def transpile(
 def _transpile_graph(source: str, target: str, options: Any, inputs: list[str], outputs: list[str]) -> str:
     """Transpile the file of a graph, and return what to say of it."""
     from graphsplit.planning.amounts import format_bytes
-    from graphsplit.saved_models import files
-    from graphsplit.saved_models.graphs import transpile_and_plan
-    from graphsplit.saved_models.parts import ends_of
+    from graphsplit.serving import files
+    from graphsplit.serving.graphs import transpile_and_plan
+    from graphsplit.serving.parts import ends_of
 
     graph = files.read_graph_def(source)
     recognize = files.check_target(source, target, options.overwrite)
@@ -250,6 +250,6 @@ def worker(
     """Let other machines use this one's devices, until it is ended. They connect with graphsplit.connect."""
     check_port(port, insecure)
     start_tensorflow(keras=False)
-    from graphsplit.clusters.worker import serve
+    from graphsplit.workers.worker import serve
 
     serve(port, devices, threads)

@@ -13,7 +13,7 @@ import graphsplit as gs
 from graphsplit.cli.checks import CALIBRATED, check_machine_file, names_in, parse_counts, why_not_calibrated
 from graphsplit.cli.running import number, start_tensorflow
 from graphsplit.core.storage import files, forms
-from graphsplit.costs.machine_schema import parse
+from graphsplit.planning.costs.machine_schema import parse
 
 Target = Annotated[str, typer.Argument(metavar="WHAT", help="A function, module:function.")]
 Specs = Annotated[
@@ -28,7 +28,7 @@ def machines_like(incomplete: str) -> list[str]:
     Shells wait for it, so the files are not read as machines, for which TensorFlow would be imported.
     """
     names = list[str]()
-    for file in (importlib.resources.files("graphsplit.costs") / "machines").iterdir():
+    for file in (importlib.resources.files("graphsplit.planning.costs") / "machines").iterdir():
         table = parse(file.name, file.read_text("utf-8"))
         names += [table["name"], f"{table['devices']}x{table['device']['name']}"]
     files = filter(Path.is_file, Path().glob("*.toml"))
@@ -74,7 +74,7 @@ def predict(
         forms.check(path)
     start_tensorflow()
     from graphsplit.cli.targets import function_of
-    from graphsplit.costs.machine_files import machine as machine_of
+    from graphsplit.planning.costs.machine_files import machine as machine_of
 
     chosen = machine_of(machine)  # what is wrong with it is said before the user's module is imported
     fn, arguments = function_of(target, spec or ())
@@ -103,10 +103,10 @@ def machines(
 ) -> None:
     """List the machines that come with graphsplit."""
     start_tensorflow()
-    from graphsplit.costs.machine_files import known_machines, machine_text
-    from graphsplit.costs.machine_files import machine as machine_of
     from graphsplit.planning.amounts import aligned
-    from graphsplit.prediction.predictions import amount
+    from graphsplit.planning.costs.machine_files import known_machines, machine_text
+    from graphsplit.planning.costs.machine_files import machine as machine_of
+    from graphsplit.simulate.prediction.predictions import amount
 
     if name is not None:
         print(machine_text(machine_of(name)), end="")
@@ -138,7 +138,7 @@ def calibrate(
     check_machine_file(output)
     start_tensorflow()
     from graphsplit.cli.targets import example, function_of
-    from graphsplit.costs.machine_files import machine_text
+    from graphsplit.planning.costs.machine_files import machine_text
 
     _start(devices)
     fn, arguments = (None, []) if target is None else function_of(target, spec or ())
@@ -158,9 +158,9 @@ def validate(
     """Run a step here, and show what was predicted beside what was measured."""
     start_tensorflow()
     from graphsplit.cli.targets import example, function_of
-    from graphsplit.costs.machine_files import machine as machine_of
-    from graphsplit.placement.sources import StateKeeper
-    from graphsplit.prediction.measuring.timing import reference, usual_seconds_of_calls
+    from graphsplit.inspect.sources import StateKeeper
+    from graphsplit.planning.costs.machine_files import machine as machine_of
+    from graphsplit.simulate.measuring.timing import reference, usual_seconds_of_calls
 
     chosen = machine_of(machine)
     _start(devices)

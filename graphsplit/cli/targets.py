@@ -26,7 +26,7 @@ from graphsplit.core.storage.stored_models import read_saved_model
 from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import eager_context_started
 from graphsplit.core.user_code import place_of_error
-from graphsplit.placement.sources import load_signature
+from graphsplit.inspect.sources import load_signature
 
 _SPEC = re.compile(r"^\s*(?P<dtype>[a-z]+[0-9]*)\s*\[(?P<sizes>[^\]]*)\]\s*$")
 _ROWS = 32  # of a batch of any size, where a signature is looked at without --spec

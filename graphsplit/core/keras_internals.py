@@ -228,7 +228,7 @@ def sharing_state(kind: type[SharedState], template: Any, **own: Any) -> Any:
 
 
 # `keras.distribution` on TensorFlow replaces some names of these, when a user asks for it. What and why is listed in
-# keras_models/distribution/replacements.py. No public name leads to them.
+# keras/distribution/replacements.py. No public name leads to them.
 
 
 def tensorflow_distribution() -> Any:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from graphsplit.core.protos.graphdefs import source_of
 from graphsplit.emission.emitted_graph import EmittedGraph
-from graphsplit.graph.compilability import holds_variants, why_not_compiled
-from graphsplit.graph.graph import Graph
-from graphsplit.graph.inlining import is_compiled
+from graphsplit.program.graph.compilability import holds_variants, why_not_compiled
+from graphsplit.program.graph.graph import Graph
+from graphsplit.program.graph.inlining import is_compiled
 
 _COMPUTING = frozenset({"op", "part", "shift", "constant"})  # roles; all others move, count rows or keep an order
 # they compute nothing that XLA could do better

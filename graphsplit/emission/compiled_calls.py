@@ -21,9 +21,9 @@ from graphsplit.core.protos.graphdefs import (
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.emission.clusters import XlaCluster, find_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
-from graphsplit.graph.function_calls import named_by_content
-from graphsplit.graph.graph import Graph
-from graphsplit.graph.inlining import XLA_ATTRIBUTE
+from graphsplit.program.graph.function_calls import named_by_content
+from graphsplit.program.graph.graph import Graph
+from graphsplit.program.graph.inlining import XLA_ATTRIBUTE
 
 
 @dataclass(frozen=True, eq=False)

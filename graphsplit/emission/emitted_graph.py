@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.protos.graphdefs import GraphDef, source_of
-from graphsplit.graph.graph import Graph
-from graphsplit.graph.walks import reached
 from graphsplit.planning.plan import Plan
+from graphsplit.program.graph.graph import Graph
+from graphsplit.program.graph.walks import reached
 
 RELAY_ROLE = "relay"
 _OF_OPERATIONS = frozenset({"op", "part", "shift", "constant"})

@@ -40,7 +40,6 @@ from graphsplit.emission.shards.shard_copies import (
     write_sizes,
     write_told,
 )
-from graphsplit.graph.function_calls import CONTROL_FLOW, hand_over, named_by_content, rename_functions
 from graphsplit.planning.communication.transfers import Collective, Own
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.steps import spread
@@ -56,6 +55,7 @@ from graphsplit.planning.tasks import (
     outputs_of,
 )
 from graphsplit.planning.waits import TURN, ordered_tasks_of
+from graphsplit.program.graph.function_calls import CONTROL_FLOW, hand_over, named_by_content, rename_functions
 from graphsplit.program.program import COPIES, SIZES, Op
 from graphsplit.rules import Sharded
 from graphsplit.rules.families.random import part_drawn

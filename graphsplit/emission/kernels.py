@@ -14,10 +14,10 @@ from graphsplit.emission.local_emitter import emit_local
 from graphsplit.emission.shards.random_numbers import own_numbers
 from graphsplit.emission.shards.row_counts import FixedRows, Site
 from graphsplit.emission.shards.shard_copies import ShardCopies
-from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning.communication.transfers import Concatenation, Relay, Slice, Sum, Zeros
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.tasks import OPERATION, SEND, PlannedTask
+from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import COPIES, SIZES, Op
 from graphsplit.rules import Sharded
 from graphsplit.rules.families.random import part_drawn

@@ -12,9 +12,9 @@ from graphsplit.emission.constants import Constants
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.shards.row_counts import FixedRows, RowCounts, Site, length_sizes
 from graphsplit.emission.shards.shard_copies import ShardCopies, write_sizes, write_told
-from graphsplit.graph.function_calls import named_by_content
-from graphsplit.graph.inlining import XLA_ATTRIBUTE
 from graphsplit.planning.propagation.local_plan import LocalPlan
+from graphsplit.program.graph.function_calls import named_by_content
+from graphsplit.program.graph.inlining import XLA_ATTRIBUTE
 from graphsplit.program.program import SIZES, Op, Tensor
 
 

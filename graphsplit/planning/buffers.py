@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
+from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.program import COPIES, SIZES, Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import origin
 

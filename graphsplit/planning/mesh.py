@@ -15,7 +15,7 @@ from graphsplit.core.layouts import Layout, Shard
 from graphsplit.core.sizes.apportionment import apportion, whole_weights
 from graphsplit.core.sizes.symbolic_sizes import STAND_IN, Shape, Size, is_same, without_sizes
 from graphsplit.core.sizes.symbolic_sizes import rows as rows_of_unknown_batch
-from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
+from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.stages import Stage
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
-from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning import passes
 from graphsplit.planning.decisions import Divide, Start
 from graphsplit.planning.mesh import Mesh
@@ -22,6 +21,7 @@ from graphsplit.planning.schedule.automatic_stages import StageCuts, StagesAsked
 from graphsplit.planning.state import State
 from graphsplit.planning.text.steps_text import steps_text
 from graphsplit.planning.turns_and_gathers import may_drop, with_less_alive
+from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Op, Program, Tensor
 
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from graphsplit.core.patterns import layers_fitting, scopes_of
-from graphsplit.costs.seconds import seconds_of
-from graphsplit.graph.walks import in_order
 from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.costs.seconds import seconds_of
 from graphsplit.planning.program_writing import ProgramWriter
 from graphsplit.planning.schedule.gradient_pairs import backward_ops
 from graphsplit.planning.work import data_in
+from graphsplit.program.graph.walks import in_order
 from graphsplit.program.program import Op, Program, Tensor
 
 Recompute = str | float | tuple[str, ...] | None

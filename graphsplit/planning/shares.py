@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from graphsplit.core.layouts import Shard
 from graphsplit.core.sizes.symbolic_sizes import is_same, quotient
-from graphsplit.costs.work import flops_of
+from graphsplit.planning.costs.work import flops_of
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.work import data_in
 from graphsplit.program.program import Op, Program, Tensor

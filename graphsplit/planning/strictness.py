@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from graphsplit.core.errors import StrictError, bullet_list
-from graphsplit.graph.walks import reached
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.shares import shares_of
 from graphsplit.planning.text.advice import advice_on
 from graphsplit.planning.text.plan_text import cause_text
+from graphsplit.program.graph.walks import reached
 from graphsplit.program.program import Op, Program
 
 _LARGEST_SHARE = 0.01  # of all FLOPs, that `strict=True` leaves to what follows from rows born whole

@@ -19,7 +19,6 @@ import tensorflow as tf
 from graphsplit.core.errors import CheckError
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, SingleDevice, is_whole
-from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.planning.alike_shards import AlikeShards, find_alike_shards, kinds_of_shards
 from graphsplit.planning.buffers import kept_each_turn
 from graphsplit.planning.communication.transfers import Own, Slice, Sum, Value
@@ -27,6 +26,7 @@ from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.schedule.phases import find_phases
 from graphsplit.planning.schedule.turns import find_turns
 from graphsplit.planning.steps import spread
+from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.program import COPIES, Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import turns_of
 

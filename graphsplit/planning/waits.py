@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from graphsplit.graph.walks import in_order
 from graphsplit.planning.communication.transfers import Sum
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.schedule.turns import Turn, followed
 from graphsplit.planning.tasks import OPERATION, PlannedTask, Tasks, is_together, tasks_of
+from graphsplit.program.graph.walks import in_order
 from graphsplit.program.program import Op
 
 TURN = "turn"

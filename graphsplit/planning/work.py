@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from graphsplit.core.sizes.symbolic_sizes import Shape, is_same
-from graphsplit.graph.walks import reached
+from graphsplit.program.graph.walks import reached
 from graphsplit.program.program import Op, Program
 from graphsplit.rules.families.random import is_random
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, Replicate, Shard, evenly
 from graphsplit.core.protos.graphdefs import make_node
-from graphsplit.graph.inlining import CALL_TYPES
+from graphsplit.program.graph.inlining import CALL_TYPES
 from graphsplit.program.program import Op
 
 Axes = tuple[str | None, ...]

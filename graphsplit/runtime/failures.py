@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from graphsplit.core.devices import short_name
 from graphsplit.emission.emitter import emit
-from graphsplit.graph.function_calls import CONTROL_FLOW, functions_called
 from graphsplit.planning.plan import Plan
+from graphsplit.program.graph.function_calls import CONTROL_FLOW, functions_called
 
 _COUNT = re.compile(r"^\d+ root error\(s\) found\.\s*\(0\) [A-Z_]+: ")
 _OTHERS = re.compile(r"\n\s*\(1\) .*|\n\d+ successful operations\..*|\s*\[Op:[^\]]*\]\s*$", re.DOTALL)

@@ -25,8 +25,8 @@ from graphsplit.core.protos.graphdefs import (
 from graphsplit.core.sizes.symbolic_sizes import without_sizes
 from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
 from graphsplit.emission.emitter import emit
-from graphsplit.graph.graph import Graph
 from graphsplit.planning.plan import Plan
+from graphsplit.program.graph.graph import Graph
 from graphsplit.runtime.empty_shards import DeadTensors, dead_tensors
 from graphsplit.runtime.executable import Function, runtime_function, with_captures
 from graphsplit.runtime.handles import Layouts

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.graph.function_calls import CONTROL_FLOW
+from graphsplit.program.graph.function_calls import CONTROL_FLOW
 
 _LOOPS = frozenset(op_type for op_type, flow in CONTROL_FLOW.items() if flow.loops)
 _FOR_LOOPS = frozenset({"function_optimization", "dependency_optimization"})

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from graphsplit.core.protos.graphdefs import constant_node, constant_value, inputs_of, source_of, with_inputs
 from graphsplit.core.tensorflow_internals import op_definition
-from graphsplit.graph.function_calls import CONTROL_FLOW, function_names, named_by_content, rename_functions
-from graphsplit.graph.graph import Graph
+from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names, named_by_content, rename_functions
+from graphsplit.program.graph.graph import Graph
 
 _RESOURCE = tf.resource.as_datatype_enum
 _RANDOM = frozenset({"RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"})

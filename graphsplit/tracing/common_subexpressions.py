@@ -13,7 +13,7 @@ from typing import Any
 
 from graphsplit.core.protos.graphdefs import set_inputs, source_of, with_inputs
 from graphsplit.core.tensorflow_internals import op_definition
-from graphsplit.graph.function_calls import CONTROL_FLOW
+from graphsplit.program.graph.function_calls import CONTROL_FLOW
 
 _MOST_BYTES = 1 << 16  # of a node that is compared; a larger constant is hardly there twice
 _MADE_IN_PIECES = frozenset({"BroadcastTo", "Fill", "Range"})  # each reader may want other pieces, for nothing

@@ -24,7 +24,7 @@ from graphsplit.core.protos.graphdefs import (
     split_reference,
 )
 from graphsplit.core.protos.marks import mark_of_variable
-from graphsplit.graph.inlining import inline_calls
+from graphsplit.program.graph.inlining import inline_calls
 from graphsplit.program.reading.shape_inference import known_shape
 
 _FORWARD = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})

@@ -15,9 +15,9 @@ import tensorflow as tf
 from graphsplit.core.devices import names_device
 from graphsplit.core.protos.graphdefs import GraphDef, fill_defaults, source_of
 from graphsplit.core.sizes.symbolic_sizes import Shape
-from graphsplit.graph.function_calls import CONTROL_FLOW, check_nesting
-from graphsplit.graph.inlining import inline_calls
 from graphsplit.program.asked_layouts import write_marks
+from graphsplit.program.graph.function_calls import CONTROL_FLOW, check_nesting
+from graphsplit.program.graph.inlining import inline_calls
 from graphsplit.program.program import Program
 from graphsplit.program.reading.function_bodies import Memo
 from graphsplit.program.reading.reader import build_for_any_batch, build_for_sizes, build_program

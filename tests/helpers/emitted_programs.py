@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.costs.machine import Device, Host, Link, Machine
+from graphsplit.planning.costs.machine import Device, Host, Link, Machine
 from tests.helpers.hosts import worker_device
 from tests.helpers.law import squares_step
 from tests.helpers.layout_cases import COUPLED, Optimizer, adam, deep_step, fused_adam, momentum, numbers, sgd

@@ -21,7 +21,7 @@ import pytest
 
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.keras_models.distribution import enabling
+from graphsplit.keras.distribution import enabling
 
 DEVICES = 4
 MODEL = 2  # of them along the axis of that name, in these tests

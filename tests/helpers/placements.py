@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.protos.graphdefs import constant_node, make_node
-from graphsplit.placement import Edge, PlacedOp, Placement
+from graphsplit.inspect import Edge, PlacedOp, Placement
 
 
 def placeholder(name, shape, device):

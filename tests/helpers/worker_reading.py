@@ -15,9 +15,9 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.clusters.profiling import recorded
 from graphsplit.core.hosts import host_name
 from graphsplit.core.tensorflow_internals import partition_graphs
+from graphsplit.workers.profiling import recorded
 from tests.helpers.worker_scene import Network, all_well, case, rows, same, until
 
 # The profilers of older servers write what they record on their disks, and do not send it.

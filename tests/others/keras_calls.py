@@ -27,8 +27,8 @@ from keras.src.random.seed_generator import global_seed_generator
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
 import graphsplit as gs
-from graphsplit.keras_models.batches import BatchFunction
-from graphsplit.keras_models.models import is_wrapped
+from graphsplit.keras.batches import BatchFunction
+from graphsplit.keras.models import is_wrapped
 from tests.others.comparison import Through, tensors_of
 
 # These make tensors of what is none, or say something of one: they compute nothing.

@@ -21,7 +21,6 @@ from graphsplit.api.layouts.predicted_layouts import Layout, divisions_for, divi
 from graphsplit.api.layouts.told_variables import lay_out_in_units, learn_units
 from graphsplit.api.layouts.variable_layouts import lay_out, lay_out_later
 from graphsplit.api.options import Options
-from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
 from graphsplit.core.devices import canonical_name, short_name
@@ -31,6 +30,7 @@ from graphsplit.core.keras_internals import open_scopes
 from graphsplit.core.progress import phase
 from graphsplit.core.sizes.symbolic_sizes import Size, has_sizes
 from graphsplit.core.variables.parted_variables import layout_changes, parts_of
+from graphsplit.emission.axes.on_mesh import program_on_mesh
 from graphsplit.planning.decisions import Divide
 from graphsplit.planning.mesh import Mesh, mesh_of
 from graphsplit.planning.plan import Plan
@@ -200,7 +200,7 @@ def _chosen_plan(
     runs: bool,
 ) -> Plan:
     """Return the plan that `memory=` or `plan="auto"` chooses for some arguments; see `trace_and_plan`."""
-    from graphsplit.search.chosen_plans import ChosenPlans
+    from graphsplit.simulate.search.chosen_plans import ChosenPlans
 
     plans = ChosenPlans(traced, splitting, options, automatic, devices, plan_as_if, _plan_traced)
     if choices.changes != (changes := layout_changes()):

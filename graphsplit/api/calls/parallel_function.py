@@ -53,8 +53,8 @@ from graphsplit.runtime.handles import LayoutsChangedError
 from graphsplit.tracing.trace import inside_trace
 
 if TYPE_CHECKING:
-    from graphsplit.placement.placements import Placement
-    from graphsplit.placement.sources import Planned
+    from graphsplit.inspect.placements import Placement
+    from graphsplit.inspect.sources import Planned
 
 
 P = ParamSpec("P")
@@ -256,7 +256,7 @@ class ParallelFunction(Generic[P, R]):
           actual: run the function once, give all variables back the values that they had, and read from TensorFlow
             where each operation ran. Other state (tables, files, what is printed) is not restored.
         """
-        from graphsplit.placement.builders import placement_of_plan
+        from graphsplit.inspect.builders import placement_of_plan
 
         return placement_of_plan(self._looked_at(args, kwargs, actual), actual)
 
@@ -265,7 +265,7 @@ class ParallelFunction(Generic[P, R]):
         return self._looked_at(args, kwargs, runs=True)
 
     def _looked_at(self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool) -> Planned:
-        from graphsplit.placement.sources import Planned
+        from graphsplit.inspect.sources import Planned
 
         compiled, tensors = self._planning(args, kwargs, runs)
         return Planned(compiled.trace, compiled.plan, tensors, self._name())

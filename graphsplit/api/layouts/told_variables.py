@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from graphsplit.api.layouts.lying_together import slots_in
 from graphsplit.api.layouts.variable_layouts import lay_out
-from graphsplit.axes.plans import AxisPlanner
-from graphsplit.axes.units import UnitSearch
 from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.layouts import Cut, MeshDivision, along_axis, axis_of, layout_along_axis
 from graphsplit.core.variables.parted_variables import parts_of_variable
+from graphsplit.emission.axes.plans import AxisPlanner
+from graphsplit.emission.axes.units import UnitSearch
 from graphsplit.tracing.trace import Trace, captured_variables
 
 

@@ -18,9 +18,9 @@ from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin
 from graphsplit.emission.shards import random_numbers
 from graphsplit.emission.shards.row_counts import BEGIN, RowCounts
-from graphsplit.graph.function_calls import CONTROL_FLOW, function_names, hand_over, rename_functions
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.local_plan import LocalPlan
+from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names, hand_over, rename_functions
 from graphsplit.program.program import Op
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import DROPPED, LEFT_OUT, LIST, ZEROS, Place, Shift

@@ -23,8 +23,8 @@ from graphsplit.core.protos.graphdefs import (
     split_reference,
 )
 from graphsplit.core.sizes.symbolic_sizes import Shape
-from graphsplit.costs.work import Described
 from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.planning.costs.work import Described
 from graphsplit.planning.plan import Plan
 from graphsplit.program.program import Op, Program
 from graphsplit.rules import Sharded

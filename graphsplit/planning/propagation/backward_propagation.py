@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, Layout, Shard, SingleDevice, is_whole
-from graphsplit.graph.walks import reached
 from graphsplit.planning.propagation.averages import as_planned
 from graphsplit.planning.propagation.forward_propagation import NaturalForms
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import RowsMoved, Step
+from graphsplit.program.graph.walks import reached
 from graphsplit.program.program import COPIES, Op, Program, Tensor
 from graphsplit.rules import Sharded, answer_for_output
 from graphsplit.rules.families.random import STATEFUL_RANDOM, rule_to_make

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Shard, is_whole
-from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.backward_propagation import LocalBackwardPropagation
 from graphsplit.planning.propagation.forward_propagation import LocalForwardPropagation, NaturalForms
 from graphsplit.planning.propagation.local_plan import LocalPlan
 from graphsplit.planning.propagation.row_loops import ADDS, answer_row_loop, is_row_list
+from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import origin
 from graphsplit.rules import Answer, Declined, Sharded

@@ -17,8 +17,14 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import Layout, OtherRows, Shard, is_whole
 from graphsplit.core.sizes.symbolic_sizes import Shape, is_same, quotient
-from graphsplit.costs.break_even import COPY_BYTES, FLOPS_PER_BYTE, LEAST_OTHER_BYTES, LEAST_OTHER_FLOPS, LEAST_SHARE
-from graphsplit.costs.work import flops_of
+from graphsplit.planning.costs.break_even import (
+    COPY_BYTES,
+    FLOPS_PER_BYTE,
+    LEAST_OTHER_BYTES,
+    LEAST_OTHER_FLOPS,
+    LEAST_SHARE,
+)
+from graphsplit.planning.costs.work import flops_of
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.forward_propagation import ForwardPropagation, NaturalForms
 from graphsplit.planning.work import is_data

@@ -22,9 +22,9 @@ from graphsplit.core.layouts import (
     is_whole,
 )
 from graphsplit.core.sizes.symbolic_sizes import has_sizes
-from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning.propagation.home_rows import rows_at_home
 from graphsplit.planning.variables.laid_variables import of_variable
+from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Answer, Declined, Sharded, answer, partial_operands, rule_of
 from graphsplit.rules.registry import Rule

@@ -15,10 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Shard
-from graphsplit.graph.function_calls import function_names
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.local_plan import LocalPlan
 from graphsplit.planning.steps import Step
+from graphsplit.program.graph.function_calls import function_names
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import Turns, number_at, origin, turns_of
 from graphsplit.rules import Answer, Declined, Sharded

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from graphsplit.core.errors import ArgumentError, CheckError, bullet_list
 from graphsplit.core.patterns import layers_fitting, scopes_of
-from graphsplit.costs.seconds import seconds_of
 from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.costs.seconds import seconds_of
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.schedule.chains import Room, cut
 from graphsplit.planning.schedule.gradient_pairs import sources_of

@@ -17,9 +17,9 @@ from collections.abc import Collection, Container, Mapping, Sequence
 
 import tensorflow as tf
 
-from graphsplit.costs.work import flops_of
-from graphsplit.graph.walks import readers_of
+from graphsplit.planning.costs.work import flops_of
 from graphsplit.planning.schedule.scheduling import seeds_of
+from graphsplit.program.graph.walks import readers_of
 from graphsplit.program.program import Op, Program, Tensor
 
 

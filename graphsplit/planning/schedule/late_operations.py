@@ -15,10 +15,10 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from graphsplit.graph.walks import reached
 from graphsplit.planning.buffers import NO_BUFFER, SAME_BUFFER
 from graphsplit.planning.schedule.scheduling import seeds_of
 from graphsplit.planning.steps import Step
+from graphsplit.program.graph.walks import reached
 from graphsplit.program.program import Op, Program, Tensor
 
 _LEAST_BYTES = 2**16  # what is smaller is not worth a wait

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import Partial
-from graphsplit.graph.walks import reached
 from graphsplit.planning.steps import Step
+from graphsplit.program.graph.walks import reached
 from graphsplit.program.program import Program, Tensor
 
 COSTLY = frozenset(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from graphsplit.costs.seconds import seconds_of
+from graphsplit.planning.costs.seconds import seconds_of
 from graphsplit.planning.schedule.chains import Chain, Sent
 from graphsplit.planning.schedule.gradient_pairs import backward_ops, pair
 from graphsplit.planning.schedule.scheduling import COSTLY

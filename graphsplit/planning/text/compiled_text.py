@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from graphsplit.graph.compilability import why_not_compiled
-from graphsplit.graph.inlining import is_compiled
 from graphsplit.planning.decisions import Decisions
+from graphsplit.program.graph.compilability import why_not_compiled
+from graphsplit.program.graph.inlining import is_compiled
 from graphsplit.program.program import COPIES, SIZES
 
 _NO_WORK = frozenset({"Placeholder", "Const", "NoOp", "ReadVariableOp", "Identity", SIZES, COPIES})

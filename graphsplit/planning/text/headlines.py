@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphsplit.costs.seconds import seconds_of
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
+from graphsplit.planning.costs.seconds import seconds_of
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.shares import Shares
 from graphsplit.planning.traffic import Traffic

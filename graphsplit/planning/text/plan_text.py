@@ -12,7 +12,6 @@ from graphsplit.core.devices import short_name
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Copied, Cut, MeshDivision, Nested, along_axis, axis_of
-from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.memory import alive_on, held_bytes
@@ -30,6 +29,7 @@ from graphsplit.planning.text.host_kernels import host_kernels_text
 from graphsplit.planning.text.stage_texts import stages_text
 from graphsplit.planning.text.variables_text import burden_of_variables
 from graphsplit.planning.traffic import STAGES, Traffic, along, giving_devices, traffic
+from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Op
 
 _FINEST_SHARE = 100  # shares of an unknown number of rows are printed as fractions with at most this denominator

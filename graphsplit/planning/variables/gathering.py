@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from graphsplit.core.layouts import Cut, Division, Shard
-from graphsplit.graph.walks import reached
 from graphsplit.planning.variables.part_by_part import PartByPart, part_by_part
+from graphsplit.program.graph.walks import reached
 from graphsplit.program.program import Op, Program, Tensor
 
 _SMALL = 16_384  # bytes: such are put together once, and kept (biases travel as one, see `bucketing`)

@@ -17,8 +17,8 @@ import tensorflow as tf
 from graphsplit.core.protos.graphdefs import constant_value, functions_named
 from graphsplit.core.sizes.polynomials import Point, Polynomial, Symbol
 from graphsplit.core.sizes.symbolic_sizes import Shape, agreed, are_same, has_sizes, shape_at, with_sizes, without_sizes
-from graphsplit.graph.function_calls import function_names
-from graphsplit.graph.inlining import function_graph, inline_calls
+from graphsplit.program.graph.function_calls import function_names
+from graphsplit.program.graph.inlining import function_graph, inline_calls
 from graphsplit.program.program import Op, Program, Provenance
 from graphsplit.program.reading.shape_inference import Findings, InferenceError
 from graphsplit.program.reading.trip_counts import origin

@@ -24,7 +24,7 @@ from graphsplit.core.sizes.symbolic_sizes import (
     merged,
     with_sizes,
 )
-from graphsplit.graph.function_calls import CONTROL_FLOW
+from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import SIZES, Op, Program, Provenance, Tensor, is_repeatable, is_stateful
 from graphsplit.program.reading.constant_folding import FOLDABLE, fold
 from graphsplit.program.reading.function_bodies import Bodies, Elements

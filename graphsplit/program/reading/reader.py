@@ -22,7 +22,7 @@ from graphsplit.core.sizes.symbolic_sizes import (
     symbols_in,
     witnesses,
 )
-from graphsplit.graph.function_calls import CONTROL_FLOW
+from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Op, Program, Provenance
 from graphsplit.program.reading.function_bodies import Bodies, Elements, Memo
 from graphsplit.program.reading.operation_reader import OperationReader

@@ -13,7 +13,7 @@ from graphsplit.core.protos.graphdefs import constant_node, make_node, source_of
 from graphsplit.core.sizes.polynomials import Point, Polynomial
 from graphsplit.core.sizes.symbolic_sizes import Shape, shape_at
 from graphsplit.core.tensorflow_internals import import_operations
-from graphsplit.graph.function_calls import CONTROL_FLOW
+from graphsplit.program.graph.function_calls import CONTROL_FLOW
 
 HELPER = "/graphsplit."
 """What the names of nodes contain that are there for inference only."""

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphsplit.core.sizes.symbolic_sizes import Size, as_size, is_same
-from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
-from graphsplit.graph.walks import reached
+from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
+from graphsplit.program.graph.walks import reached
 
 _PASSES = frozenset({"Identity"})
 

@@ -15,7 +15,6 @@ from typing import Any, NoReturn, TypeVar
 
 import tensorflow as tf
 
-from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
 from graphsplit.core.devices import place
 from graphsplit.core.errors import UnsupportedError
@@ -29,6 +28,7 @@ from graphsplit.core.tensorflow_internals import (
     tapes_watch_twice,
 )
 from graphsplit.core.variables.running_calls import calls
+from graphsplit.emission.axes.on_mesh import program_on_mesh
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan

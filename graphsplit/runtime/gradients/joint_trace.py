@@ -19,7 +19,7 @@ from graphsplit.core.tensorflow_internals import (
     take_other_input,
 )
 from graphsplit.core.variables.parted_classes import raw_handles
-from graphsplit.graph.walks import reached, readers_of
+from graphsplit.program.graph.walks import reached, readers_of
 from graphsplit.program.program import Program
 from graphsplit.tracing.trace import Trace, captures_in_order, read_graph
 

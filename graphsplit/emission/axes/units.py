@@ -1,0 +1,245 @@
+"""Units of dimensions that an axis' name alone cuts: heads that a reshape takes apart, fused blocks that a split does.
+
+What is gathered along the axis is read by an operation whose rule says how it could be cut instead. That is followed
+back to variables, by the rules, and tried; it stays if fewer bytes move. In a loop (the gates of an LSTM) they move in
+each turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from graphsplit.core.layouts import REPLICATE, EvenCut, Layout, Partial, Shard, evenly, is_whole
+from graphsplit.core.sizes.polynomials import UndecidedError
+from graphsplit.emission.axes.plans import AxisPlanner
+from graphsplit.planning.propagation.forward_propagation import NaturalForms, with_operand
+from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
+from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.reading.trip_counts import origin, turns_of
+from graphsplit.rules import Declined, Sharded, answer, answer_for_output, rule_of
+from graphsplit.rules.registry import Rule
+
+_LINK = 32  # how much longer a byte takes that is sent than one that is made: from 7 (NVLink) to 60 (PCIe) times
+
+
+@dataclass(frozen=True, eq=False)
+class _LaidProgram:
+    """A program, or a function in it that a loop or branch calls, and how it lies along the axis.
+
+    Attributes:
+      program, natural: see there.
+      turns: how often it runs.
+      caller: the loop or branch, and what that is in; None for the program itself.
+    """
+
+    program: Program
+    natural: NaturalForms
+    turns: int = 1
+    caller: tuple[_LaidProgram, Op] | None = None
+
+    def outside(self, op: Op) -> list[Tensor] | None:
+        """Return what an argument is in the scope of the caller; None for one that is another in each turn."""
+        assert self.caller is not None
+        call, number = self.caller[1], self.program.inputs.index(op.index)
+        flow = CONTROL_FLOW[call.type]
+        if flow.loops:  # its condition is given what its body returns, too
+            body = call.bodies[function_names(call.node)[1]]
+            if origin(body, body.outputs[number]) != Tensor(body.inputs[number], 0):
+                return None
+        return [call.inputs[flow.chooses + number]]
+
+
+Wish = tuple[_LaidProgram, Tensor, Shard]  # what would be cut, and how: into blocks, each an `EvenCut` of so many units
+
+
+@dataclass(frozen=True)
+class UnitSearch:
+    """Finds units; `run` does.
+
+    Args:
+      program, laid: as of `planned_along`.
+      planner: of the axis.
+      alike: captures that are cut between any two entries, by position, with those that are cut alike: optimizers'
+        slots.
+    """
+
+    program: Program
+    planner: AxisPlanner
+    laid: Mapping[str, Layout]
+    alike: Mapping[int, Sequence[int]]
+
+    def run(self) -> dict[int, Shard]:
+        """Return how captures had better be cut, by position."""
+        found, scopes = dict[int, Shard](), self._scopes({})
+        cost, asked, met, looked_at = self._cost(scopes), self._asked(scopes), set[object](), list[dict[int, Shard]]()
+        while key := next((key for key in asked if key not in met), None):
+            met.add(key)  # (what is asked first may be what keeps others from being asked)
+            best = found, scopes, cost
+            for way in asked[key].values():
+                cuts = {**found, **self._behind(way)}
+                if cuts != found and cuts not in looked_at:
+                    looked_at.append(cuts)
+                    other = self._scopes(cuts)
+                    best = min(best, (cuts, other, self._cost(other)), key=lambda trial: trial[2])
+            if best[0] is not found:
+                found, scopes, cost = best
+                asked = self._asked(scopes)
+        return found
+
+    def _scopes(self, cuts: Mapping[int, Shard]) -> list[_LaidProgram]:
+        """Return the program with variables that are cut so, and the functions in it."""
+        own = {self.program.ops[i].name: self.layout_of(cut) for i, cut in cuts.items()}
+        found = [_LaidProgram(self.program, self.planner.forward(self.program, {**self.laid, **own}))]
+        for scope in found:  # those that are found on the way, too
+            calls = [op for op in scope.program.ops if op.bodies and not CONTROL_FLOW[op.type].compiled]
+            found += [self._inside(scope, op, body) for op in calls for body in op.bodies.values()]
+        return found
+
+    def _inside(self, scope: _LaidProgram, op: Op, body: Program) -> _LaidProgram:
+        given, turns = scope.natural.answers[op.index], turns_of(op)
+        wants = given.wants[CONTROL_FLOW[op.type].chooses :] if given is not None else (REPLICATE,) * len(body.inputs)
+        pairs = zip(body.inputs, wants, strict=True)
+        laid = {body.ops[i].name: want if isinstance(want, Shard) else REPLICATE for i, want in pairs}
+        return _LaidProgram(
+            body, self.planner.forward(body, laid), scope.turns * (int(turns.number) if turns else 1), (scope, op)
+        )
+
+    def layout_of(self, cut: Shard) -> Layout:
+        """Return the layout of what has such units: the same on all devices where these are more."""
+        units = cut.partition.length if isinstance(cut.partition, EvenCut) else 0
+        if units < self.planner.columns:
+            return REPLICATE
+        return evenly(cut.axis, units, self.planner.columns, cut.blocks[0]).repeated(len(cut.blocks))
+
+    def _axis(self, capture: Op) -> int | None:
+        """Return the axis along which a capture is cut, which stays as it was asked for."""
+        layout = self.laid[capture.name]
+        return layout.axis if isinstance(layout, Shard) else None
+
+    def _asked(self, scopes: Sequence[_LaidProgram]) -> dict[object, dict[object, list[Wish]]]:
+        """Return how operations would have what they read cut; for those that are alike, as in layers, together."""
+        found: dict[object, dict[object, list[Wish]]] = {}
+        for scope, op in [(own, op) for own in scopes for op in own.program.ops]:
+            natural = scope.natural
+            layouts = tuple([natural.layout(tensor) for tensor in op.inputs])
+            rule = None if op.stateful or op.bodies else rule_of(op.type)
+            if rule is None or not any(isinstance(layout, Shard) for layout in layouts):
+                continue
+            ways = _ways if natural.answers[op.index] is None else _fitting
+            for i, way in ways(rule, op, layouts):
+                group = found.setdefault((op.type, op.in_shapes, layouts), {})
+                group.setdefault((i, way), []).append((scope, op.inputs[i], way))
+        return found
+
+    def _behind(self, wishes: Sequence[Wish]) -> dict[int, Shard]:
+        """Return how captures are to be cut for what is made of them to be cut so, where they can be."""
+        found: dict[int, Shard] = {}
+        for wish in wishes:
+            own, left, seen = dict[int, Shard](), [wish], set[Wish]()
+            while left:
+                scope, tensor, way = left.pop()
+                op, caller = scope.program.ops[tensor.op], scope.caller
+                if not isinstance(way.partition, EvenCut) or len(set(way.blocks)) != 1:
+                    more = None  # it has no units, or of several sizes
+                elif caller is None and op.index in self.alike:
+                    if way.axis == self._axis(op) and own.setdefault(op.index, way) == way:
+                        continue
+                    more = None
+                elif caller is not None and op.index in scope.program.inputs:
+                    outside = scope.outside(op)
+                    more = None if outside is None else [(caller[0], outer, way) for outer in outside]
+                else:
+                    read = self._read(op, tensor.index, way, scope.natural)
+                    more = None if read is None else [(scope, *pair) for pair in read]
+                if more is None:
+                    own = {}
+                    break
+                left += [other for other in more if other not in seen]
+                seen.update(more)
+            found |= {k: way for position, way in own.items() for k in self.alike[position]}
+        return found
+
+    def _read(self, op: Op, output: int, way: Shard, natural: NaturalForms) -> Sequence[tuple[Tensor, Shard]] | None:
+        """Return how an operation reads what is cut of what it reads, to make what is cut so; None if it cannot."""
+        cut = [(k, t, own) for k, t in enumerate(op.inputs) if isinstance(own := natural.layout(t), Shard)]
+        if op.type == "ReadVariableOp":
+            return [(op.inputs[0], way)]
+        whole = [(tensor, Shard(own.axis, (own.size(0),), EvenCut(1))) for _, tensor, own in cut]
+        if self.layout_of(way) == REPLICATE:  # each makes the product of a kernel, with its bias, and not a layer
+            ranks = [len(op.in_shapes[k] or ()) for k, *_ in cut]
+            return whole if ranks.count(len(op.out_shapes[0] or ())) < 2 else None
+        given = _for_output(op, output, way, natural.answers[op.index])
+        if given is None:
+            return None
+        if op.provenance.is_gradient and any(not isinstance(given.wants[k], Shard) for k, *_ in cut):
+            return None  # a layer is not copied for what its gradient reads
+        wants = zip(cut, whole, strict=True)
+        return [(t, want) if isinstance(want := given.wants[k], Shard) else one for (k, t, _), one in wants]
+
+    def _cost(self, scopes: Sequence[_LaidProgram]) -> tuple[float, int]:
+        """Return roughly what bytes cost that move or that every device makes; and how many operations are not cut."""
+        costs = [(scope.turns * _cost(scope.program, scope.natural), scope.natural.answers) for scope in scopes]
+        return sum(cost for cost, _ in costs), sum(answers.count(None) for _, answers in costs)
+
+
+def _cost(program: Program, natural: NaturalForms) -> float:
+    moved, whole = dict[Tensor, int](), 0
+    for op, given in zip(program.ops, natural.answers, strict=True):
+        whole += sum(op.out_bytes) if given is None or REPLICATE in given.gives else 0
+        for i, tensor in enumerate(op.inputs):
+            layout = natural.layout(tensor)
+            if isinstance(layout, Shard) and (given is None or given.wants[i] != layout):
+                moved.setdefault(tensor, program.bytes(tensor))
+        for k, made in enumerate(given.gives if given is not None else ()):
+            if isinstance(made, Partial) and not isinstance(natural.seen[op.index][k], Partial):
+                moved[Tensor(op.index, k)] = 2 * op.out_bytes[k]
+    return _LINK * sum(moved.values()) + whole
+
+
+def _ways(rule: Rule, op: Op, layouts: Sequence[Layout]) -> Iterator[tuple[int, Shard]]:
+    """Yield how an operation that does without parts of its operands could have each of them cut."""
+    try:
+        factors = rule.factors(op)
+    except UndecidedError:
+        return
+    made = op.out_shapes[0] or ()
+    for i, layout in enumerate(layouts):
+        dims = None if isinstance(factors, Declined) else factors.inputs[i]
+        if dims is None or not isinstance(layout, Shard):
+            continue
+        axis, size = layout.axis, layout.size(0)
+        if isinstance(merged := dims[axis], tuple):  # each of its factors could be cut
+            for _, outer, inner in merged:
+                if type(outer) is int and type(inner) is int and size > outer * inner:
+                    yield i, Shard(axis, (inner,) * outer, EvenCut(size // outer // inner))
+        part = made[axis] if merged is None and len(made) == len(dims) else None
+        if type(part) is int and 1 < part < size and size % part == 0:  # of equal blocks: a split, or a slice
+            yield i, Shard(axis, (1,) * (size // part), EvenCut(part))
+
+
+def _fitting(rule: Rule, op: Op, layouts: Sequence[Layout]) -> Iterator[tuple[int, Shard]]:
+    """Yield how each operand would be cut to fit one of the others that stays where it is."""
+    known = [REPLICATE if is_whole(layout) else layout for layout in layouts]
+    cut = [i for i, layout in enumerate(layouts) if isinstance(layout, Shard)]
+    for k in cut:
+        given = with_operand(rule, op, known, k)
+        pairs = [(i, given.wants[i]) for i in cut if i != k] if isinstance(given, Sharded) else []
+        yield from [(i, want) for i, want in pairs if isinstance(want, Shard) and want != layouts[i]]
+
+
+def _for_output(op: Op, output: int, way: Shard, given: Sharded | None) -> Sharded | None:
+    """Return how an operation can make what is cut so: by its factors, or of the blocks that it takes apart."""
+    rule = rule_of(op.type)
+    if rule is None or op.stateful or op.bodies:
+        return None
+    found, made = answer_for_output(rule, op, output, way), given.gives[output] if given is not None else None
+    if found is not None or given is None or not isinstance(made, Shard):
+        return found
+    each, cut = len(made.blocks), [want for want in given.wants if isinstance(want, Shard)]
+    if any(len(want.blocks) % each for want in cut):
+        return None
+    own = {want: way.along(want.axis).repeated(len(want.blocks) // each) for want in cut}
+    wants = [own[want] if isinstance(want, Shard) else want for want in given.wants]
+    again = answer(rule, op, wants, [0] * len(wants))
+    return again if isinstance(again, Sharded) and again.gives[output] == way else None

@@ -1,0 +1,97 @@
+"""`placement_of` and its relatives: from a function, model or graph to its `Placement`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.errors import ArgumentError
+from graphsplit.core.stand_ins import answering
+from graphsplit.inspect.actual import match, run_and_collect
+from graphsplit.inspect.flattening import flatten
+from graphsplit.inspect.placements import Placement
+from graphsplit.inspect.reading import read_ops
+from graphsplit.inspect.sources import (
+    PlacementSource,
+    Planned,
+    Planning,
+    load_signature,
+    loaded_with_gpus,
+    name_of,
+    source_of_function,
+    source_of_plan,
+)
+
+
+def placement_of(
+    fn: Any, *args: Any, actual: bool = False, signature: str = "serving_default", **kwargs: Any
+) -> Placement:
+    """Return where every operation of a function runs: any function, graphsplit's or not.
+
+    Args:
+      fn: a Python function, `tf.function`, function made by `parallelize`, Keras model (one made by `multi_gpu_model`,
+        too), a SavedModel's signature, the directory of a SavedModel, or a `tf.Graph` (TensorFlow 1, no arguments).
+      *args, **kwargs: its arguments; for requested placement, `tf.TensorSpec`s are enough. None for a SavedModel,
+        unless it is to run. Of a model made by `multi_gpu_model` a batch: `x` for its prediction, `x, y` for its
+        training.
+      actual: run the function once on the arguments, restore all variables, and read from TensorFlow where each
+        operation ran. Other state (tables, files, what is printed) is not restored.
+      signature: for the directory of a SavedModel, which of its signatures.
+
+    Returns:
+      A `Placement`. `print` it, `save` it, ask it.
+
+    Raises:
+      ArgumentError: if `fn` is nothing that has a graph, arguments do not fit a graph that is already there, or
+        `actual=True` and arguments are missing.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> placement = gs.placement_of(lambda x: tf.reduce_sum(x * 2.0), tf.zeros([8, 4]))
+    >>> placement.select("Mul")[0].flops
+    32
+    """
+    source, arguments, title = source_of(fn, args, kwargs, signature)
+    return placement_of_source(source, arguments, actual=actual, title=title)
+
+
+def source_of(
+    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], signature: str = "serving_default"
+) -> tuple[PlacementSource, Sequence[Any], str]:
+    """Return the graph of anything that `placement_of` takes, its flat arguments, and what to call it."""
+    fn = answering(fn)
+    if isinstance(fn, Planning):
+        planned = fn._planned(*args, **kwargs)
+        return source_of_plan(planned.trace, planned.plan, planned.name), planned.tensors, planned.name
+    if isinstance(fn, tf.Graph):
+        if args or kwargs:
+            raise ArgumentError("A tf.Graph takes no arguments here: its placeholders stand for them.")
+        return PlacementSource(fn.as_graph_def()), (), "graph"
+    title = name_of(fn)
+    if isinstance(fn, (str, os.PathLike)):
+        title, fn = f"{os.fspath(fn)} ({signature})", load_signature(os.fspath(fn), signature)
+    source, flat = source_of_function(fn, args, kwargs)
+    return loaded_with_gpus(source), flat, title
+
+
+def placement_of_plan(planned: Planned, actual: bool) -> Placement:
+    """Return the placement of a parallelized function for one signature; see `ParallelFunction.placement`."""
+    source = source_of_plan(planned.trace, planned.plan, planned.name)
+    return placement_of_source(source, planned.tensors, actual=actual, title=planned.name)
+
+
+def placement_of_graph(graph_def: Any, *, title: str = "graph") -> Placement:
+    """Return the requested placement of a bare `GraphDef`."""
+    return placement_of_source(PlacementSource(graph_def), (), actual=False, title=title)
+
+
+def placement_of_source(source: PlacementSource, arguments: Sequence[Any], *, actual: bool, title: str) -> Placement:
+    """Return the placement of a graph, run on `arguments` if `actual`."""
+    flat = flatten(source.graph)
+    ops, edges = read_ops(source, flat)
+    added: list[str] = []
+    if actual:
+        ops, added = match(ops, flat, source, run_and_collect(source, arguments))
+    return Placement(ops, edges, actual=actual, rows=source.rows, graph_def=source.graph, added=added, title=title)

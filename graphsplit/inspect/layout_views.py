@@ -1,0 +1,148 @@
+"""`visualize_layout`: where a variable, a tensor or the arguments of a parallelized function lie, in a terminal."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.api.calls.parallel_function import ParallelFunction
+from graphsplit.api.layouts.layout_targets import variables_of
+from graphsplit.core.devices import canonical_name
+from graphsplit.core.errors import ArgumentError
+from graphsplit.core.layouts import MeshDivision, Nested, Shard, axis_of, part_ranges
+from graphsplit.core.variables.copied_variables import VariableCopies
+from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
+from graphsplit.inspect.views.layout_pictures import Piece, picture, table
+from graphsplit.inspect.views.pages import shape_text
+from graphsplit.planning.amounts import count_text
+from graphsplit.planning.plan import Plan
+
+
+class LayoutView(str):
+    """A drawing of where values lie, as text: `print` it, or let a prompt or a notebook show it."""
+
+    __slots__ = ()
+
+    __repr__ = str.__str__
+
+
+def visualize_layout(target: Any, *args: Any, **kwargs: Any) -> LayoutView:
+    """Return a drawing of a layout: which device has which entries. `print` it.
+
+    Args:
+      target: a variable, a Keras variable, layer, model or optimizer: each of its variables. A tensor. A parallelized
+        function: its arguments, as a call would cut them over the devices.
+      *args, **kwargs: the function's arguments; `tf.TensorSpec`s are enough.
+
+    Raises:
+      ArgumentError: for anything else, or arguments beside what is no function.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> step = gs.parallelize(lambda x: 2 * x, devices=["GPU:0", "GPU:1"])
+    >>> gs.visualize_layout(step, tf.TensorSpec([5, 3]))
+    x float32[5,3], cut along axis 0 over 2 devices
+    ┌────────────┐
+    │ GPU:0  0:3 │
+    ├────────────┤
+    │ GPU:1  3:5 │
+    └────────────┘
+    """
+    if isinstance(target, ParallelFunction):
+        plan = target.plan(*args, **kwargs)
+        return LayoutView("\n".join(_pictures_of_arguments(plan)))
+    if args or kwargs:
+        raise ArgumentError(
+            f"visualize_layout takes arguments beside a parallelized function; {type(target).__name__} is none."
+        )
+    if isinstance(target, tf.Tensor) and hasattr(target, "numpy"):
+        where = canonical_name(target.device)
+        return LayoutView(_whole(f"{_text('tensor', target.shape, target.dtype)}, whole", where, target.shape.rank))
+    return LayoutView("\n".join(map(_picture_of_variable, _variables(target))))
+
+
+def _variables(target: Any) -> list[tf.Variable]:
+    takes = "visualize_layout takes a variable, what has variables, a tensor or a parallelized function"
+    try:
+        variables = variables_of(target)
+    except ArgumentError as error:
+        raise ArgumentError(f"{takes}, got {target!r}.") from error
+    if not variables:
+        raise ArgumentError(f"{takes}, and {target!r} has no variables.")
+    return variables
+
+
+def _text(name: str, shape: tf.TensorShape, dtype: tf.DType) -> str:
+    return f"{name} {shape_text(None if shape.rank is None else tuple(shape.as_list()), dtype.name)}"
+
+
+def _whole(title: str, device: str, rank: int | None) -> str:
+    return picture(title, [Piece((device,))], None, rank or 0)
+
+
+def _picture_of_variable(variable: tf.Variable) -> str:
+    parts, title = parts_of_variable(variable), _text(name_of(variable), variable.shape, variable.dtype)
+    if parts is None:
+        return _whole(f"{title}, whole", canonical_name(variable.device), variable.shape.rank)
+    if isinstance(parts, VariableCopies):
+        return picture(f"{title}, a copy on each device", [Piece(parts.devices)], None, variable.shape.rank or 0)
+    if isinstance(parts.division, Nested) or parts.cut.blocks > 1:
+        return _picture_on_mesh(title, parts.division, variable.shape.as_list())
+    if len(parts.devices) == 1:
+        return _whole(f"{title}, whole on its owner", parts.devices[0], variable.shape.rank)
+    return picture(
+        f"{title}, cut along axis {parts.cut.axis} over {len(parts.devices)} devices",
+        list(_pieces(parts.devices, parts.cut.lengths)),
+        parts.cut.axis,
+        variable.shape.rank or 0,
+    )
+
+
+def _picture_on_mesh(title: str, division: MeshDivision, shape: Sequence[int]) -> str:
+    """Return a table with the devices of a column one above the other."""
+    ranges = part_ranges(division, list(map(range, shape)))
+    texts = [", ".join([_range_text(own, size) for own, size in zip(part, shape, strict=True)]) for part in ranges]
+    cells = list(zip(division.devices, texts, strict=True))
+    firsts = division.firsts if isinstance(division, Nested) else range(division.parts)
+    columns = [cells[first:end] for first, end in zip(firsts, [*firsts[1:], len(cells)], strict=True)]
+    rows = list(itertools.zip_longest(*columns))
+    return table(f"{title}, each row of devices along {axis_of(division)!r}", rows)
+
+
+def _range_text(own: Sequence[int], size: int) -> str:
+    """Return `0:2`, or `0:2 6:8` of several blocks."""
+    starts = [k for k in range(len(own)) if k == 0 or own[k] != own[k - 1] + 1]
+    ends = [own[k - 1] + 1 for k in [*starts[1:], len(own)]]
+    return ":" if len(own) == size else " ".join([f"{own[k]}:{end}" for k, end in zip(starts, ends, strict=True)])
+
+
+def _pieces(devices: Sequence[str], lengths: Sequence[int]) -> Iterator[Piece]:
+    ends = list(itertools.accumulate(lengths))
+    for device, end, length in zip(devices, ends, lengths, strict=True):
+        yield Piece((device,), end - length, end)
+
+
+def _pictures_of_arguments(plan: Plan) -> Iterator[str]:
+    program = plan.program
+    for name, position, layout in zip(program.input_names, program.inputs, plan.input_layouts, strict=True):
+        op = program.ops[position]
+        shape = None if op.out_shapes[0] is None else tuple(d if isinstance(d, int) else None for d in op.out_shapes[0])
+        title, rank = f"{name} {shape_text(shape, op.out_dtypes[0].name)}", len(shape or ())
+        if not isinstance(layout, Shard):
+            yield _whole(f"{title}, whole", plan.home, rank)
+            continue
+        title += f", cut along axis {layout.axis} over {count_text(len(set(plan.devices)), 'device')}"
+        if not plan.rows:
+            yield picture(title, _places(plan), layout.axis, rank)
+        elif len(layout.blocks) > 1:
+            counts = layout.own(plan.rows, 0), layout.own(plan.rows, len(plan.devices) - 1)
+            yield picture(f"{title}, {counts[0]} to {counts[1]} entries each", _places(plan), layout.axis, rank)
+        else:
+            lengths = [layout.own(plan.rows, d) for d in range(len(plan.devices))]
+            yield picture(title, list(_pieces(plan.devices, lengths)), layout.axis, rank)
+
+
+def _places(plan: Plan) -> list[Piece]:
+    return [Piece((device,)) for device in plan.devices]

@@ -1,0 +1,277 @@
+"""What TensorFlow's profiler recorded of one step, as events on devices."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.devices import short_name, task_of
+from graphsplit.core.errors import StorageError, UnsupportedError
+from graphsplit.core.hosts import host_name
+from graphsplit.core.protos.graphdefs import split_reference
+from graphsplit.core.tensorflow_internals import parse_profile
+from graphsplit.inspect.actual import plain_name
+from graphsplit.inspect.questions import natural_order
+from graphsplit.inspect.reading import full_name
+from graphsplit.workers.addresses import host_and_port, own_addresses
+from graphsplit.workers.cluster import current_cluster
+from graphsplit.workers.profiling import recorded
+
+_OP_EVENT = re.compile(r"^(?P<name>[A-Za-z0-9._][\w.\-/>\\]*):(?P<type>_?[A-Z]\w*)$")
+# Beside its streams, a GPU has lines that sum up what is on them, by step, operation and scope (xplane_schema.h).
+_STREAM, _COPY = "Stream #", "Memcpy"
+_ENVIRONMENT, _STARTED = "Task Environment", "profile_start_time"  # a plane, and what it says
+HOST_LEVEL, DEVICE_LEVEL = 3, 1  # how much is recorded
+_NO_STREAMS = (
+    "no stream of a GPU was recorded, so the times on GPUs are those of launches on the host. The profiler needs CUPTI "
+    "and the right to use it: https://developer.nvidia.com/ERR_NVGPUCTRPERM"
+)
+_CLOCKS = "times of several machines are set side by side by their clocks, which may be milliseconds apart"
+
+
+@dataclass(frozen=True)
+class OpEvent:
+    """One execution of one operation.
+
+    Attributes:
+      start_s, duration_s: seconds, from the first event of the step.
+      thread: the thread or stream that it ran on, a number that is the same for events of one.
+      copied: whether it is no computation, but a copy on a stream of a GPU: its type is `MemcpyH2D` (from the host),
+        `MemcpyD2H`, `MemcpyD2D` or `MemcpyP2P`.
+    """
+
+    name: str
+    type: str
+    device: str
+    start_s: float
+    duration_s: float
+    thread: int
+    copied: bool = False
+
+
+@dataclass(frozen=True)
+class SendEvent:
+    """One tensor that was sent: an output of an operation, from one device to another.
+
+    Attributes:
+      source, output: what made it.
+      asked_of: the operation that was to make it, before one that does the work of both took its place.
+    """
+
+    source: str
+    output: int
+    source_device: str
+    target_device: str
+    asked_of: str = ""
+
+
+def record(run: Callable[[], Any]) -> Any:
+    """Run something under TensorFlow's profiler and return what it recorded, an `XSpace`.
+
+    Raises:
+      UnsupportedError: if the profiler is in use.
+      StorageError: if the recording could not be written for a moment.
+    """
+    options = tf.profiler.experimental.ProfilerOptions(
+        host_tracer_level=HOST_LEVEL, python_tracer_level=0, device_tracer_level=DEVICE_LEVEL
+    )
+    with tempfile.TemporaryDirectory(prefix="graphsplit_profile_") as folder:
+        try:
+            tf.profiler.experimental.start(folder, options=options)
+        except tf.errors.AlreadyExistsError as error:
+            raise UnsupportedError(
+                "TensorFlow's profiler is recording something else, and records one thing at a time. Call "
+                "tf.profiler.experimental.stop() before taking a timeline."
+            ) from error
+        try:
+            run()
+        finally:
+            tf.profiler.experimental.stop()
+        found = glob.glob(os.path.join(folder, "plugins", "profile", "*", "*.xplane.pb"))
+        if not found:
+            raise StorageError(f"TensorFlow's profiler left no recording in {folder!r}; is there room on that disk?")
+        return parse_profile(Path(found[0]).read_bytes())
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the profiler recorded in one process.
+
+    Attributes:
+      space: an `XSpace`.
+      host: the process, as `host_name` has it; "" for this one.
+    """
+
+    space: Any
+    host: str = ""
+
+    @property
+    def started_ns(self) -> int:
+        """When recording began, by the clock of its machine; 0 if that is not known."""
+        for plane in self.space.planes:
+            for stat in plane.stats if plane.name == _ENVIRONMENT else ():
+                if plane.stat_metadata[stat.metadata_id].name == _STARTED:
+                    return int(getattr(stat, stat.WhichOneof("value")))
+        return 0
+
+
+def read_events(recordings: Sequence[Recorded], graphs: Iterable[Any]) -> tuple[list[OpEvent], list[SendEvent]]:
+    """Return the operations and sends of recordings that were made at the same time.
+
+    Args:
+      recordings: of several processes, side by side by their machines' clocks.
+      graphs: the partition graphs that ran. The profiler says on which thread an operation ran, and not for which
+        device; that it sent something, and not which output; on which GPU, and not on which logical one: they do.
+    """
+    nodes = {node.name: node for graph in graphs for node in graph.node}
+    device_of = {name: full_name(node.device) for name, node in nodes.items()}
+    events: list[tuple[float, OpEvent]] = []
+    sends: list[SendEvent] = []
+    threads = itertools.count(1)
+    began_ns = [recording.started_ns for recording in recordings]
+    for recording in recordings:
+        later_s = (recording.started_ns - began_ns[0]) * 1e-9 if all(began_ns) else 0.0
+        has_streams = any(is_gpu(plane) for plane in recording.space.planes)
+        for plane, line in _lines(recording.space):
+            thread, own = next(threads), list(_events(plane, line))
+            found: Sequence[OpEvent | None] = (
+                _on_stream(recording.host + plane.name, plane, own, thread, device_of)
+                if is_gpu(plane)
+                else [_on_host(plane, event, thread, device_of, has_streams) for event, _ in own]
+            )
+            for (event, _), op in zip(own, found, strict=True):
+                if op is not None:
+                    events.append((later_s + line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12, op))
+                if (send := _send(plane, event, nodes)) is not None:
+                    sends.append(send)
+    first = min((begin for begin, _ in events), default=0.0)
+    shifted = [replace(event, start_s=begin - first) for begin, event in events]
+    return sorted(shifted, key=lambda e: e.start_s), sends
+
+
+def _lines(space: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the lines that operations are on, each with its plane."""
+    for plane in space.planes:
+        for line in plane.lines:
+            if not is_gpu(plane) or line.name.startswith(_STREAM):
+                yield plane, line
+
+
+def is_gpu(plane: Any) -> bool:
+    """Return whether a plane is that of a GPU."""
+    return bool(plane.name.startswith("/device:GPU"))
+
+
+def _events(plane: Any, line: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    for event in line.events:
+        stats = {}
+        for stat in event.stats:
+            kind = stat.WhichOneof("value")
+            value = getattr(stat, kind) if kind else None
+            stats[plane.stat_metadata[stat.metadata_id].name] = (
+                plane.stat_metadata[value].name if kind == "ref_value" else value
+            )
+        yield event, stats
+
+
+def _on_stream(
+    gpu: str, plane: Any, recorded: Iterable[tuple[Any, Mapping[str, Any]]], thread: int, device_of: Mapping[str, str]
+) -> list[OpEvent]:
+    """Return the kernels and copies of one stream of a GPU.
+
+    The profiler knows GPUs, each with the streams of all logical GPUs on it. A stream belongs to one of these: to that
+    of most of its operations.
+    """
+    events = []
+    for event, stats in recorded:
+        kernel = plane.event_metadata[event.metadata_id].name
+        name, _, kind = str(stats.get("tf_op") or "").partition(":")
+        copied = kernel.startswith(_COPY) or "memcpy_details" in stats
+        type_ = kernel if copied else kind or "kernel"
+        device = device_of.get(name, "")
+        own = device if "GPU" in device else ""  # a copy may bear the name of who waits for it, on a host
+        events.append(OpEvent(plain_name(name or kernel), type_, own, 0.0, event.duration_ps * 1e-12, thread, copied))
+    known = Counter(event.device for event in events if event.device)
+    usual = known.most_common(1)[0][0] if known else full_name(gpu)
+    return [event if event.device else replace(event, device=usual) for event in events]
+
+
+def _on_host(plane: Any, event: Any, thread: int, device_of: Mapping[str, str], has_streams: bool) -> OpEvent | None:
+    """Return an operation's execution; those of a GPU are only launches, and left out where streams were recorded."""
+    match = _OP_EVENT.match(plane.event_metadata[event.metadata_id].name)
+    if match is None or match["name"] not in device_of:
+        return None
+    device = device_of[match["name"]]
+    if has_streams and "GPU" in device:
+        return None
+    return OpEvent(plain_name(match["name"]), match["type"], device, 0.0, event.duration_ps * 1e-12, thread)
+
+
+def _send(plane: Any, event: Any, nodes: Mapping[str, Any]) -> SendEvent | None:
+    name, _, kind = plane.event_metadata[event.metadata_id].name.rpartition(":")
+    if kind not in ("_Send", "_HostSend") or name not in nodes:
+        return None
+    node = nodes[name]
+    source, output = split_reference(node.input[0])
+    route = [full_name(node.attr[key].s.decode()) for key in ("send_device", "recv_device")]
+    return SendEvent(plain_name(source), output, route[0], route[1], plain_name(re.sub(r"/_\d+$", "", node.name)))
+
+
+def record_hosts(run: Callable[[], Any], graphs: Iterable[Any]) -> tuple[list[Recorded], list[str]]:
+    """Run something under TensorFlow's profiler here and on the workers that it runs on.
+
+    Args:
+      run: what to run.
+      graphs: its partition graphs, which tell the workers.
+
+    Returns:
+      The recordings, that of this process first; and what is missing in them.
+
+    Raises:
+      UnsupportedError: if the profiler is in use.
+      StorageError: if the recording of this process could not be written for a moment.
+    """
+    devices = _devices(graphs)
+    tasks = {task: host_name(device) for device in devices if (task := task_of(device)) is not None}
+    cluster = current_cluster()
+    addresses = {} if cluster is None else {number: cluster.workers[number] for _, number in tasks}
+    with recorded(addresses, HOST_LEVEL, DEVICE_LEVEL) as found:
+        recordings = [Recorded(record(run))]
+    notes = []
+    for (job, number), host in tasks.items():
+        recording = found.get(number)
+        if recording is None or not recording.space:
+            why = "this process is not connected by graphsplit.connect" if recording is None else recording.why_not
+            notes.append(f"{job}:{number} has sent no recording: {why}")
+        else:
+            recordings.append(Recorded(parse_profile(recording.space), host))
+    if len(recordings) > 1 and not all(each.started_ns for each in recordings):
+        notes.append("a process did not say when its recording began: its times do not lie beside those of others")
+    elif any(host_and_port(address)[0] not in {"localhost", *own_addresses()} for address in addresses.values()):
+        notes.append(_CLOCKS)
+    return recordings, notes
+
+
+def missing_in(recordings: Sequence[Recorded], events: Sequence[OpEvent], graphs: Iterable[Any]) -> list[str]:
+    """Return what recordings lack of what ran: workers' devices without times, and streams of GPUs."""
+    devices, timed = _devices(graphs), {event.device for event in events}
+    silent = [device for device in devices if task_of(device) is not None and device not in timed]
+    found = [f"no times of {', '.join(map(short_name, silent))}"] if silent else []
+    with_gpus = {host_name(device) for device in devices if "GPU" in device}
+    without = [each for each in recordings if not any(is_gpu(plane) for plane in each.space.planes)]
+    return [*found, *([_NO_STREAMS] if with_gpus.intersection([each.host for each in without]) else [])]
+
+
+def _devices(graphs: Iterable[Any]) -> list[str]:
+    """Return the devices that nodes of graphs run on."""
+    return sorted({full_name(node.device) for graph in graphs for node in graph.node} - {""}, key=natural_order)

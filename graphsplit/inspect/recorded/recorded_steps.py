@@ -1,0 +1,165 @@
+"""What was recorded of one step: which operation ran when on which device, and what follows from it."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from graphsplit.core.devices import short_name
+from graphsplit.core.notebooks import text_html
+from graphsplit.core.sizes.intervals import covered
+from graphsplit.core.storage import forms
+from graphsplit.inspect.placements import Placement
+from graphsplit.inspect.questions import natural_order
+from graphsplit.inspect.recorded.profiles import OpEvent
+from graphsplit.inspect.records import PlacedOp
+from graphsplit.inspect.views.timeline_views import trace_place, trace_span
+from graphsplit.planning.amounts import format_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """One step as TensorFlow's profiler saw it. `print` it, or `save` it for ui.perfetto.dev.
+
+    Attributes:
+      events: every execution of an operation, by start.
+      moved_bytes: bytes sent from one device to another in this step, by (from, to).
+      placement: the actual placement of the same graph.
+      note: what is missing in the recording, "" if nothing is.
+    """
+
+    title: str
+    events: tuple[OpEvent, ...]
+    moved_bytes: Mapping[tuple[str, str], int]
+    placement: Placement
+    note: str = ""
+
+    @property
+    def duration_s(self) -> float:
+        """The time from the first operation's start to the last one's end, in seconds."""
+        return max((e.start_s + e.duration_s for e in self.events), default=0.0)
+
+    @property
+    def busy(self) -> dict[str, float]:
+        """The share of the step in which at least one operation or copy runs on the device, by device."""
+        return self._shares(self.events)
+
+    @property
+    def copying(self) -> dict[str, float]:
+        """The share of the step in which a GPU copies something to or from somewhere; of devices that do."""
+        return self._shares([event for event in self.events if event.copied])
+
+    @property
+    def turns(self) -> list[TurnSpan]:
+        """When which shard had its turn, on devices that several share: `F0`, `B0` of a stage forward and backward."""
+        return find_turns(self.events, self.placement.ops)
+
+    def _shares(self, events: Sequence[OpEvent]) -> dict[str, float]:
+        spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for event in events:
+            spans[event.device].append((event.start_s, event.start_s + event.duration_s))
+        whole = self.duration_s or 1.0
+        return {device: covered(spans[device]) / whole for device in sorted(spans, key=natural_order)}
+
+    def slowest(self, most: int = 10) -> list[OpEvent]:
+        """Return the executions that took longest."""
+        return sorted(self.events, key=lambda e: -e.duration_s)[:most]
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """Return the timeline in the Trace Event Format (chrome://tracing, ui.perfetto.dev): a process per device."""
+        number = {device: i for i, device in enumerate(sorted({e.device for e in self.events}, key=natural_order))}
+        trace = [trace_place(i, short_name(device)) for device, i in number.items()]
+        for e in self.events:
+            kind, span = "copy" if e.copied else "operation", (e.start_s, e.duration_s)
+            trace.append(trace_span(e.type, number[e.device], e.thread, span, kind, op=e.name))
+        for turn in self.turns:
+            span = turn.start_s, turn.end_s - turn.start_s
+            about = {"shard": turn.shard, "stage": turn.stage}
+            trace.append(trace_span(str(turn), number[turn.device], "turns", span, "turn", **about))
+        return {"traceEvents": trace, "displayTimeUnit": "ms"}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the timeline as `.json`, which ui.perfetto.dev and chrome://tracing open.
+
+        Raises:
+          ArgumentError: for another suffix.
+          StorageError: if writing fails, or if graphsplit did not write the file at `path`. That file is not changed.
+        """
+        path = os.fspath(path)
+        forms.check_trace_suffix(path, "a timeline")
+        forms.write_json(path, self.chrome_trace())
+
+    def __str__(self) -> str:
+        lines = [f"Timeline of {self.title}: {len(self.events)} executions in {self.duration_s * 1e3:.2f} ms"]
+        copying = self.copying
+        for device, share in self.busy.items():
+            copies = f", copying {copying[device]:.0%}" if device in copying else ""
+            lines.append(f"  {short_name(device)}  busy {share:.0%}{copies}{_turns_text(self.turns, device)}")
+        for (a, b), count in sorted(self.moved_bytes.items(), key=lambda item: -item[1])[:8]:
+            lines.append(f"  {short_name(a)} -> {short_name(b)}  {format_bytes(count)} moved")
+        for event in self.slowest(5):
+            lines.append(
+                f"  {event.duration_s * 1e3:8.3f} ms  {event.type} on {short_name(event.device)}  {event.name}"
+            )
+        return "\n".join([line[:100] for line in lines] + ([f"  note: {self.note}"] if self.note else []))
+
+    __repr__ = __str__  # what a prompt, and an assertion that fails, show
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self), "the devices, what moved, and the slowest operations")
+
+
+class TurnSpan(NamedTuple):
+    """A device works on the rows of one shard.
+
+    Attributes:
+      kind: in a stage, forward `F` or backward `B`; else "".
+      shard: its number.
+      stage: its name, "" for none.
+      start_s, end_s: of the first and the last of its operations, in seconds.
+    """
+
+    device: str
+    kind: str
+    shard: int
+    stage: str
+    start_s: float
+    end_s: float
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.shard}"
+
+
+def find_turns(events: Sequence[OpEvent], ops: Mapping[str, PlacedOp]) -> list[TurnSpan]:
+    """Return the turns on devices that several shards share, by start; empty where none does.
+
+    Args:
+      events: every execution of an operation, by start.
+      ops: where each operation runs.
+    """
+    last: dict[str, TurnSpan] = {}
+    found: list[TurnSpan] = []
+    for event in events:
+        op = ops.get(event.name)
+        if op is None or op.shard is None or event.copied or op.role:
+            continue
+        kind = ("B" if op.backward else "F") if op.stage else ""
+        span = TurnSpan(event.device, kind, op.shard, op.stage, event.start_s, event.start_s + event.duration_s)
+        before = last.get(event.device)
+        if before is not None and before[:4] == span[:4]:
+            found.remove(before)
+            span = before._replace(end_s=max(before.end_s, span.end_s))
+        found.append(span)
+        last[event.device] = span
+    shared = {device for device in last if len({span.shard for span in found if span.device == device}) > 1}
+    return sorted((span for span in found if span.device in shared), key=lambda span: span.start_s)
+
+
+def _turns_text(turns: Sequence[TurnSpan], device: str) -> str:
+    """Say which stages and shards have turns on a device."""
+    own = [turn for turn in turns if turn.device == device]
+    stages = "".join(f", stage {stage}" for stage in dict.fromkeys(turn.stage for turn in own) if stage)
+    return f"{stages}, {len({turn.shard for turn in own})} shards in turns" if own else ""

@@ -1,0 +1,79 @@
+"""What one executed step looked like: which operation ran when on which device. Measured, not modelled."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from graphsplit.core.tensorflow_internals import partition_graphs
+from graphsplit.inspect.actual import match, require_runnable
+from graphsplit.inspect.builders import source_of
+from graphsplit.inspect.flattening import flatten
+from graphsplit.inspect.placements import Placement
+from graphsplit.inspect.reading import bytes_of, read_ops
+from graphsplit.inspect.recorded.profiles import SendEvent, missing_in, read_events, record_hosts
+from graphsplit.inspect.recorded.recorded_steps import Timeline
+from graphsplit.inspect.sources import PlacementSource, StateKeeper
+
+
+def timeline_of(fn: Any, *args: Any, **kwargs: Any) -> Timeline:
+    """Run a function under TensorFlow's profiler and return what ran when on which device.
+
+    The function runs three times: to learn where each operation runs, to warm up, and to be recorded. Variables get
+    their values back. The recorded step is slower than others. Workers record, too; if one does not, the timeline's
+    `note` names the devices without times.
+
+    Args:
+      fn: a function made by `parallelize`, or anything that `placement_of` takes but directories.
+      *args, **kwargs: its arguments, tensors.
+
+    Raises:
+      ArgumentError: if arguments are specifications and not tensors.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> gs.timeline_of(tf.function(lambda x: tf.linalg.matmul(x, x)), tf.ones([64, 64])).slowest(1)[0].device
+    '/device:CPU:0'
+    """
+    source, arguments, title = source_of(fn, args, kwargs)
+    return timeline_of_source(source, arguments, title)
+
+
+def timeline_of_source(source: PlacementSource, arguments: Sequence[Any], title: str, steps: int = 1) -> Timeline:
+    """Return the timeline of a graph run on flat arguments, so many times one after the other."""
+    require_runnable(source, arguments)
+    assert source.make_run is not None
+    run = source.make_run()
+    with StateKeeper(source.state):
+        with partition_graphs() as graphs:
+            run(arguments)
+        run(arguments)
+        recordings, notes = record_hosts(lambda: _repeat(lambda: run(arguments), steps), graphs)
+    events, sends = read_events(recordings, graphs)
+    flat = flatten(source.graph)
+    ops, edges = read_ops(source, flat)
+    ops, added = match(ops, flat, source, graphs)
+    placement = Placement(ops, edges, actual=True, rows=source.rows, graph_def=source.graph, added=added, title=title)
+    note = "; ".join([*notes, *missing_in(recordings, events, graphs)])
+    return Timeline(title, tuple(events), _moved(sends, placement), placement, note)
+
+
+def _repeat(step: Callable[[], Sequence[Any]], times: int) -> None:
+    """Take so many steps, each until its results are there."""
+    for _ in range(times):
+        for tensor in step():
+            if hasattr(tensor, "numpy"):
+                tensor.numpy()
+
+
+def _moved(sends: Sequence[SendEvent], placement: Placement) -> dict[tuple[str, str], int]:
+    """Return the bytes that the recorded sends carried: each tensor as often as it was sent."""
+    moved: dict[tuple[str, str], int] = defaultdict(int)
+    for send in sends:
+        op, output = placement.ops.get(send.source), send.output
+        if op is not None and output >= len(op.shapes):  # oneDNN's operation makes what another one was to make, too
+            op, output = placement.ops.get(send.asked_of), 0
+        if op is not None:  # (no operation sends the signals that carry control dependencies)
+            size = bytes_of(op.shapes[output], op.dtypes[output])
+            moved[send.source_device, send.target_device] += size
+    return {route: count for route, count in moved.items() if count}

@@ -1,0 +1,236 @@
+"""A placement as one self-contained page: no network, nothing to install, thousands of operations."""
+
+from __future__ import annotations
+
+import html
+import importlib.resources
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from graphsplit.core.devices import short_name
+from graphsplit.inspect.findings import find_warnings
+from graphsplit.inspect.graph import PlacementGraph
+from graphsplit.inspect.questions import natural_order, reading_order
+from graphsplit.inspect.records import CriticalPath, DeviceTotals, PlacedOp, Transfer
+from graphsplit.inspect.views.colors import device_colors
+from graphsplit.inspect.views.lanes import Lane, alike_lanes, in_order, lanes_of
+from graphsplit.inspect.views.routes import Kinds, routes_of, way_text, ways_text
+from graphsplit.inspect.views.summaries import folded_scopes, page_paths
+from graphsplit.inspect.views.tables import format_flops
+from graphsplit.planning.amounts import count_text, format_bytes
+
+_SCRIPTS = ("model.js", "view.js", "arrows.js", "panel.js")  # in the order in which they run
+
+
+def page_html(placement: PlacementGraph) -> str:
+    """Return the page."""
+    files = importlib.resources.files("graphsplit.inspect.views") / "page"
+    parts = {
+        "title": html.escape(f"Placement of {placement.title}"),
+        "style": (files / "page.css").read_text("utf-8"),
+        "script": "\n".join((files / name).read_text("utf-8") for name in _SCRIPTS),
+        "data": _script_data(page_data(placement)),
+    }
+    page = (files / "page.html").read_text("utf-8")
+    return re.sub(r"{{(\w+)}}", lambda name: parts[name[1]], page)  # (in one go: a title may have such words, too)
+
+
+def _script_data(data: Mapping[str, Any]) -> str:
+    """Return data as JSON that stands in a script element, which a `</script>` or a `<!--` in a name would change."""
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
+_LARGEST = 25  # tensors that the page names one by one
+
+
+def page_data(placement: PlacementGraph) -> dict[str, Any]:
+    """Return what the page shows, as plain lists: names and reasons once, operations in the order of execution."""
+    order = reading_order(placement.graph)
+    number = {name: i for i, name in enumerate(order)}
+    known = {op.requested for op in placement.ops.values()} | set(placement.devices)
+    devices = sorted(known - {""}, key=natural_order)
+    colors = device_colors(devices)
+    index = {device: i for i, device in enumerate(devices)} | {"": -1}
+    lane_of = lanes_of(placement.ops.values())
+    critical = placement.critical_path()
+    paths = page_paths(placement)
+    return {
+        "title": placement.title,
+        "actual": placement.actual,
+        "sharded": any(op.shard is not None for op in placement.ops.values()),
+        "rows": list(placement.rows),
+        "devices": [_device(placement, device, colors[device]) for device in devices],
+        "lanes": _lanes(placement, lane_of, index, set(critical.ops)),
+        **_ops([placement.ops[name] for name in order], index, lane_of, paths),
+        "variables": {number[op.name]: op.variable for op in placement.ops.values() if op.variable},
+        "folded": folded_scopes(placement, paths),
+        "critical": [number[name] for name in critical.ops],
+        "criticalText": _critical_text(critical),
+        "edges": [x for e in placement.edges for x in (number[e.source], number[e.target], int(e.control))],
+        **_transfers(placement, index, number),
+        "largest": _largest(placement, number, paths),
+        "mostFlops": max((op.flops or 0 for op in placement.ops.values()), default=0),
+        "warnings": list(find_warnings(placement)),
+    }
+
+
+def _lanes(
+    placement: PlacementGraph, lane_of: Mapping[str, Lane], index: Mapping[str, int], critical: set[str]
+) -> list[dict[str, Any]]:
+    """Return the lanes in their order; those that another one stands for name it as `like`, others themselves."""
+    lanes = in_order(lane_of.values())
+    alike = {lane: group for group in alike_lanes(placement, lane_of, critical) for lane in group.lanes}
+    found = []
+    for i, lane in enumerate(lanes):
+        group = alike.get(lane)
+        found.append(
+            {
+                "work": lane.work,
+                "device": index[lane.device],
+                "shards": list(lane.shards),
+                "like": lanes.index(group.shown) if group else i,
+                "alike": len(group.lanes) if group else 1,
+                "together": str(group) if group else lane.work,
+                "note": short_name(lane.device) + _rows_text(placement.rows, [lane]),
+                "notes": group.devices + _rows_text(placement.rows, group.lanes) if group else "",
+            }
+        )
+    return found
+
+
+def _rows_text(rows: Sequence[int], lanes: Sequence[Lane]) -> str:
+    """Return how many rows of the batch lanes have, if that is known, after a comma."""
+    counts = sorted({sum(rows[shard] for shard in lane.shards if shard < len(rows)) for lane in lanes})
+    if not counts[-1]:
+        return ""
+    several = f"{counts[0]} to {counts[-1]} rows" if len(counts) > 1 else count_text(counts[0], "row")
+    return f", {several}{' each' if len(lanes) > 1 else ''}"
+
+
+def _ops(
+    ops: Sequence[PlacedOp], index: Mapping[str, int], lane_of: Mapping[str, Lane], paths: Mapping[str, list[str]]
+) -> dict[str, Any]:
+    """Return the operations, in the order of fields that `OP` in model.js names, and the tables that they point to."""
+    tables = {name: _numbering() for name in ("types", "sources", "reasons", "stages", "scopes", "labels")}
+    place = {lane: i for i, lane in enumerate(in_order(lane_of.values()))}
+    return {
+        "ops": [
+            [
+                *_op(op, index, tables),
+                place[lane_of[op.name]],
+                tables["stages"][op.stage],
+                tables["scopes"]["/".join(paths[op.name][:-1])],
+                tables["labels"][paths[op.name][-1]],
+            ]
+            for op in ops
+        ],
+        **{name: list(table) for name, table in tables.items()},
+    }
+
+
+def _transfers(placement: PlacementGraph, index: Mapping[str, int], number: Mapping[str, int]) -> dict[str, Any]:
+    """Return transfers, each with the number of its route, and the routes, both largest first."""
+    routes, route_of = routes_of(placement)
+    return {
+        "transfers": [
+            [
+                number[t.source],
+                index[t.source_device],
+                index[t.target_device],
+                t.bytes,
+                [number[r] for r in t.readers],
+                route,
+                way_text(t.source_device, t.target_device).replace("->", "→"),
+            ]
+            for t, route in zip(placement.transfers, route_of, strict=True)
+        ],
+        "routes": [
+            {
+                "text": str(route),
+                "what": route.what,
+                "each": route.bytes_each,
+                "devices": len(route.bytes_by_device),
+                "note": f"{count_text(route.tensors, 'tensor')}, {format_bytes(route.bytes)} in all",
+            }
+            for route in routes
+        ],
+    }
+
+
+def _largest(placement: PlacementGraph, number: Mapping[str, int], paths: Mapping[str, list[str]]) -> list[Any]:
+    """Return the largest tensors that are sent, the same to or from several devices once, with how users call them."""
+    kinds, together = Kinds(placement), dict[tuple[str, int, int], list[Transfer]]()
+    for transfer in placement.transfers:
+        path = "/".join(paths[transfer.source])
+        if placement.ops[transfer.source].role:
+            path = re.sub(r"_\d+ \(", " (", path)  # what is packed on each device has its number
+        together.setdefault((path, transfer.output, transfer.bytes), []).append(transfer)
+    return [
+        {
+            "op": number[transfers[0].source],
+            "bytes": size,
+            "way": ways_text([(t.source_device, t.target_device) for t in transfers]).replace("->", "→"),
+            "name": kinds.called(transfers[0].source) or path,
+        }
+        for (path, _, size), transfers in list(together.items())[:_LARGEST]
+    ]
+
+
+def _critical_text(path: CriticalPath) -> str:
+    """Return the critical path in a sentence, with what it rests on."""
+    return (
+        f"{len(path.ops)} operations wait for each other: {format_flops(path.flops)}, "
+        f"{format_bytes(path.transfer_bytes)} sent, {path.seconds * 1e3:.3g} ms by what gs.predict takes operations "
+        f"and links of the machine {path.machine!r} to need, without queues; not measured."
+    )
+
+
+def _numbering() -> dict[str, int]:
+    """Return different strings, each with its number: that of one that is asked for first is the next."""
+    found: defaultdict[str, int] = defaultdict(int)
+    found.default_factory = found.__len__
+    return found
+
+
+def _device(placement: PlacementGraph, device: str, color: str) -> dict[str, Any]:
+    totals = placement.devices.get(device, DeviceTotals(device))
+    return {
+        "name": short_name(device),
+        "color": color,
+        "ops": totals.ops,
+        "flops": totals.flops,
+        "parameters": totals.parameter_bytes,
+        "sent": totals.sent_bytes,
+    }
+
+
+def _op(op: PlacedOp, index: Mapping[str, int], tables: Mapping[str, Mapping[str, int]]) -> list[Any]:
+    """Return one operation in the order that `OP` in model.js names, but for its lane, stage, scopes and label."""
+    return [
+        op.name,
+        tables["types"][op.type],
+        index[op.device],
+        index[op.requested],
+        index[op.actual],
+        -1 if op.shard is None else op.shard,
+        " ".join(shape_text(shape, dtype) for shape, dtype in zip(op.shapes, op.dtypes, strict=True)),
+        op.output_bytes,
+        -1 if op.flops is None else op.flops,
+        tables["sources"][op.source],
+        tables["reasons"][op.reason],
+        int(op.ran),
+        int(op.backward),
+        tables["reasons"][op.home_reason],
+    ]
+
+
+def shape_text(shape: tuple[int | None, ...] | None, dtype: str) -> str:
+    """Return a tensor as people write it.
+
+    >>> shape_text((None, 784), "float32")
+    'float32[?,784]'
+    """
+    return dtype + ("[...]" if shape is None else f"[{','.join('?' if d is None else str(d) for d in shape)}]")

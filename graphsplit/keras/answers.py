@@ -1,0 +1,97 @@
+"""Which step of a wrapped model a question is about, and its arguments, as Keras itself would have them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core.errors import ArgumentError
+from graphsplit.keras.batches import BatchFunction, parts_of_batch
+from graphsplit.keras.flavors import flavor_of
+
+STEPS = ("train", "test", "predict")
+_STAND_IN = 64  # for sizes that a specification leaves open, while Keras builds what it has not built
+
+
+def kind_of_step(model: Any, y: Any, step: str | None) -> str:
+    """Return which step is meant: the one that is named, else training if there are targets, else prediction."""
+    if step is None:
+        return "predict" if y is None else "train"
+    if step not in STEPS:
+        raise ArgumentError(f"step={step!r} of {model.name!r}: write 'train', 'test' or 'predict'.")
+    return step
+
+
+def busiest(model: Any, functions: Sequence[Any]) -> BatchFunction:
+    """Return the function whose step ran most batches.
+
+    Raises:
+      ArgumentError: if none ran.
+    """
+    ran = [f for f in functions if isinstance(f, BatchFunction) and f.batches]
+    if not ran:
+        raise ArgumentError(
+            f"Without arguments, this is about the step of {model.name!r} that ran most, and none has run since it was "
+            "wrapped and compiled. Pass a batch: x and y for training, x alone for prediction; tf.TensorSpecs are "
+            "enough if nothing has to run."
+        )
+    return max(ran, key=lambda function: function.batches)
+
+
+def arguments_of(model: Any, kind: str, function: Any, batch: tuple[Any, Any, Any]) -> tuple[Any, ...]:
+    """Return the arguments of a step for a batch, `(x, y, sample_weight)`; where it has specifications, with these.
+
+    Keras itself packs them, in `train_on_batch` and the like, and builds optimizer and metrics.
+
+    Raises:
+      ArgumentError: for a model that runs eagerly.
+    """
+    if not isinstance(function, BatchFunction):
+        raise ArgumentError(
+            f"{model.name!r} was compiled with run_eagerly=True: it runs operation by operation, on one device, and "
+            "has no plan. Compile it without run_eagerly."
+        )
+    given = tf.nest.flatten([part for part in batch if part is not None])
+    x, y, weight = tf.nest.map_structure(lambda leaf: _as_fit_has_it(model, leaf), batch)
+    calls = {
+        "train": lambda: model.train_on_batch(x, y, weight),
+        "test": lambda: model.test_on_batch(x, y, weight),
+        "predict": lambda: model.predict_on_batch(x),
+    }
+    with _metrics_kept(model):
+        data = function.batch_in(calls[kind])
+    found = tf.nest.flatten(data)
+    asked = iter(given)
+    if len([leaf for leaf in found if leaf is not None]) == len(given):
+        found = [leaf if leaf is None else _asked_or(next(asked), leaf) for leaf in found]
+    return parts_of_batch(tf.nest.pack_sequence_as(data, found))
+
+
+def _asked_or(asked: Any, leaf: Any) -> Any:
+    return asked if isinstance(asked, tf.TensorSpec) else leaf
+
+
+def _as_fit_has_it(model: Any, leaf: Any) -> Any:
+    """Return an array in the floating type in which `fit` has it; zeros for a specification."""
+    if isinstance(leaf, tf.TensorSpec):
+        return tf.zeros([_STAND_IN if size is None else size for size in leaf.shape.as_list()], leaf.dtype)
+    if isinstance(leaf, np.ndarray) and np.issubdtype(leaf.dtype, np.floating):
+        flavor = flavor_of(model)
+        return leaf if flavor is None else leaf.astype(flavor.module().backend.floatx())
+    return leaf
+
+
+@contextlib.contextmanager
+def _metrics_kept(model: Any) -> Iterator[None]:
+    """Give metrics back what they have counted, which Keras forgets before such a batch."""
+    variables = [variable for metric in model.metrics for variable in metric.variables]
+    before = [tf.identity(variable) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)

@@ -1,0 +1,246 @@
+"""Batch functions: what Keras calls for every batch, `f(iterator) -> logs`, on top of a parallelized step.
+
+The iterator is advanced outside of the parallelized step, eagerly, so that every batch arrives with its true shape,
+for which it is planned. What the step's code knows of that shape is another matter: see `seen_shapes.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.api.calls.parallel_function import ParallelFunction
+from graphsplit.core import structures
+from graphsplit.core.errors import CheckError
+from graphsplit.core.user_code import user_stack_level
+from graphsplit.keras.seen_shapes import Retracing, SeenShapes, is_open, tree_of_elements, with_open_rows
+from graphsplit.planning.plan import Plan
+from graphsplit.rules.families.random import has_seeded_kernels
+
+_LEFT_OUT = object()  # stands for an argument of a step that a batch does not have
+
+
+class _HandedError(Exception):
+    """Takes what Keras hands to a function that is only asked for that back to whoever asked."""
+
+    def __init__(self, data: Any):
+        super().__init__("a step's arguments, for whoever asked for them")
+        self.data = data
+
+
+class BatchFunction:
+    """Runs up to `steps()` batches of an iterator through a parallelized step.
+
+    Attributes:
+      step: the template's step, parallelized; see `step_of_parts`.
+      batches: how many it ran.
+      before: called with the step and its arguments before each batch, if it is not None.
+      owner: the wrapped model that runs its batches so, if it is to be found from here.
+
+    Args:
+      step: the attribute.
+      steps: returns the most batches for one call.
+      finish: joins what the steps returned.
+      is_graph: whether Keras' own function is one graph, for one batch or a list of them, whatever it is called with.
+    """
+
+    def __init__(
+        self,
+        step: ParallelFunction[..., Any],
+        steps: Callable[[], int],
+        finish: Callable[[list[Any]], Any],
+        is_graph: bool = False,
+    ):
+        self.step = step
+        self.batches = 0
+        self.before: Callable[[ParallelFunction[..., Any], tuple[Any, ...]], None] | None = None
+        self.owner: Any = None
+        self._only_asked = False
+        self._of_graphs, self._of_steps = Retracing(), None if is_graph else Retracing()
+        self._steps = steps
+        self._finish = finish
+        self._last: tuple[Any, ...] = ()
+        self._traced = 0  # how often the step was, when it was last looked at
+        self._told = False
+
+    def __call__(self, iterator: Iterator[Any]) -> Any:
+        """Return what the steps returned, joined; raise `StopIteration` if there is no batch left."""
+        seen = None
+        if isinstance(iterator, tf.data.Iterator):  # a graph reads it
+            seen = self._of_graphs.seen(tree_of_elements(iterator.element_spec))
+        return self.run((batch, seen) for batch in _take(iterator, self._steps()))
+
+    def run(self, batches: Iterable[tuple[Any, structures.Tree | None]]) -> Any:
+        """Run the step on every batch, given with what the graph of Keras' own that has it sees, if one does."""
+        outputs = []
+        for batch, in_graph in batches:
+            data = _without_optionals(batch)
+            if self._only_asked:
+                raise _HandedError(data)
+            seen = structures.flatten(data)[1] if in_graph is None else in_graph
+            self._last = parts_of_batch(data, seen if self._of_steps is None else self._of_steps.seen(seen))
+            if self.before is not None:
+                self.before(self.step, self._last)
+            outputs.append(self._run_step())
+            self._tell_of_kernels()
+            self.batches += 1
+        if not outputs:
+            raise StopIteration
+        return self._finish(outputs)
+
+    def _run_step(self) -> Any:
+        """Run the step on the last batch; errors of shapes say which parts of it differ in rows.
+
+        (Keras compares these for arrays, and not for what a dataset or `train_on_batch` brings. TensorFlow then names
+        an operation of a loss, which the user may never have seen.)
+        """
+        try:
+            return self.step(*self._last)
+        except ValueError as error:
+            if told := self._rows_that_differ():
+                error.args = (f"{error}\n{told}",)
+            raise
+        except tf.errors.InvalidArgumentError as error:  # (of a step that was not to know its rows)
+            if told := self._rows_that_differ():
+                raise type(error)(error.node_def, error.op, f"{error.message}\n{told}") from error.__cause__
+            raise
+
+    def _tell_of_kernels(self) -> None:
+        """Warn, once, if batches of several shapes draw from kernels: Keras has one trace for all of them."""
+        if self._told:
+            return
+        programs = self.step._programs_so_far()
+        if len(programs) in (1, self._traced):
+            return
+        self._traced = len(programs)
+        if sum(map(has_seeded_kernels, programs)) > 1:
+            self._told = True
+            warnings.warn(
+                f"{self.step._name()} draws seeded numbers by TensorFlow's kernels. Each kernel counts what it drew, "
+                "and batches of another shape have other kernels. From this batch on, these numbers (the masks of "
+                "tf_keras' Dropout) are not those of one device. Call "
+                "tf_keras.backend.experimental.enable_tf_random_generator() before you make the model; use a "
+                "tf.random.Generator in your layers; or leave out the smaller last batch.",
+                stacklevel=user_stack_level(),
+            )
+
+    def _rows_that_differ(self) -> str:
+        """Return the number of rows of each part of the last batch, "" if they are the same."""
+        named = inspect.signature(self.step).bind(*self._last).arguments
+        tree = structures.flatten(dict(named))[1]
+        assert isinstance(tree, structures.Branch)
+        rows = {path: leaf.shape[0] for path, leaf in structures.paths(tree) if leaf.shape}
+        if len(set(rows.values())) < 2:
+            return ""
+        return f"The batch has parts of different numbers of rows: {', '.join(f'{p} {n}' for p, n in rows.items())}."
+
+    def batch_in(self, call: Callable[[], Any]) -> Any:
+        """Return the batch that `call` brings, as the step has it; nothing runs."""
+        self._only_asked = True
+        try:
+            call()
+        except _HandedError as handed:
+            return handed.data
+        finally:
+            self._only_asked = False
+        raise CheckError("Keras runs a step in another way than graphsplit knows.")
+
+    def plan(self) -> Plan:
+        """Return what ran where for the last batch. `print` it."""
+        return self.step.plan(*self._last)
+
+
+class BatchesFunction(BatchFunction):
+    """Runs a list of batches, which Keras 3 hands to `predict_function`."""
+
+    def __call__(self, batches: Any) -> Any:
+        """Return the predictions of all, joined."""
+        seen = self._of_graphs.seen(structures.flatten(list(map(_without_optionals, batches)))[1])
+        assert isinstance(seen, structures.Branch)
+        return self.run(zip(batches, seen.entries, strict=True))
+
+
+def step_of_parts(step: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a step of a model's data as a function of what `parts_of_batch` gives, which has the user's names."""
+
+    def run(
+        seen: SeenShapes | None,
+        x: Any = _LEFT_OUT,
+        y: Any = _LEFT_OUT,
+        sample_weight: Any = _LEFT_OUT,
+        data: Any = _LEFT_OUT,
+    ) -> Any:
+        if data is _LEFT_OUT:
+            data = tuple(part for part in (x, y, sample_weight) if part is not _LEFT_OUT)
+        return step(data if seen is None else seen.of(data))
+
+    run.__name__ = step.__name__
+    made: Callable[..., Any] = tf.autograph.experimental.do_not_convert(run)
+    return made
+
+
+class ModelStep(ParallelFunction[..., Any]):
+    """A step of a model, of what `parts_of_batch` gives."""
+
+    def _seen(self, arguments: structures.Branch) -> structures.Branch:
+        [seen, *batch] = arguments.entries
+        if not isinstance(seen, structures.StaticLeaf) or seen.value is None:
+            return arguments
+        tree = replace(arguments, keys=arguments.keys[1:], entries=tuple(batch))
+        return replace(arguments, entries=(seen, *seen.value.in_place_of(tree).entries))
+
+
+def parts_of_batch(data: Any, seen: structures.Tree | None = None) -> tuple[Any, ...]:
+    """Return the arguments of a step for a batch: `x, y, sample_weight`, as Keras takes tuples, else `data` whole.
+
+    Args:
+      data: the batch.
+      seen: its structure as the step's code sees it; None for a code that does not know the number of rows.
+    """
+    if seen is None:
+        seen = with_open_rows(structures.flatten(data, specs=True)[1])
+    first = SeenShapes(seen) if is_open(seen) else None
+    if type(data) is tuple and 1 <= len(data) <= 3:
+        return first, *data
+    return first, _LEFT_OUT, _LEFT_OUT, _LEFT_OUT, data
+
+
+def last(outputs: list[Any]) -> Any:
+    """Return what the last step returned."""
+    return outputs[-1]
+
+
+def last_sorted(outputs: list[Any]) -> Any:
+    """Return the logs of the last step in alphabetical order, in which Keras 3 gets them from `tf.data`'s optionals."""
+    logs = outputs[-1]
+    return {key: logs[key] for key in sorted(logs)} if type(logs) is dict else logs
+
+
+def joined_predictions(outputs: list[Any]) -> Any:
+    """Return the predictions of several steps, joined along the rows."""
+    return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(_join, *outputs)
+
+
+def _join(*parts: Any) -> Any:
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(parts))
+    return tf.stack(parts) if parts[0].shape.rank == 0 else tf.concat(parts, 0)
+
+
+def _take(iterator: Iterator[Any], count: int) -> Iterator[Any]:
+    for _ in range(count):
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        yield batch
+
+
+def _without_optionals(batch: Any) -> Any:
+    """Replace `tf.data`'s optional values, of which Keras 3 makes missing targets and weights, by None."""
+    return tf.nest.map_structure(lambda part: None if isinstance(part, tf.experimental.Optional) else part, batch)

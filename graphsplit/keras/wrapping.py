@@ -1,0 +1,250 @@
+"""`multi_gpu_model`: the one-line wrap of a built Keras model, and the checks that come before it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from graphsplit.api.automatic_choice import checked_automatic
+from graphsplit.api.calls.chosen_devices import stages_asked
+from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, check_layout, names_host
+from graphsplit.api.options import Options
+from graphsplit.core.device_mesh import device_mesh, devices_of, mesh_axes
+from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name
+from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.gpus.logical_gpus import has_gpus
+from graphsplit.core.keras_internals import layers_not_built
+from graphsplit.core.patterns import suggesting_options
+from graphsplit.keras.answers import STEPS
+from graphsplit.keras.flavors import KERAS_3, Flavor, flavor_of
+from graphsplit.keras.layer_stages import stages_of_model
+from graphsplit.keras.models import ModelDevices, base_of, is_wrapped, wrapped
+from graphsplit.planning.costs.machine import Machine
+
+Model = TypeVar("Model")  # of either Keras, neither of which is imported here
+
+CPU = "/device:CPU:0"
+
+
+@suggesting_options
+def multi_gpu_model(
+    model: Model,
+    gpus: int | Sequence[int | str] | None = None,
+    cpu_merge: bool = True,
+    cpu_relocation: bool = False,
+    variables: VariableLayout | Mapping[str, VariableLayout] = AUTO,
+    micro_batches: int = 1,
+    schedule: str | None = None,
+    stages: int | Sequence[str] | None = None,
+    strict: bool | float = False,
+    mesh: Mapping[str, int] | None = None,
+    recompute: str | float | Sequence[str] | None = None,
+    batch_axis: str | None = None,
+    plan: str | None = None,
+    memory: str | float | None = None,
+    machine: str | os.PathLike[str] | Machine | None = None,
+) -> Model:
+    """Return `model` with `fit`, `evaluate` and `predict` running on several devices, with one device's numbers.
+
+    The returned model shares everything with the template: class, layers, variables, optimizer, metrics, compile state
+    and files. Only what runs a batch differs: `graphsplit.parallelize` runs the template's `train_step`, `test_step`
+    and `predict_step`. Losses, metrics, BatchNormalization's statistics and dropout masks are those of the template on
+    one device, for every batch size.
+
+    Args:
+      model: a built Keras 3 or tf_keras model (Sequential, functional or subclassed), or a Keras 3 layer that has
+        `fit`; trained or not, compiled or not.
+      gpus: how many devices, or which: `[0, 2]` means GPU 0 and GPU 2 (or logical CPU devices, if there is no GPU).
+        Names such as `"GPU:1"` work, too; for plans they may be another machine's. None means all GPUs, or without
+        GPUs all logical CPU devices.
+      cpu_merge: merge the shards' predictions on the CPU, else on the first device.
+      cpu_relocation: keep the weights on the CPU and update them there. They must have been made there.
+      variables: the layout of the weights and the optimizer's slots, or layouts by patterns of names, as in
+        `set_variable_layout`. `"auto"` chooses at the first batch. Over GPUs and workers, what a training step writes
+        is divided, and what a step only reads is copied to all; the first training batch divides what was copied for
+        predictions before it. On logical CPU devices of one process all stays. `docs/variables.md` has the rule.
+        `"home"` leaves them where they are. `"sharded"` divides them over the devices, for a model that is too large
+        for one; `"replicated"` copies them to all; `{"slots of *": "host", "*": "home"}` keeps the optimizer's slots
+        in the host's memory, also for one device.
+      micro_batches: how many parts the rows of each device are divided into. A device computes one part after the
+        other, so that larger batches fit into memory, with the whole batch's result.
+      schedule: the order in which micro-batches go through stages; see `parallelize`.
+      stages: how many parts of equal time the model is cut into, each with devices of its own; or patterns of the names
+        of layers at which new stages begin, `["block4_*", "block9_*"]`. A stage begins with the first layer that
+        matches, and has all that Keras runs after it. 4 stages on 8 devices are two pipelines. None does not cut the
+        model, and keeps stages that its layers call by `on_device`.
+      strict: raise `StrictError`, from the first batch, if work on the batch would run on one device; or the share of
+        the work that may; see `parallelize`.
+      mesh: the devices as a mesh of named axes, `{"batch": 2, "model": 4}`; see `parallelize`. Layouts of variables may
+        then name its axes, `{"*/up/kernel": (None, "model"), "*": "home"}`.
+      recompute: what the backward pass computes again instead of keeping it: `"blocks"`, a share, or patterns of the
+        names of layers; see `parallelize`.
+      batch_axis: the name of the batch axis, if it is neither `"batch"` nor `"data"`.
+      memory: how much each device may hold, `"24GB"`: the layout of the variables, `micro_batches` and `recompute` are
+        chosen for it, see `parallelize`. The first training batch chooses, with the optimizer's slots; without an
+        optimizer, the first batch. `evaluate` and `predict` use the variables where they are then.
+      plan, machine: see `parallelize`.
+
+    Returns:
+      The wrapped model, which also has `plan(x, y)` and `placement(x, y)`, and works with `verify`; or `model` itself,
+      if there is only one device and nothing to divide for it.
+
+    Raises:
+      ArgumentError: if `model` is not a Keras model, not built, or wrapped already; if `gpus` cannot be understood; if
+        `cpu_relocation` is given and weights are elsewhere, or with `memory` or another layout; for an unknown layout;
+        for `micro_batches` below 1, an unknown `schedule`, or `stages` that do not fit the layers or devices.
+      DeviceError: if there are not that many devices.
+      UnsupportedError: for a model of a `tf.distribute` strategy, one that overrides `make_train_function`, or another
+        Keras backend than TensorFlow.
+
+    >>> import keras, numpy as np, graphsplit as gs
+    >>> template = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    >>> model = gs.multi_gpu_model(template, gpus=2)
+    >>> model.compile("sgd", "mse")
+    >>> history = model.fit(np.ones((5, 3)), np.ones((5, 1)), verbose=0)
+    >>> template.predict(np.ones((5, 3)), verbose=0).shape
+    (5, 1)
+    """
+    flavor = _check_model(model)
+    axes = mesh_axes(mesh, batch_axis)
+    devices = devices_of(axes, None) if axes and gpus is None else _devices(gpus)
+    grid = device_mesh(axes, devices) if axes else None
+    cpu = None if devices[0] == CPU else CPU  # (None is the first device)
+    automatic = checked_automatic(plan, memory, machine)
+    if automatic is not None and cpu_relocation:
+        [(name, value)] = automatic.given.items()
+        raise ArgumentError(
+            f"cpu_relocation=True keeps the weights on the CPU, {name}={value!r} chooses where they are. Choose one."
+        )
+    options = Options(
+        devices=devices,
+        mesh=axes,
+        home=cpu if cpu_relocation else None,
+        micro_batches=micro_batches,
+        schedule=schedule,
+        stages=stages_of_model(model, stages, flavor),
+        strict=strict,
+        recompute=recompute,  # type: ignore[arg-type]  # a list becomes a tuple there
+        variables=AUTO if variables == AUTO and automatic is None and not cpu_relocation else None,
+        automatic=automatic,
+        devices_argument="gpus",
+    )
+    stages_asked(options, devices)  # (checks that they make whole pipelines)
+    plain = micro_batches == 1 and schedule is None and recompute is None and not names_host(variables)
+    if len(devices) == 1 and plain and automatic is None:
+        return model
+    check_strategy(model, "multi_gpu_model")
+    if cpu_relocation:
+        _check_on_cpu(model)
+    if variables != AUTO:
+        check_layout(variables, grid)
+    if cpu_relocation and variables not in ("home", AUTO):
+        raise ArgumentError(
+            f"cpu_relocation=True keeps the weights on the CPU, variables={variables!r} divides them. Choose one."
+        )
+    layout = "home" if variables == AUTO else variables
+    where = ModelDevices(devices, options, cpu if cpu_merge else options.home, layout)
+    return wrapped(model, base_of(flavor), where)  # type: ignore[no-any-return]
+
+
+def _check_model(model: Any) -> Flavor:
+    flavor = flavor_of(model)
+    if flavor is None:
+        raise ArgumentError(
+            f"multi_gpu_model takes a Keras model, got {type(model).__module__}.{type(model).__qualname__}. "
+            "For a function or a layer use graphsplit.parallelize."
+        )
+    if flavor is KERAS_3 and (backend := flavor.module().backend.backend()) != "tensorflow":
+        raise UnsupportedError(
+            f"multi_gpu_model splits TensorFlow graphs, but Keras runs on {backend!r}. "
+            "Set the environment variable KERAS_BACKEND=tensorflow before Keras is imported."
+        )
+    if is_wrapped(model):
+        raise ArgumentError(
+            f"{model.name!r} is wrapped already, on {model.model_devices}. "
+            "Wrap its template, model.template, to run it on others."
+        )
+    if not model.built and type(model).call is not flavor.module().Model.call:
+        raise ArgumentError(
+            f"{model.name!r} is not built: it has no variables yet that could be shared. Give it an Input, or call "
+            "it once on a batch, before it is wrapped."
+        )
+    if not model.built and (unbuilt := layers_not_built(model)):
+        raise ArgumentError(
+            f"{model.name!r} has no call(), and some of its layers have no variables yet that could be shared:\n"
+            f"{bullet_list(unbuilt, 5)}\n"
+            "Give each an Input, or call it once on a batch, before the model is wrapped."
+        )
+    if own := own_functions(model):
+        raise UnsupportedError(
+            f"{model.name!r} overrides {' and '.join(own)}, which runs the batches itself and cannot be split. "
+            "Override train_step, test_step or predict_step instead."
+        )
+    return flavor
+
+
+def own_functions(model: Any) -> list[str]:
+    """Return those methods that drive batches and that a model's class has overridden."""
+    methods = [f"make_{kind}_function" for kind in STEPS]
+    return [m for m in methods if not getattr(type(model), m).__module__.startswith(("keras.", "tf_keras."))]
+
+
+def _devices(gpus: Any) -> tuple[str, ...]:
+    """Return full device names; a list of numbers means GPUs, or logical CPU devices where there is no GPU."""
+    if isinstance(gpus, Iterable) and not isinstance(gpus, str):
+        kind = "GPU" if has_gpus() else "CPU"
+        names = list(gpus)
+        if names and all(isinstance(gpu, str) for gpu in names):
+            return names_of_devices(names, "gpus")  # they may be another machine's, for which there are plans
+        gpus = [f"{kind}:{gpu}" if isinstance(gpu, int) and not isinstance(gpu, bool) else gpu for gpu in names]
+    return resolve_devices(gpus, "gpus")
+
+
+def check_strategy(model: Any, instead: str) -> None:
+    """Raise `UnsupportedError` if a `tf.distribute` strategy owns the model or what it was compiled with.
+
+    Args:
+      model: of either Keras.
+      instead: what takes the strategy's place.
+    """
+    strategy = model.distribute_strategy
+    if not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy():
+        parts = [model, *([model.optimizer] if getattr(model, "optimizer", None) is not None else []), *model.metrics]
+        found = [
+            v for part in parts for v in _variables(part) if isinstance(_value(v), tf.distribute.DistributedValues)
+        ]
+        if not found:
+            return
+    raise UnsupportedError(
+        f"{model.name!r} was made, compiled or wrapped under a tf.distribute strategy's scope, which mirrors variables "
+        f"and splits batches itself. Make, compile and wrap it outside of `with strategy.scope():`; {instead} "
+        "takes the strategy's place."
+    )
+
+
+def _check_on_cpu(model: Any) -> None:
+    elsewhere = [
+        f"{getattr(v, 'path', v.name)} on {short_name(device)}"
+        for v in model.variables
+        if ":CPU:" not in (device := canonical_name(_value(v).device))
+    ]
+    if elsewhere:
+        raise ArgumentError(
+            "cpu_relocation=True keeps the weights on the CPU, but variables cannot move once they are made:\n"
+            f"{bullet_list(elsewhere, 5)}\n"
+            "Make the model under `with tf.device('CPU:0'):`. If it is trained already, make a copy there with "
+            "clone_model, and copy the weights with set_weights. Or leave out cpu_relocation."
+        )
+
+
+def _variables(part: Any) -> list[Any]:
+    variables = part.variables
+    return list(variables() if callable(variables) else variables)  # a method in old tf_keras optimizers
+
+
+def _value(variable: Any) -> Any:
+    """Return the TensorFlow variable behind a variable of either Keras."""
+    return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)

@@ -1,0 +1,155 @@
+"""Machines as small TOML files: read, checked as a whole, found by name, and written.
+
+A figure comes with where it is from: each table has a `source`, in words.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+import itertools
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from graphsplit.core.errors import ArgumentError, bullet_list
+from graphsplit.planning.costs.machine import Device, Host, Link, Machine, Sample
+from graphsplit.planning.costs.machine_schema import parse, problems_of
+from graphsplit.planning.costs.work import Work
+
+_WORK = ("family", "dtype", "flops", "bytes")  # of a sample
+_TABLES = ("device", "link", "host", "host_link", "network")
+_COUNTS = ("threads", "threads_per_device")
+
+
+def machine(machine: str | os.PathLike[str] | Machine) -> Machine:
+    """Return a machine by name, or out of a file.
+
+    Args:
+      machine: `"8xH100-SXM5"`: so many of these devices on one host; `"4x8xH100-SXM5"`: so many such hosts; the name of
+        a box, `"dgx-a100"`; or the path of a TOML file.
+
+    Raises:
+      ArgumentError: for a name that is not known (the nearest ones are said), or a file with missing, unknown or
+        impossible figures (all of them are named, with their lines).
+
+    >>> machine("2x8xA100-SXM4-80GB").most_devices
+    16
+    """
+    if isinstance(machine, Machine):
+        return machine
+    if not isinstance(machine, (str, os.PathLike)):
+        raise ArgumentError(f"machine takes the name of a machine or the path of a file, got {machine!r}.")
+    asked = os.fspath(machine)
+    if asked.endswith(".toml"):
+        if not os.path.isfile(asked):
+            raise ArgumentError(f"machine={asked!r}: there is no such file in {os.getcwd()!r}.")
+        return read_machine(asked)
+    return _by_name(asked)
+
+
+def known_machines() -> dict[str, Machine]:
+    """Return the machines that come along, by name, boxes by their own."""
+    folder = importlib.resources.files("graphsplit.planning.costs") / "machines"
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name)
+    found = (_read(file.name, file.read_text("utf-8")) for file in files)
+    return {machine.name: machine for machine in found}
+
+
+def read_machine(path: str) -> Machine:
+    """Return the machine that a file describes.
+
+    Raises:
+      ArgumentError: if it is no TOML, or figures are missing, not known or impossible.
+    """
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"The machine file {path!r} cannot be read: {error}") from error
+    return _read(path, text)
+
+
+def machine_text(machine: Machine) -> str:
+    """Return a machine as the text of a file that `read_machine` reads."""
+    content: dict[str, Any] = {"name": machine.name, "devices": machine.devices, "calibrated": machine.calibrated}
+    for name in _TABLES:
+        if (table := getattr(machine, name)) is not None:
+            known = {key: value for key, value in vars(table).items() if value is not None and key != "samples"}
+            content[name] = {**known, "source": machine.sources.get(name, "unknown")}
+    for key in ("shared", "copies") if machine.network is not None else ():
+        del content["network"][key]  # (hosts share no network, and have no memory in common)
+    content["samples"] = [
+        {"key": key, "seconds": sample.seconds, **{name: getattr(sample.work, name) for name in _WORK}}
+        for key, sample in machine.device.samples.items()
+    ]
+    return tomli_w.dumps(content)
+
+
+def _by_name(asked: str) -> Machine:
+    known = known_machines()
+    if asked in known:
+        return known[asked]
+    parts = asked.split("x")
+    counts = [int(part) for part in itertools.takewhile(re.compile("[0-9]{1,9}").fullmatch, parts)]
+    base = "x".join(parts[len(counts) :])
+    own = next((m for m in known.values() if base in (m.name, m.device.name)), None)
+    if own is None or len(counts) > (1 if base in known else 2) or 0 in counts:
+        names = [*known, *(f"{m.devices}x{m.device.name}" for m in known.values())]
+        begin = [name for name in names if asked and name.startswith(asked)]
+        near = begin or difflib.get_close_matches(asked, names, 3, 0.4) or list(known)
+        raise ArgumentError(
+            f"There is no machine {asked!r}. Nearest are {', '.join(map(repr, near))}; `graphsplit machines` lists "
+            "all. "
+            "A file of your own ends in .toml; `graphsplit calibrate -o here.toml` writes one for the one at hand."
+        )
+    if base in known:
+        return own.cluster(counts[0]) if counts else own
+    devices = counts[-1] if counts else 1
+    if devices > own.devices:
+        hosts = -(-devices // own.devices)
+        raise ArgumentError(
+            f"There is no machine {asked!r}: {own.name} has {own.devices} {own.device.name} on a host. "
+            f"{hosts} of these hosts are {hosts}x{own.devices}x{own.device.name}."
+        )
+    single = replace(own, devices=devices, name=f"{devices}x{own.device.name}")
+    return single.cluster(counts[0]) if len(counts) == 2 else single
+
+
+def _read(path: str, text: str) -> Machine:
+    content = parse(path, text)
+    if problems := problems_of(path, text, content):
+        raise ArgumentError(f"The machine file has figures that cannot be:\n{bullet_list(problems)}")
+    tables = {name: _values(content[name]) for name in _TABLES if name in content}
+    links: dict[str, Any] = {name: Link(**table) for name, table in tables.items() if name not in ("device", "host")}
+    samples = {
+        own["key"]: Sample(Work(*[own[name] for name in _WORK]), float(own["seconds"]))
+        for own in content.get("samples", ())
+    }
+    return Machine(
+        name=content["name"],
+        devices=content["devices"],
+        device=Device(**tables["device"], samples=samples),
+        host=Host(**tables.get("host", {})),
+        **links,
+        sources={name: content[name]["source"] for name in _TABLES if name in content},
+        file=path,
+        calibrated=content.get("calibrated", False),
+    )
+
+
+def _values(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a table says as a machine has it: counts, and other numbers as such, whole or not; tuples."""
+
+    def as_had(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: as_had(own) for name, own in value.items()}
+        if isinstance(value, list):
+            return tuple(map(as_had, value))
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    return {name: value if name in _COUNTS else as_had(value) for name, value in table.items() if name != "source"}

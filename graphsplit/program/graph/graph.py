@@ -1,0 +1,114 @@
+"""Graph: node protos, and who reads whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from graphsplit.core.errors import CheckError
+from graphsplit.core.gc_pause import collection_paused
+from graphsplit.core.protos.graphdefs import source_of
+from graphsplit.program.graph.walks import in_order, reached, readers_of
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """The nodes of a graph, or of the body of a function. What is asked of them is worked out once.
+
+    To wait for a node counts as reading it. Who reads whom is kept by position: a graph of 400,000 nodes takes seconds.
+
+    Attributes:
+      nodes: `NodeDef`s. What they read must not change while somebody asks.
+      outside: names that nodes may read and that are none of them: the arguments of a function.
+
+    >>> from graphsplit.core.protos.graphdefs import make_node
+    >>> graph = Graph([make_node("c", "Mul", ["a", "b:1"]), make_node("b", "Exp", ["a"]), make_node("a", "Const", [])])
+    >>> graph.order, graph.after(["b"]) == {"b", "c"}
+    (['a', 'b', 'c'], True)
+    """
+
+    nodes: Sequence[Any]
+    outside: frozenset[str] = frozenset()
+
+    @classmethod
+    def of_function(cls, function: Any) -> Graph:
+        """Return the graph of the body of a `FunctionDef`."""
+        return cls(function.node_def, frozenset([argument.name for argument in function.signature.input_arg]))
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the node of a name."""
+        return self.nodes[self.place[name]]
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether there is a node of a name."""
+        return name in self.place
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self.place)
+
+    def check(self) -> None:
+        """Raise `CheckError` unless names are unique and everything that is read exists."""
+        len(self.sources)
+
+    @cached_property
+    def place(self) -> Mapping[str, int]:
+        """The positions of the nodes, by name. Raises `CheckError` if two have the same name."""
+        found = {node.name: k for k, node in enumerate(self.nodes)}
+        if len(found) < len(self.nodes):
+            twice = next(node.name for k, node in enumerate(self.nodes) if found[node.name] != k)
+            raise CheckError(f"Two nodes have the same name: {twice!r}.")
+        return found
+
+    @cached_property
+    @collection_paused()
+    def sources(self) -> Sequence[Sequence[int]]:
+        """The positions of what each node reads, each once. Raises `CheckError` if there is no such node."""
+        found: list[Sequence[int]] = []
+        place = self.place
+        for node in self.nodes:
+            own: dict[int, None] = {}
+            for reference in node.input:
+                source = place.get(reference)
+                if source is None:
+                    source = place.get(source_of(reference))
+                if source is not None:
+                    own[source] = None
+                elif source_of(reference) not in self.outside:
+                    raise CheckError(f"The node {node.name!r} reads {reference!r}, which does not exist.")
+            found.append(tuple(own))
+        return found
+
+    @cached_property
+    @collection_paused()
+    def readers(self) -> Sequence[Sequence[int]]:
+        """The positions of those that read each node."""
+        return readers_of(self.sources)
+
+    @cached_property
+    def positions_in_order(self) -> Sequence[int]:
+        """The positions of `order`."""
+        return in_order(self.sources, list(self.place))
+
+    @property
+    def order(self) -> list[str]:
+        """The names, each behind those that its node reads, otherwise as they are listed.
+
+        Raises `CheckError` if nodes wait for each other; it names them.
+        """
+        names = list(self.place)
+        return [names[k] for k in self.positions_in_order]
+
+    def before(self, names: Iterable[str]) -> set[str]:
+        """Return the names of the nodes that some are made from, themselves included."""
+        return self._reached(names, self.sources)
+
+    def after(self, names: Iterable[str]) -> set[str]:
+        """Return the names of the nodes that are made from some, themselves included."""
+        return self._reached(names, self.readers)
+
+    def _reached(self, names: Iterable[str], following: Sequence[Sequence[int]]) -> set[str]:
+        found = reached([self.place[name] for name in names], following.__getitem__)
+        return {self.nodes[k].name for k in found}

@@ -1,0 +1,168 @@
+"""One signature of a loaded SavedModel -> the same signature on several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.api.calls.call_signatures import as_call
+from graphsplit.api.calls.compilation import trace_and_plan
+from graphsplit.api.options import Options
+from graphsplit.core import structures
+from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.protos.graphdefs import GraphDef, output_type, source_of, split_reference, with_inputs
+from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.emission.emitter import emit
+from graphsplit.planning.plan import Plan
+from graphsplit.planning.state import State
+from graphsplit.program.graph.function_calls import functions_called
+from graphsplit.program.reading.shape_inference import known_shape
+from graphsplit.serving.parts import LARGE_BYTES, noting, resources_of
+from graphsplit.serving.weights import (
+    Mirror,
+    Mirrors,
+    check_only_read,
+    copies_of,
+    sent_bytes,
+    where_variables_live,
+)
+from graphsplit.tracing.trace import Trace, captured_variables
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedSignature:
+    """A signature and the decision what runs where.
+
+    Attributes:
+      name: its key.
+      function: the loaded one.
+      specs: its arguments by name.
+    """
+
+    name: str
+    function: Any
+    specs: Mapping[str, tf.TensorSpec]
+    trace: Trace
+    plan: Plan
+
+
+def plan_signature(
+    name: str, function: Any, options: Options, devices: Sequence[str], *, replicate_weights: bool = False
+) -> PlannedSignature:
+    """Trace a loaded signature and plan it.
+
+    Args:
+      name, function: the signature.
+      options: has the split by the names of its arguments.
+      devices: full names; the first is home.
+      replicate_weights: whether variables are replicated: every device has a copy of them, and of large constants.
+
+    Raises:
+      UnsupportedError: if they shall have copies, and the signature changes variables.
+    """
+
+    def find_state(trace: Trace) -> State:
+        variables = {trace.program.ops[i].name: own for i, own in captured_variables(trace).items()}
+        if replicate_weights:
+            check_only_read(name, trace.program, variables)
+        places = dict.fromkeys(resources_of(trace.program), "")  # they are where the loader puts them
+        if not replicate_weights:
+            return State(places, largest_constant=LARGE_BYTES)
+        return State(places, divisions={key: copies_of(variable, devices) for key, variable in variables.items()})
+
+    specs = dict(function.structured_input_signature[1])
+    leaves = tuple(structures.TensorLeaf(spec.dtype, known_shape(spec.shape)) for spec in specs.values())
+    arguments = structures.Branch(dict, tuple(specs), leaves)
+    call = as_call(arguments)
+    traced, plan = trace_and_plan(
+        lambda inputs: function(**inputs), call, arguments, options, devices, devices[0], find_state
+    )
+    return PlannedSignature(name, function, specs, traced, plan)
+
+
+def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> tuple[Any, int]:
+    """Return the signature on several devices, as a `tf.function` that can be saved under the same names.
+
+    With it comes how many bytes go from home to other devices in every request, besides rows of the batch.
+
+    Args:
+      planned: the signature.
+      mirrors: where copies of weights on the devices come from; None to send weights from home.
+    """
+    trace, plan = planned.trace, planned.plan
+    graph = emit(plan)
+    captures = trace.captures if mirrors is None else _with_copies(planned, graph, mirrors)
+    graph_def = _importable(graph, noting(plan, graph))
+    declared = planned.function.structured_outputs
+
+    def signature(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+        held = [capture.handle() if isinstance(capture, Mirror) else capture for capture in captures]
+        results = structures.unflatten(trace.result, _run(graph, graph_def, [*tensors, *held]))
+        if not isinstance(results, dict):
+            raise UnsupportedError(f"The signature {planned.name!r} returns no tensors by name.")
+        for name, tensor in results.items():
+            tensor.set_shape(declared[name].shape)  # TensorFlow may not see through the joints
+        return {name: tf.identity(tensor, name=name) for name, tensor in results.items()}
+
+    specs = [tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in planned.specs.items()]
+    signature.__name__ = f"transpiled_{planned.name}"
+    function = tf.function(tf.autograph.experimental.do_not_convert(signature), input_signature=specs)
+    return function, sent_bytes(plan)
+
+
+def _with_copies(planned: PlannedSignature, graph: EmittedGraph, mirrors: Mirrors) -> list[tf.Tensor | Mirror]:
+    """Return what the captures are fed with: copies of variables; the original, on the device where a loader puts it.
+
+    (What nobody reads needs no copy.)
+    """
+    trace, plan = planned.trace, planned.plan
+    variables, original = captured_variables(trace), where_variables_live(plan.devices)
+    read = {source_of(reference) for node in graph.nodes for reference in node.input}
+    handles: list[tf.Tensor | Mirror] = []
+    for (k, _), name in zip(plan.state.parts, graph.captures, strict=True):
+        device = plan.state.devices.get(name, "")
+        if k not in plan.state.copied or device == original or name not in read:
+            handles.append(trace.captures[k])
+        else:
+            variable = variables[trace.program.captures[k]]
+            handles.append(mirrors.get(variable, device))
+    return handles
+
+
+def _run(graph: EmittedGraph, graph_def: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Add the emitted graph to the one that is being traced, and return its results.
+
+    (A call of a function that the runtime knows would be quicker to make, but TensorFlow cannot save such a call.)
+    """
+    placeholders = [*graph.inputs, *graph.captures]
+    here = tf.compat.v1.get_default_graph()
+    read = {source_of(reference) for node in graph_def.node for reference in node.input}
+    read.update(map(source_of, graph.outputs))
+    pairs = [(name, tensor) for name, tensor in zip(placeholders, tensors, strict=True) if name in read]
+    given = {f"{name}:0": here.capture(tensor) for name, tensor in pairs}
+    wanted = [f"{name}:{index}" for name, index in map(split_reference, graph.outputs)]
+    results = tf.graph_util.import_graph_def(graph_def, input_map=given, return_elements=wanted, name="")
+    return list(results)
+
+
+def _importable(graph: EmittedGraph, note: Callable[[Any], Any]) -> Any:
+    """Return the graph without its placeholders, and with those functions only that it calls.
+
+    What touches a variable has no device: it is where a loader puts that, on a machine with fewer devices, too.
+    """
+    result = GraphDef(versions=graph.versions)
+    placeholders = {*graph.inputs, *graph.captures}
+    held = {n.name for n in graph.nodes if n.name in placeholders and output_type(n, 0) == tf.resource.as_datatype_enum}
+    for node in graph.nodes:
+        if node.name not in placeholders:
+            inputs = [r for r in node.input if r[0] != "^" or r[1:] not in placeholders]
+            copy = note(with_inputs(node, inputs))
+            if not held.isdisjoint(inputs):
+                copy.device = ""
+            result.node.append(copy)
+    library = {function.signature.name: function for function in graph.library.function}
+    result.library.function.extend(functions_called(result.node, library))
+    return result

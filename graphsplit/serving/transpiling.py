@@ -1,0 +1,297 @@
+"""`transpile_saved_model`: load, plan and emit every signature, save, check, put in place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.api.options import Split
+from graphsplit.core.errors import ArgumentError, CheckError, UnsupportedError, bullet_list
+from graphsplit.core.progress import phases
+from graphsplit.core.storage.files import Recognizer, replacing, writing_failed
+from graphsplit.core.storage.integrity import check_whole
+from graphsplit.core.storage.stored_models import load_saved_model, read_saved_model, signatures_of
+from graphsplit.planning.strictness import check_strict
+from graphsplit.serving import files
+from graphsplit.serving.options import TranspileOptions, path_in
+from graphsplit.serving.parts import CannotBeSplitError, check_can_be_split
+from graphsplit.serving.reports import SignatureReport, TranspileReport, why_whole
+from graphsplit.serving.signatures import build_signature, plan_signature
+from graphsplit.serving.v1_models import composites, has_old_variables, is_v1, transpile_in_place
+from graphsplit.serving.weights import Mirrors
+
+_INTERNAL_SIGNATURES = ("__saved_model_init_op", "__saved_model_train_op")
+
+
+def transpile_saved_model(
+    in_dir: str | os.PathLike[str],
+    out_dir: str | os.PathLike[str],
+    devices: int | str | Sequence[str] | None = None,
+    *,
+    signatures: Sequence[str] | None = None,
+    split: Split = 0,
+    strict: bool | float = False,
+    overwrite: bool = False,
+    replicate_weights: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> TranspileReport:
+    """Write a SavedModel whose signatures run on several devices and return what those of `in_dir` return.
+
+    The result has the same signatures, with the same names, dtypes and shapes, for any number of rows. It needs no
+    graphsplit: `tf.saved_model.load`, TensorFlow Serving and `saved_model_cli run` load it. Devices that do not exist
+    where it is loaded are replaced by those that do. Variables, tables and assets are stored once. Functions of the
+    object that are not signatures stay as they are.
+
+    Args:
+      in_dir: the SavedModel. It is only read.
+      out_dir: where to write.
+      devices: how many, or their names. They need not exist here. The first is the default device.
+      signatures: which ones to transpile; the others are kept as they are. All if None.
+      split: as for `parallelize`, by the names of the signatures' arguments.
+      strict: raise `StrictError` if an operation on rows of the batch would run on one device, or if more than a
+        hundredth of the floating-point operations would be computed from whole rows. A number is the largest share of
+        the operations that may work on the batch on one device.
+      overwrite: replace `out_dir` if it is a SavedModel and contains nothing else. The old one stays until the new one
+        is complete.
+      replicate_weights: keep a copy of every weight on every device, made when the model is loaded, so that requests
+        send no weights. Every device needs memory for all weights.
+      progress: called with what is being done. None: what takes long is shown.
+
+    Returns:
+      A `TranspileReport`; `print` it.
+
+    Raises:
+      ArgumentError: if `in_dir` is not a SavedModel, or a damaged one; a signature does not exist, `out_dir` exists,
+        or options clash.
+      UnsupportedError: for operation types that are not registered, and for `replicate_weights` of what is written to.
+      StorageError: if writing fails, or `out_dir` holds anything but a SavedModel; it is then what it was.
+      StrictError: see `strict`.
+
+    >>> import tempfile, tensorflow as tf, graphsplit as gs
+    >>> model = tf.Module()
+    >>> model.double = tf.function(lambda x: 2.0 * x, input_signature=[tf.TensorSpec([6, 2], name="x")])
+    >>> folder = tempfile.mkdtemp()
+    >>> tf.saved_model.save(model, f"{folder}/one", signatures=model.double)
+    >>> report = gs.transpile_saved_model(f"{folder}/one", f"{folder}/two", 2)
+    >>> report.plans["serving_default"].rows
+    (3, 3)
+    """
+    with phases(f"transpiling {in_dir}") as begin:
+        options = TranspileOptions(
+            devices=devices,
+            split=split,
+            strict=strict,
+            signatures=signatures,
+            overwrite=overwrite,
+            replicate_weights=replicate_weights,
+            progress=begin if progress is None else progress,
+        )
+        return transpile_directory(path_in(in_dir, "in_dir"), path_in(out_dir, "out_dir"), options)
+
+
+def transpile_directory(source: str, target: str, options: TranspileOptions) -> TranspileReport:
+    """Do what `transpile_saved_model` does."""
+    before = read_saved_model(source)
+    recognize = files.check_target(source, target, options.overwrite)
+    check_whole(source, before)
+    definition, graph_bytes_before = before.meta_graphs[0], before.ByteSize()
+    # (a map of a proto has another order in each process)
+    keys = sorted(key for key in definition.signature_def if key not in _INTERNAL_SIGNATURES)
+    chosen = _chosen(source, keys, options.signatures)
+    _check_split(definition, chosen, options.split)
+    job = _Job(source, target, keys, chosen, recognize, options)
+    mirrors = Mirrors() if options.replicate_weights else None
+    if is_v1(definition) and mirrors is None:
+        reports, after = _write_v1(job, before)
+    else:
+        reports, after = _load_and_save(job, definition, mirrors)
+    return TranspileReport(
+        devices=options.names,
+        signatures=tuple(reports),
+        bytes_before=files.size_of(source),
+        bytes_after=files.size_of(target),
+        graph_bytes_before=graph_bytes_before,
+        graph_bytes_after=after.ByteSize(),
+        mirrored_bytes=mirrors.bytes if mirrors is not None else 0,
+    )
+
+
+def _chosen(source: str, keys: Sequence[str], asked: Sequence[str] | None) -> Sequence[str]:
+    there = bullet_list(sorted(keys)) or "  (none)"
+    if not keys:
+        raise ArgumentError(f"The SavedModel {source!r} has no signatures; save it with signatures=... .")
+    if asked is None:
+        return keys
+    missing = [key for key in asked if key not in keys]
+    if missing:
+        names = ", ".join(map(repr, missing))
+        raise ArgumentError(f"The SavedModel {source!r} has no signature {names}. It has:\n{there}")
+    return asked
+
+
+def _check_composites(definition: Any) -> None:
+    composite = [f"{name} of {key}" for key, info in definition.signature_def.items() for name in composites(info)]
+    if composite:
+        raise UnsupportedError(
+            f"These arguments are sparse or composite, whose names saving would change:\n{bullet_list(composite)}"
+        )
+
+
+def _check_split(definition: Any, chosen: Sequence[str], split: Split) -> None:
+    arguments = {key: set(definition.signature_def[key].inputs) for key in chosen}
+    if not isinstance(split, Mapping):
+        return
+    unknown = [name for name in split if not any(name in names for names in arguments.values())]
+    if unknown:
+        lines = [f"{key}: {', '.join(sorted(names)) or 'nothing'}" for key, names in arguments.items()]
+        raise ArgumentError(
+            f"split names {', '.join(map(repr, unknown))}, which no signature takes. They take:\n{bullet_list(lines)}"
+        )
+
+
+def _write_v1(job: _Job, model: Any) -> tuple[list[SignatureReport], Any]:
+    """Change the graph of a TensorFlow 1 model on disk, see `v1_models`; return what became of it, and the model."""
+    meta_graph = model.meta_graphs[0]
+
+    def transpile(key: str) -> SignatureReport:
+        options = job.options.for_arguments(meta_graph.signature_def[key].inputs)
+        return transpile_in_place(meta_graph, key, options, job.options.names)
+
+    reports = job.for_each_signature(transpile)
+    with job.replacing() as made:
+        shutil.copytree(job.source, made)
+        files.write_saved_model(made, model)
+    return reports, model
+
+
+def _load_and_save(job: _Job, definition: Any, mirrors: Mirrors | None) -> tuple[list[SignatureReport], Any]:
+    """Load a model, and save it with other signatures; return what became of them, and the model as written."""
+    if is_v1(definition) and has_old_variables(definition):
+        raise UnsupportedError(
+            f"replicate_weights=True, but {job.source!r} has TensorFlow 1 variables of the old kind "
+            "(use_resource=False), which cannot be copied when a model is loaded. Leave replicate_weights out."
+        )
+    _check_composites(definition)
+    loaded, functions, reports = _build(job, mirrors)
+    with job.replacing() as made:
+        try:
+            tf.saved_model.save(loaded, made, signatures=functions)
+        except tf.errors.OpError as error:  # not an OSError, though a full disk is what it says
+            raise writing_failed(job.target, error) from error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # damaged objects
+            raise ArgumentError(
+                f"TensorFlow cannot save again what it loaded from {job.source!r}: {type(error).__name__}: {error}"
+            ) from error
+        after = _like_before(made, definition)
+        if (extra := Path(job.source) / "assets.extra").is_dir():
+            shutil.copytree(extra, Path(made) / "assets.extra")
+    return reports, after
+
+
+def _build(job: _Job, mirrors: Mirrors | None) -> tuple[Any, dict[str, Any], list[SignatureReport]]:
+    """Return the loaded model, what to save as its signatures, and what became of each."""
+    job.options.progress(f"loading {job.source}")
+    loaded = load_saved_model(job.source)
+    functions = signatures_of(loaded, job.source, job.keys)
+
+    def transpile(key: str) -> SignatureReport:
+        graph = functions[key].graph.as_graph_def()
+        check_can_be_split(graph.node, graph.library)
+        options = job.options.for_arguments(functions[key].structured_input_signature[1])
+        replicate = job.options.replicate_weights
+        planned = plan_signature(key, functions[key], options, job.options.names, replicate_weights=replicate)
+        if not any(step.shards for step in planned.plan.steps):
+            return SignatureReport(key, planned.plan, why_whole(planned.plan))
+        functions[key], sent = build_signature(planned, mirrors)
+        return SignatureReport(key, planned.plan, "", sent)
+
+    reports = job.for_each_signature(transpile)
+    if mirrors is not None:
+        loaded.graphsplit_weights = mirrors.made
+    return loaded, {key: functions[key] for key in job.keys}, reports
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is made of what.
+
+    Attributes:
+      keys, chosen: the signatures that there are, and those to transpile.
+      recognize: what may be replaced at `target`.
+    """
+
+    source: str
+    target: str
+    keys: Sequence[str]
+    chosen: Sequence[str]
+    recognize: Recognizer
+    options: TranspileOptions
+
+    def replacing(self) -> AbstractContextManager[str]:
+        """Return the context in which the directory is written."""
+        self.options.progress(f"writing {self.target}")
+        return replacing(self.target, self.recognize)
+
+    def for_each_signature(self, transpile: Callable[[str], SignatureReport]) -> list[SignatureReport]:
+        """Return what became of each signature; those of which no plan can be made are kept, unless `strict`."""
+        reports = []
+        for key in self.keys:
+            report = SignatureReport(key, None, "not asked for")
+            if key in self.chosen:
+                self.options.progress(f"planning {key}")
+                try:
+                    report = transpile(key)
+                    if report.plan is not None:
+                        check_strict(report.plan, self.options.strict, finished=True)
+                except CannotBeSplitError as error:
+                    if self.options.strict:
+                        raise
+                    report = SignatureReport(key, None, str(error).splitlines()[0].rstrip(":."))
+            reports.append(report)
+        return reports
+
+
+def _like_before(made: str, definition: Any) -> Any:
+    """Give the written SavedModel the tags and methods of the original, and check that it says the same of itself."""
+    model = read_saved_model(made)
+    written = model.meta_graphs[0]
+    tags = list(definition.meta_info_def.tags)
+    changed = list(written.meta_info_def.tags) != tags
+    written.meta_info_def.ClearField("tags")
+    written.meta_info_def.tags.extend(tags)
+    for key, signature in definition.signature_def.items():
+        if key in _INTERNAL_SIGNATURES:
+            continue
+        own = written.signature_def[key]
+        changed |= own.method_name != signature.method_name
+        own.method_name = signature.method_name
+        for kind in ("inputs", "outputs"):
+            _check_same(key, kind, getattr(signature, kind), getattr(own, kind))
+    if changed:
+        files.write_saved_model(made, model)
+    return model
+
+
+def _check_same(key: str, kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Raise `CheckError` unless the arguments or results have the names, dtypes and shapes that they had."""
+    lines = [
+        f"{name}: {_described(before, name)} before, {_described(after, name)} after"
+        for name in sorted({*before, *after})
+        if _described(before, name) != _described(after, name)
+    ]
+    if lines:
+        raise CheckError(f"The {kind} of the signature {key!r} are not what they were:\n{bullet_list(lines)}")
+
+
+def _described(infos: Mapping[str, Any], name: str) -> str:
+    if name not in infos:
+        return "none"
+    shape = tf.TensorShape(infos[name].tensor_shape)
+    return f"{tf.as_dtype(infos[name].dtype).name} {shape}"

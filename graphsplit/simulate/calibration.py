@@ -1,0 +1,189 @@
+"""`calibrate`: a machine file for the machine at hand, out of measurements."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.api.calls.parallel_function import ParallelFunction
+from graphsplit.api.options import Options, quiet
+from graphsplit.core.devices import available_devices
+from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
+from graphsplit.core.progress import phases
+from graphsplit.core.tensorflow_internals import is_compiled_function
+from graphsplit.emission.emitter import emit
+from graphsplit.inspect.builders import source_of
+from graphsplit.inspect.recorded.timeline import timeline_of_source
+from graphsplit.inspect.sources import StateKeeper
+from graphsplit.planning.amounts import count_text
+from graphsplit.planning.costs.machine import Device, Host, Link, Machine
+from graphsplit.simulate.fitting import MeasuredStep, fitted, pooled, threads_of_process, with_samples
+from graphsplit.simulate.measuring import microbenchmarks, timing
+from graphsplit.simulate.measuring.microbenchmarks import Measurements
+from graphsplit.simulate.measuring.sampling import kinds_of, samples_of
+from graphsplit.simulate.predicted_calls import predicted_call
+
+_LEAST_RECORDED, _MOST_RECORDED, _RECORDED_S = 2, 50, 0.3  # steps, and how long they take
+_LOGICAL_DEVICES = 64
+_MEASURED = ("device", "link", "host", "host_link")  # tables of the file
+
+
+def calibrate(
+    fn: Callable[..., Any] | None = None,
+    *args: Any,
+    name: str = "here",
+    micro_batches: Sequence[int] = (1, 2, 4, 8),
+    **kwargs: Any,
+) -> Machine:
+    """Measure the devices of this process, and how long their operations take. This needs about two minutes.
+
+    It measures products and convolutions with their gradients, memory, copies between devices, the cost of an empty
+    operation and of a call, and how much slower devices are that work at once. Of GPUs, it also measures the host's
+    memory and products, and copies to it.
+    With a function, TensorFlow's profiler also measures its operations one by one on one device, and its whole steps.
+    That makes predictions of this function, and of similar ones, more exact.
+
+    Args:
+      fn, *args, **kwargs: a function and tensors to call it with: it runs for a second or two. Variables keep their
+        values.
+      name: of the machine.
+      micro_batches: the numbers of parts of the batch that are measured. Operations of `n` devices are as large as
+        those of `n` micro-batches. Numbers above that of the rows are left out.
+
+    Raises:
+      ArgumentError: for numbers of micro-batches that are none.
+      UnsupportedError: for a function that XLA compiles.
+
+    >>> import graphsplit as gs
+    >>> machine = gs.calibrate(name="laptop")  # doctest: +SKIP
+    >>> gs.predict(fn, x, machine=machine, devices=2)  # doctest: +SKIP
+    """
+    with phases("calibrating") as progress:
+        return calibrated(fn, args, kwargs, name, micro_batches, progress)
+
+
+def calibrated(
+    fn: Callable[..., Any] | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    name: str = "here",
+    micro_batches: Sequence[int] = (1,),
+    progress: Callable[[str], None] = quiet,
+) -> Machine:
+    """Return what `calibrate` does; `progress` is called with what is being measured."""
+    devices = available_devices()
+    first = devices[0]
+    is_gpu = "GPU" in first
+    threads = 0 if is_gpu else threads_of_process()
+    progress("measuring products, convolutions, memory, copies and launching, for about two minutes")
+    measured = microbenchmarks.measure(devices, threads)
+    rates = measured.matrix_flops_per_s
+    device = Device(
+        name=_model(first),
+        kind="GPU" if is_gpu else "CPU",
+        matrix_flops_per_s=rates,
+        vector_flops_per_s=rates,
+        bytes_per_s=max(rate for _, rate in measured.curves["elementwise"]),
+        memory_bytes=float(_memory_bytes(first)),
+        overhead_s=measured.overhead_s,
+        curves=measured.curves,
+    )
+    found = Machine(
+        name=name,
+        device=device,
+        devices=len(devices) if is_gpu else _LOGICAL_DEVICES,  # as many logical ones as one likes
+        link=_link(devices, measured),
+        host=_host(threads, measured),
+        host_link=Link("to the host", measured.host_link_bytes_per_s, measured.host_latency_s) if is_gpu else None,
+        sources=dict.fromkeys(_MEASURED, f"measured on {platform.node()} by graphsplit calibrate"),
+        calibrated=True,
+    )
+    return found if fn is None else measure_function(found, fn, args, kwargs, micro_batches, progress)
+
+
+def measure_function(
+    machine: Machine,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    micro_batches: Sequence[int] = (1,),
+    progress: Callable[[str], None] = quiet,
+) -> Machine:
+    """Return a machine with the operations of a function measured, and what its step takes besides: see `calibrate`."""
+    from graphsplit.api.decorators import parallelize
+
+    function = fn.function if isinstance(fn, ParallelFunction) else fn
+    if is_compiled_function(function):
+        raise UnsupportedError(
+            "calibrate measures operations one by one, and jit_compile=True makes XLA fuse them. Measure the "
+            "function without jit_compile; predictions of the compiled one are made of the same operations."
+        )
+    for count in micro_batches:
+        Options(micro_batches=count)  # (checks it)
+    call = predicted_call(function, args, kwargs)
+    rows = int(call.splitting.batch)
+    counts = [count for count in dict.fromkeys(micro_batches) if count == 1 or count <= rows] or [1]
+    device = available_devices()[0]
+    alone = [parallelize(function, devices=[device], micro_batches=count) for count in counts]
+    calls = [functools.partial(step, *args, **kwargs) for step in alone]
+    progress("measuring the function as a whole")
+    with StateKeeper([(variable.handle, variable.dtype) for variable in alone[0].variables(*args, **kwargs)]):
+        seconds = timing.usual_seconds_of_calls(calls, timing.reference(device))
+    measured = []
+    for step, count, step_s in zip(alone, counts, seconds, strict=True):
+        progress(f"measuring its operations, {count_text(count, 'part')} of the batch")
+        plan = call.plan([device], micro_batches=count)
+        source, arguments, title = source_of(step, args, kwargs)
+        steps = max(_LEAST_RECORDED, min(_MOST_RECORDED, int(_RECORDED_S / step_s)))
+        recorded = timeline_of_source(source, arguments, title, steps)
+        measured.append(MeasuredStep(plan, samples_of(recorded, kinds_of(plan, emit(plan))), step_s))
+    if machine.device.kind == "GPU":  # (kernels are recorded as they run, however long launching them takes)
+        return with_samples(machine, pooled(measured, [1.0] * len(measured)))
+    return fitted(machine, measured)
+
+
+def _link(devices: tuple[str, ...], measured: Measurements) -> Link:
+    if len(devices) < 2:
+        return Link("one device: nothing is sent", float("inf"), 0.0, shared=True, copies=False)
+    if "CPU" in devices[0]:
+        name = "one memory: what is sent is handed on"
+        return Link(name, float("inf"), measured.latency_s, shared=True, copies=False)
+    return Link("between GPUs", measured.link_bytes_per_s, measured.latency_s)
+
+
+def _host(threads: int, measured: Measurements) -> Host:
+    if not threads:  # (kernels run by themselves)
+        return Host(
+            threads=os.cpu_count() or 1,
+            call_s=measured.call_s,
+            bytes_per_s=measured.host_bytes_per_s,
+            flops_per_s=measured.host_flops_per_s,
+        )
+    return Host(
+        threads=threads,
+        threads_per_device=tf.config.threading.get_intra_op_parallelism_threads() or threads,
+        slowdown=measured.slowdown_of["matmul"],
+        slowdown_of=measured.slowdown_of,
+        call_s=measured.call_s,
+        device_call_s=measured.device_call_s,
+        argument_s=measured.argument_s,
+    )
+
+
+def _model(device: str) -> str:
+    if "GPU" in device:
+        details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
+        return str(details.get("device_name", "GPU"))
+    return f"core of {platform.machine()}"
+
+
+def _memory_bytes(device: str) -> int:
+    known = gpu_memory_bytes([device])
+    return known if known is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

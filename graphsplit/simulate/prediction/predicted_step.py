@@ -1,0 +1,216 @@
+"""What a step takes on a machine, as it is predicted: questions that can be asked of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from graphsplit.core.devices import short_name
+from graphsplit.core.sizes.intervals import covered
+from graphsplit.inspect.reasons import plain_type
+from graphsplit.inspect.recorded.recorded_steps import Timeline
+from graphsplit.planning.costs.machine import Machine
+from graphsplit.planning.plan import Plan
+from graphsplit.simulate.prediction.buffers import Memory
+from graphsplit.simulate.prediction.replay import TaskTimes
+from graphsplit.simulate.prediction.task_writing import MachineTasks, Placed
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class TimeShare:
+    """How a device spends a step: parts of its time.
+
+    Attributes:
+      computing: in operations.
+      sending: in which something is sent to it or from it, and nothing computed.
+      waiting: the rest.
+    """
+
+    computing: float
+    sending: float
+    waiting: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that is predicted to run.
+
+    Attributes:
+      place: the device; of something sent, `GPU:0 -> GPU:1`.
+      name, type: of the operation, or of what is sent.
+      start_s, end_s: in seconds.
+      bytes: that are sent.
+    """
+
+    place: str
+    name: str
+    type: str
+    start_s: float
+    end_s: float
+    bytes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedStep:
+    """What a step takes on a machine. Nothing has run: all figures are predictions.
+
+    Attributes:
+      title: of the function.
+      machine: on which.
+      plan: what would run where.
+      memory: what each device holds, by device.
+      layout: of the variables, `sharded`; "" for as they lie.
+      unknown: sentences on what is known only when it runs: then the step takes at least `step_s`.
+      assumptions: on what it rests.
+      notes: what a user might not expect.
+    """
+
+    title: str
+    machine: Machine
+    plan: Plan = field(repr=False)
+    memory: Mapping[str, Memory] = field(repr=False)
+    layout: str = ""
+    unknown: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = field(default=(), repr=False)
+    notes: tuple[str, ...] = ()
+    _tasks: MachineTasks = field(repr=False, kw_only=True)
+    _schedule: TaskTimes = field(repr=False, kw_only=True)
+
+    @property
+    def used(self) -> int:
+        """How many devices of the machine are used."""
+        return len({*self.plan.devices, *[device for column in self.plan.mesh.columns for device in column]})
+
+    @property
+    def step_s(self) -> float:
+        """Seconds from a call to its results; the least, where something is `unknown`."""
+        return self._call_s + self._schedule.seconds
+
+    @property
+    def _call_s(self) -> float:
+        return self.machine.call_s(self.used, self._tasks.given)
+
+    @functools.cached_property
+    def memory_bytes(self) -> dict[str, int]:
+        """The most bytes that each device holds at a time: variables, arguments, and what is alive."""
+        return {short_name(device): memory.peak_bytes for device, memory in self.memory.items()}
+
+    @functools.cached_property
+    def of_devices(self) -> dict[str, Memory]:
+        """What each device holds, without hosts, whose memory is their own."""
+        return {device: memory for device, memory in self.memory.items() if not self.machine.is_host(device)}
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that are used, full names."""
+        return tuple(self.memory)
+
+    @functools.cached_property
+    def events(self) -> tuple[Event, ...]:
+        """All that is predicted to run, by start; what takes no time is left out."""
+        starts, ends = self._schedule.starts, self._schedule.ends
+        found = []
+        for i, (task, placed) in enumerate(zip(self._tasks.tasks, self._tasks.placed, strict=True)):
+            if placed.kind == "wait" or (placed.kind == "compute" and ends[i] <= starts[i]):
+                continue
+            place = short_name(placed.device) + (f" -> {short_name(placed.target)}" if placed.target else "")
+            end = ends[i] + task.delay_s
+            found.append(Event(place, task.name, placed.type, starts[i], end, placed.bytes))
+        return tuple(sorted(found, key=lambda event: (event.start_s, event.place)))
+
+    @functools.cached_property
+    def shares(self) -> dict[str, TimeShare]:
+        """How each device spends the step."""
+        computing: dict[str, list[tuple[float, float]]] = {device: [] for device in self.memory}
+        sending: dict[str, list[tuple[float, float]]] = {device: [] for device in self.memory}
+        starts, ends = self._schedule.starts, self._schedule.ends
+        for i, placed in enumerate(self._tasks.placed):
+            span = (starts[i], ends[i])
+            if placed.kind == "compute":
+                computing.setdefault(placed.device, []).append(span)
+            elif placed.kind == "send":
+                for device in (placed.device, placed.target):
+                    sending.setdefault(device, []).append(span)
+        whole = self._schedule.seconds or 1.0
+        found = {}
+        for device in self.memory:
+            busy = covered(computing[device]) / whole
+            either = covered([*computing[device], *sending[device]]) / whole
+            found[device] = TimeShare(busy, either - busy, 1.0 - either)
+        return found
+
+    @property
+    def operations(self) -> int:
+        """How many operations take time on a device, those that only pass on a buffer among them."""
+        timed = ("Const", "Placeholder", "NoOp", "VarHandleOp", "ControlTrigger", "signal")
+        return sum(placed.kind != "send" and placed.type not in timed for placed in self._tasks.placed)
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that are sent between devices."""
+        return self._tasks.sent_bytes
+
+    @functools.cached_property
+    def limit(self) -> str:
+        """What limits the step: of what its critical path consists, most of all."""
+        parts: dict[str, float] = {}
+        path, starts = self._schedule.critical_path(), self._schedule.starts
+        ends = [*[starts[i] for i in path[1:]], self._schedule.seconds]
+        for i, end in zip(path, ends, strict=True):  # each counts until the next one starts
+            for key in _what(self._tasks.placed[i]):
+                parts[key] = parts.get(key, 0.0) + end - starts[i]
+        parts["the call itself"] = self._call_s
+        key = max(parts, key=lambda key: parts[key])
+        return f"{key}: {percent(parts[key] / (self.step_s or 1.0))} of the step"
+
+    def beside(self, measured: Timeline) -> str:
+        """Return what was predicted beside what was measured: the step, and the operations that take most of it."""
+        lines = [
+            f"{self._named()}: predicted {self.step_s * 1e3:.2f} ms, recorded {measured.duration_s * 1e3:.2f} ms "
+            "from the first operation to the last (steps are slower while they are recorded)"
+        ]
+        mine, theirs = _seconds_by_type(self.events), dict[str, float]()
+        for event in measured.events:
+            name = plain_type(event.type)
+            theirs[name] = theirs.get(name, 0.0) + event.duration_s
+        most = sorted({**mine, **theirs}, key=lambda name: -max(mine.get(name, 0.0), theirs.get(name, 0.0)))
+        for name in most[:_SHOWN]:
+            lines.append(
+                f"  {name}: predicted {mine.get(name, 0.0) * 1e3:.2f} ms, recorded {theirs.get(name, 0.0) * 1e3:.2f} ms"
+            )
+        return "\n".join(lines)
+
+    def _named(self) -> str:
+        layout = f", variables {self.layout}" if self.layout else ""
+        return f"{self.used} of {self.machine.name}{layout}"
+
+    def over(self, limit: float | None = None) -> dict[str, int]:
+        """Return the devices that would hold more bytes than they have, or than `limit`, and how many."""
+        most = self.machine.device.memory_bytes if limit is None else limit
+        held = {short_name(device): own.peak_bytes for device, own in self.of_devices.items()}
+        return {device: count for device, count in held.items() if count > most}
+
+
+def _seconds_by_type(events: Sequence[Event]) -> dict[str, float]:
+    """Return how long operations of each type run, on all devices; what is sent is none."""
+    found: dict[str, float] = {}
+    for event in events:
+        if "->" not in event.place:
+            found[event.type] = found.get(event.type, 0.0) + event.end_s - event.start_s
+    return found
+
+
+def _what(placed: Placed) -> list[str]:
+    """Return what a task of the critical path counts as: something sent burdens the device at either end."""
+    source, target = short_name(placed.device), short_name(placed.target)
+    if placed.kind == "compute":
+        return [f"computing on {source}"]
+    return [f"sending from {source}", f"sending to {target}"] if target else []
+
+
+def percent(share: float) -> str:
+    """Return a share for people."""
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,215 @@
+"""Task costs: how long each task of a plan takes on its device; what is alike is asked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from graphsplit.core.gpus.kernel_devices import has_moving_kernel, kernel_devices
+from graphsplit.emission.kernels import Kernel, Kernels
+from graphsplit.emission.shards.sizes import described_on
+from graphsplit.planning.alike_shards import kinds_of_shards
+from graphsplit.planning.communication.transfers import Concatenation, Slice
+from graphsplit.planning.costs.families import FREE, PASSED_ON, family_of
+from graphsplit.planning.costs.seconds import Costs, sample_key
+from graphsplit.planning.costs.work import Described, Work, bytes_of, is_known, work_of
+from graphsplit.planning.plan import Plan
+from graphsplit.planning.tasks import OPERATION, PlannedTask, Result
+from graphsplit.program.program import COPIES, SIZES, Op
+from graphsplit.program.reading.trip_counts import turns_of
+from graphsplit.simulate.prediction.bodies import BodyTime, bytes_in_lists, seconds_of_bodies
+
+_BY_SIZES = frozenset({"elementwise", "movement"})
+"""Families of operations whose work their sizes tell, without their attributes."""
+
+
+class TaskCost(NamedTuple):
+    """What a task takes.
+
+    Attributes:
+      type: of the operation that it is, or `"NoOp"`.
+      family: of its work.
+      seconds: from its start to its end.
+      own_s: of that, how long the device works for the operation alone.
+      work: of the operation.
+    """
+
+    type: str
+    family: str = FREE
+    seconds: float = 0.0
+    own_s: float = 0.0
+    work: Work = Work(FREE)
+
+
+class TaskCosts:
+    """How long tasks take.
+
+    Args:
+      plan: what runs.
+      tasks: all of it.
+      costs_on: of single operations on a device.
+      note: takes a sentence on what is known only when it runs.
+      seconds_of_turn: how long a turn of a loop takes that is split over the devices.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        tasks: Sequence[PlannedTask],
+        costs_on: Callable[[str], Costs],
+        note: Callable[[str], None],
+        seconds_of_turn: Callable[[Plan], float],
+    ):
+        self._plan = plan
+        self._tasks = tasks
+        self._costs_on = costs_on
+        self._unknown_size = costs_on(plan.home).unknown_size
+        self._note = note
+        self._seconds_of_turn = seconds_of_turn
+        self._kinds = kinds_of_shards(plan)
+        self._known: dict[object, TaskCost] = {}
+        self._works: dict[object, Work] = {}
+        self._on_host: dict[int, bool] = {}
+        self._open = {op.index for op in plan.program.ops if not all(map(is_known, _made(op)))}
+        self._sizes: dict[int, tuple[int, ...]] = {}
+        self._in_lists: dict[tuple[int, int | None], Mapping[int, int]] = {}
+        pairs = zip(plan.program.ops, plan.steps, strict=True)
+        self._kernels = Kernels(plan, tasks)
+        self._each = {op.index for op, step in pairs if self._kernels.differ(op, step.shards)}
+
+    def of(self, task: PlannedTask) -> TaskCost:
+        """Return what a task takes that is not sent."""
+        key: object = None
+        if task.kind == OPERATION and task.op is not None:
+            kind = None if task.shard is None else self._kinds[task.shard]
+            key = (task.op, kind, task.shard if task.op in self._each else None)
+            if (found := self._known.get(key)) is not None:
+                return found
+        kernels = self._kernels.of(task)
+        key = key or (self._costs_on(task.device), self._dtype(task), self._moved(task), *kernels)
+        if key not in self._known:
+            self._known[key] = self._cost(task, kernels) if kernels else TaskCost("NoOp")
+        return self._known[key]
+
+    def runs_on_host(self, task: PlannedTask) -> bool:
+        """Return whether GPUs have no kernel for what a task becomes, with its types."""
+        ops = self._plan.program.ops
+        is_op = task.kind == OPERATION and task.op is not None and ops[task.op].type not in (COPIES, SIZES)
+        if not is_op:
+            return not has_moving_kernel(self.of(task).type, self._dtype(task), "GPU")
+        op = ops[task.op or 0]
+        if op.index not in self._on_host:
+            self._on_host[op.index] = "GPU" not in kernel_devices(op.node)
+        return self._on_host[op.index]
+
+    def bytes(self, result: Result) -> int:
+        """Return the size of a result: as planned, or if it follows from data, with what such sizes count as."""
+        task = self._tasks[result.task]
+        if task.op not in self._open:
+            return task.bytes[result.index]
+        if result.task not in self._sizes:
+            self._sizes[result.task] = self._sizes_of(task)
+        return self._sizes[result.task][result.index]
+
+    def is_open(self, task: PlannedTask) -> bool:
+        """Return whether the size of what a task makes follows from data."""
+        return task.op in self._open
+
+    def bytes_in_lists(self, task: PlannedTask) -> Mapping[int, int]:
+        """Return the bytes of the lists of tensors that a loop returns, by output; nothing for other tasks."""
+        op = self._plan.program.ops[task.op] if task.kind == OPERATION and task.op is not None else None
+        if op is None or not op.bodies:
+            return {}
+        if (op.index, task.shard) not in self._in_lists:
+            plans, d = self._plans(op, task.shard)
+            self._in_lists[op.index, task.shard] = bytes_in_lists(op, plans, self._plan.rows, d, self._unknown_size)
+        return self._in_lists[op.index, task.shard]
+
+    def _sizes_of(self, task: PlannedTask) -> tuple[int, ...]:
+        read = [self.bytes(result) for result in task.reads if result is not None]
+        if task.kind == OPERATION and task.op is not None:
+            _, makes = self._described(self._plan.program.ops[task.op], task.shard)
+            return tuple([bytes_of(tensor, self._unknown_size) for tensor in makes])[: len(task.bytes)]
+        if isinstance(task.value, Concatenation):
+            return (sum(read),)
+        pieces = len(task.bytes) if isinstance(task.value, Slice) else 1
+        return (max(read, default=0) // pieces,) * len(task.bytes)
+
+    def _cost(self, task: PlannedTask, kernels: Sequence[Kernel]) -> TaskCost:
+        (first, *others), costs = kernels, self._costs_on(task.device)
+        family, is_own = family_of(first.type), task.kind == OPERATION and task.op is not None
+        if family in (FREE, PASSED_ON):
+            work, own_s = Work(family), 0.0
+            seconds = costs.seconds(work)
+        elif is_own:
+            time, work = self._of_operation(self._plan.program.ops[task.op or 0], task.shard, first.type, costs)
+            self._note(time.unknown)
+            family, own_s = work.family, time.seconds
+            seconds = own_s if self._plan.program.ops[task.op or 0].bodies else costs.started(own_s)
+        else:
+            work = self._work_of(first, task)
+            own_s = costs.own_s(work, f"{first.type} {int(work.bytes)} B")
+            seconds = costs.started(own_s)
+        for kernel in others:
+            beside = self._work_of(kernel, task)
+            is_free = beside.family in (FREE, PASSED_ON)
+            seconds += costs.seconds(beside) if is_free else costs.started(costs.own_s(beside))
+        return TaskCost(first.type, family, seconds, own_s, work)
+
+    def _work_of(self, kernel: Kernel, task: PlannedTask) -> Work:
+        """Return the work of an operation that is none of the program: it goes over what it reads and makes once."""
+        dtype, family, moved = self._dtype(task), family_of(kernel.type), self._moved(task) or kernel.bytes
+        made = sum(self._sizes_of(task) if self.is_open(task) else task.bytes)
+        flops = max(moved - 2 * made, min(moved, made)) / (dtype.size or 4) if family == "elementwise" else 0.0
+        return Work(family, dtype.name, flops, moved)
+
+    def _dtype(self, task: PlannedTask) -> tf.DType:
+        dtypes = () if task.op is None else self._plan.program.ops[task.op].out_dtypes
+        return dtypes[0] if dtypes else tf.float32
+
+    def _moved(self, task: PlannedTask) -> int:
+        """Return the bytes that a value of a move reads and writes whose size follows from data; 0 for others."""
+        if task.op not in self._open or task.kind == OPERATION:
+            return 0
+        return sum(self._sizes_of(task)) + sum([self.bytes(result) for result in task.reads if result is not None])
+
+    def _of_operation(self, op: Op, d: int | None, op_type: str, costs: Costs) -> tuple[BodyTime, Work]:
+        """Return how long the device works for an operation, and the work."""
+        if op.bodies:
+            return self._of_bodies(op, d, costs), Work("other")
+        reads, makes = self._described(op, d)
+        is_sampled, key = bool(costs.device.samples), (op_type, *reads, None, *makes)
+        if key not in self._works or family_of(op_type) not in _BY_SIZES:
+            self._works[key] = work_of(op_type, op.attr, reads, makes, self._unknown_size)
+        work = self._works[key]
+        unknown = f"the sizes of {op.type} {op.name!r} are known only when it runs" if work.is_least else ""
+        told = sample_key(op.node, reads, makes).partition(" ")[2] if is_sampled else ""
+        return BodyTime(costs.own_s(work, f"{op_type} {told}" if is_sampled else ""), unknown), work
+
+    def _of_bodies(self, op: Op, d: int | None, costs: Costs) -> BodyTime:
+        """Return how long the functions take that an operation runs."""
+        bodies = self._plan.steps[op.index].bodies
+        if d is not None or not bodies:
+            plans, own = self._plans(op, d)
+            return seconds_of_bodies(op, plans, self._plan.rows, own, costs)
+        seconds = sum([self._seconds_of_turn(plan) for plan in bodies.values()])  # they are split over the devices
+        turns = turns_of(op)
+        if turns is None:
+            return BodyTime(seconds, f"how often {op.type} {op.name!r} turns is known only when it runs")
+        return BodyTime(int(turns.number) * seconds)
+
+    def _plans(self, op: Op, d: int | None) -> tuple[Mapping[str, object], int | None]:
+        """Return how a shard runs the functions of an operation, and which it is; on whole tensors, none."""
+        shards = self._plan.steps[op.index].shards
+        plans = shards.bodies if d is not None and shards else {}
+        return plans, d if plans else None
+
+    def _described(self, op: Op, d: int | None) -> tuple[Sequence[Described], Sequence[Described]]:
+        """Return what an operation reads and makes, on a shard or (None) once."""
+        return described_on(self._plan.program, op, self._plan.steps[op.index].shards, self._plan.rows, d)
+
+
+def _made(op: Op) -> Sequence[Described]:
+    return list(zip(op.out_shapes, op.out_dtypes, strict=True))

@@ -1,0 +1,301 @@
+"""What a plan runs, as a machine has to run it: its tasks on streams, links and threads, and what they hold."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from graphsplit.core.gc_pause import collection_paused
+from graphsplit.planning.buffers import SAME_BUFFER
+from graphsplit.planning.communication.transfers import Concatenation, Slice
+from graphsplit.planning.costs.families import FREE
+from graphsplit.planning.costs.machine import Machine
+from graphsplit.planning.costs.seconds import Costs
+from graphsplit.planning.memory import result_buffers
+from graphsplit.planning.plan import Plan
+from graphsplit.planning.tasks import COPY, HANDED_ON, OPERATION, SEND, PlannedTask, Result
+from graphsplit.planning.waits import TURN, ordered_tasks_of
+from graphsplit.simulate.prediction.buffers import Buffer, allocated
+from graphsplit.simulate.prediction.compiled_work import Member, compiled_together, work_of_call
+from graphsplit.simulate.prediction.replay import Resource, Task, replay
+from graphsplit.simulate.prediction.routes import Routes
+from graphsplit.simulate.prediction.task_costs import TaskCost, TaskCosts
+
+
+class Placed(NamedTuple):
+    """What a task is.
+
+    Attributes:
+      device: where it runs; of something sent, where it comes from.
+      kind: `"compute"`, `"send"` or `"wait"` (what takes no time).
+      type: of the operation; the kind of move that something sent belongs to.
+      bytes: that are sent.
+      target: where they are sent.
+    """
+
+    device: str
+    kind: str
+    type: str
+    bytes: int = 0
+    target: str = ""
+
+
+@dataclass(frozen=True)
+class MachineTasks:
+    """What a plan runs, as a machine has to run it.
+
+    Attributes:
+      tasks: all of them.
+      placed: what each is.
+      buffers: what they make.
+      resources: what they use.
+      arguments: bytes of the function's arguments, by device.
+      sent_bytes: that are sent between devices.
+      unknown: what could only be estimated from below, one sentence each.
+      given: how many tensors a call gives to the graph, the handles of variables among them.
+    """
+
+    tasks: tuple[Task, ...] = field(repr=False)
+    placed: tuple[Placed, ...] = field(repr=False)
+    buffers: tuple[Buffer, ...] = field(repr=False)
+    resources: dict[str, Resource] = field(repr=False)
+    arguments: dict[str, int]
+    sent_bytes: int = 0
+    unknown: tuple[str, ...] = ()
+    given: int = 0
+
+
+_OVERWRITES = "elementwise"
+_OVERWRITE = frozenset(  # kernels that write a result over their first operand, if nobody else reads that
+    {"LogSoftmax", "Softmax", "SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"}
+)
+_MOST_TASKS = 1 << 40
+
+
+@collection_paused()
+def machine_tasks(plan: Plan, machine: Machine, costs: Costs) -> MachineTasks:
+    """Return what a machine has to do for a plan.
+
+    Args:
+      plan: what runs; all sizes of its arguments are known.
+      machine: its devices have the names of the plan's.
+      costs: of single operations on them.
+    """
+    return _Writer(plan, machine, costs).write()
+
+
+class _Writer:
+    """Writes tasks for a machine: one for each of a plan's, or for those that XLA compiles together; and signals."""
+
+    def __init__(self, plan: Plan, machine: Machine, costs: Costs):
+        self._plan = plan
+        self._machine = machine
+        self._costs = costs
+        host = machine.host_device
+        self._host_costs = costs if host is None else Costs(host, costs.unknown_size)
+        self._found = ordered_tasks_of(plan)
+        self._planned = self._found.tasks
+        self._groups = compiled_together(plan)
+        self._call_of = {n: g for g, own in enumerate(self._groups) for n in own if len(own) > 1}
+        self._number = [-1] * len(self._planned)  # of what is written for each of the plan's tasks
+        self._uses: dict[tuple[str, str, bool], tuple[tuple[str, ...], tuple[float, ...]]] = {}
+        self._unknown: dict[str, None] = {}
+        self._prices = TaskCosts(plan, self._planned, self._costs_on, self._note, self._seconds_of_turn)
+        devices = dict.fromkeys([*plan.devices, *[task.device for task in self._planned], plan.home])
+        self._routes = Routes(machine, [device for device in devices if not machine.is_host(device)])
+        self._tasks: list[Task] = []
+        self._placed: list[Placed] = []
+        self._families: list[str] = []
+        self._held: list[tuple[int, int]] = []  # compiled calls, and what they hold for themselves
+        self._signals: dict[tuple[int, str], int] = {}
+        self._names = {d: f"shard_{d}/" for d in range(plan.mesh.shards)}
+
+    def write(self) -> MachineTasks:
+        for own in self._groups:
+            task = self._planned[own[0]]
+            if len(own) > 1:
+                self._write_call(own)
+            elif task.kind == SEND:
+                self._write_send(own[0], task)
+            else:
+                self._write_task(own[0], task)
+        ops = self._plan.program.ops
+        given = [t for t in self._planned if t.kind == OPERATION and ops[t.op or 0].type == "Placeholder"]
+        arguments: dict[str, int] = {}
+        for task in given:
+            if task.op in self._plan.program.inputs:
+                arguments[task.device] = arguments.get(task.device, 0) + sum(task.bytes)
+        return MachineTasks(
+            tuple(self._tasks),
+            tuple(self._placed),
+            self._buffers(),
+            self._routes.resources(),
+            arguments,
+            sum([each.bytes for each in self._placed if each.kind == "send"]),
+            tuple(self._unknown),
+            len(given),
+        )
+
+    def _costs_on(self, device: str) -> Costs:
+        return self._host_costs if self._machine.is_host(device) else self._costs
+
+    def _write_task(self, n: int, task: PlannedTask) -> None:
+        cost, after = self._prices.of(task), self._before((n,))
+        if self._has_constants(task) and all(self._placed[k].kind == "wait" for k in after):
+            after.append(self._add(Task("constants"), Placed(task.device, "wait", "Const")))
+        on_stream = cost.seconds > 0 and self._routes.computes_on(task.device).startswith("stream")
+        on_host = on_stream and self._prices.runs_on_host(task)
+        self._compute((n,), self._name(task), after, cost, on_host=on_host)
+
+    def _has_constants(self, task: PlannedTask) -> bool:
+        """Return whether it reads constants of its own: where nothing else is waited for, they say when it begins."""
+        return isinstance(task.value, (Slice, Concatenation)) or (task.kind == OPERATION and None in task.reads)
+
+    def _write_call(self, own: Sequence[int]) -> None:
+        members, inside = {}, set(own)
+        for n in own:
+            cost = self._prices.of(self._planned[n])
+            reads = tuple([read for read in self._planned[n].reads if read is not None])
+            members[n] = Member(cost.family, reads, cost.own_s, cost.work, bool(reads) and cost.type in SAME_BUFFER)
+        returned = [result for result in self._read_by_others if result.task in inside]
+        costs = self._costs_on(self._planned[own[0]].device)
+        found = work_of_call(members, returned, self._prices.bytes, costs.own_s)
+        cost = TaskCost("PartitionedCall", "compiled", costs.started(found.seconds))
+        name = f"compiled/{self._name(self._planned[own[0]])}"
+        self._held.append((self._compute(own, name, self._before(own), cost), found.held_bytes))
+
+    @functools.cached_property
+    def _read_by_others(self) -> Sequence[Result]:
+        """What others than those of the same call read, or is returned."""
+        found = dict.fromkeys(self._found.returned)
+        for n, task in enumerate(self._planned):
+            call = self._call_of.get(n)
+            found.update(
+                dict.fromkeys([r for r in task.reads if r and (call is None or self._call_of.get(r.task) != call)])
+            )
+        return list(found)
+
+    def _compute(
+        self, own: Sequence[int], name: str, after: Sequence[int], cost: TaskCost, *, on_host: bool = False
+    ) -> int:
+        """Write what some tasks, which run as one, compute."""
+        device = self._planned[own[0]].device
+        kind = "wait" if cost.family == FREE or not cost.seconds else "compute"
+        uses, slowdown = self._on(device, cost.family, on_host) if kind == "compute" else ((), (1.0,))
+        task = Task(name, uses, cost.seconds, tuple(after), 0.0, len(self._tasks), slowdown)
+        return self._add(task, Placed(device, kind, cost.type), own, cost.family)
+
+    def _on(self, device: str, family: str, on_host: bool) -> tuple[tuple[str, ...], tuple[float, ...]]:
+        """Return what work of a family occupies on a device, and how much longer it takes beside other work there."""
+        key = (device, family, on_host)
+        if key not in self._uses:
+            host, name = self._machine.host, self._routes.computes_on(device)
+            if on_host:
+                name = f"threads of host {self._machine.host_of(device)}"
+            slowdown = host.slowdown_of.get(family, host.slowdown) if name.startswith("threads") else (1.0,)
+            self._uses[key] = (name,), slowdown
+        return self._uses[key]
+
+    def _add(self, task: Task, placed: Placed, own: Sequence[int] = (), family: str = "") -> int:
+        """Write a task, and return its number; `own` are those of the plan that it is."""
+        for n in own:
+            self._number[n] = len(self._tasks)
+        self._tasks.append(task)
+        self._placed.append(placed)
+        self._families.append(family)
+        return len(self._tasks) - 1
+
+    def _before(self, own: Sequence[int]) -> list[int]:
+        """Return what some tasks, which run as one, come after."""
+        found: dict[int, None] = {}
+        for n in own:
+            device = self._planned[n].device
+            found.update({self._number[r.task]: None for r in self._planned[n].reads if r and r.task not in own})
+            found.update({self._signal(k, device): None for k in self._found.waits[n] if k not in own})
+        return list(found)
+
+    def _name(self, task: PlannedTask) -> str:
+        shard = self._names.get(-1 if task.shard is None else task.shard, "")
+        name = "" if task.op is None else self._plan.program.ops[task.op].name
+        return shard + name if task.is_made or task.kind in (SEND, TURN) else f"{task.kind}/{shard}{name}"
+
+    def _note(self, unknown: str) -> None:
+        if unknown:
+            self._unknown[unknown] = None
+
+    def _seconds_of_turn(self, plan: Plan) -> float:
+        """Return how long a body takes whose work is split over the devices."""
+        inner = machine_tasks(plan, self._machine, self._costs)
+        self._unknown.update(dict.fromkeys(inner.unknown))
+        return replay(inner.tasks, inner.resources).seconds
+
+    def _write_send(self, n: int, task: PlannedTask) -> None:
+        read = task.reads[0]
+        assert read is not None
+        source = self._planned[read.task].device
+        count, route = self._prices.bytes(Result(n)), self._routes.between(source, task.device)
+        if self._prices.is_open(task) and self._costs.unknown_size is None:
+            self._note(f"the size of {self._name(task)!r}, which is sent, is known only when it runs")
+        busy = route.busy_s + count / route.bytes_per_s
+        name, kind = self._name(task), "send" if task.sent_for in (OPERATION, COPY) else task.sent_for
+        after = (self._number[read.task],)
+        rank = self._rank(source, task.device)
+        sent = Task(name, route.uses, busy, after, route.latency_s, rank)
+        self._add(sent, Placed(source, "send", kind, count, task.device), (n,))
+
+    def _rank(self, source: str, device: str) -> int:
+        return self._routes.rank(source, device) * _MOST_TASKS + len(self._tasks)
+
+    def _signal(self, n: int, device: str) -> int:
+        """Return the task after which one may run that waits for another one: elsewhere, a signal is sent."""
+        source, number = self._planned[n].device, self._number[n]
+        if source == device:
+            return number
+        key = (number, device)
+        if key not in self._signals:
+            route = self._routes.between(source, device)
+            uses = route.uses if route.busy_s else ()  # (threads send and receive it; links carry it beside all else)
+            placed = Placed(source, "send" if uses else "wait", "signal", 0, device)
+            rank, name = self._rank(source, device), f"^{self._name(self._planned[n])}"
+            task = Task(name, uses, route.busy_s, (number,), route.latency_s, rank)
+            self._signals[key] = self._add(task, placed)
+        return self._signals[key]
+
+    def _buffers(self) -> tuple[Buffer, ...]:
+        """Return what all tasks make, and who reads it."""
+        made, of = result_buffers(self._plan, self._planned, self._is_copied)
+        kept = {of[result.task][result.index] for result in self._found.returned}
+        operands: list[list[int]] = []
+        readers: list[list[int]] = [[] for _ in made]
+        for task, number in zip(self._planned, self._number, strict=True):
+            operands.append([k for r in task.reads if r is not None and (k := of[r.task][r.index]) is not None])
+            for k in operands[-1]:
+                readers[k].append(number)
+        sizes = [allocated(self._size(n, index)) for n, index in made]
+        found = []
+        for k, (n, _) in enumerate(made):
+            g = self._number[n]
+            if n in self._call_of and k not in kept and all(reader == g for reader in readers[k]):
+                sizes[k] = 0  # it is in a call
+            is_over = self._families[g] == _OVERWRITES or self._placed[g].type in _OVERWRITE
+            onto = tuple([other for other in operands[n] if sizes[other] == sizes[k]]) if is_over else ()
+            own = self._tasks[g].name, self._planned[n].device, sizes[k], g, tuple(readers[k]), onto, k in kept
+            found.append(Buffer(*own))
+        for g, size in self._held:
+            found.append(Buffer(f"inside of {self._tasks[g].name}", self._placed[g].device, allocated(size), g))
+        return tuple(found)
+
+    def _size(self, n: int, index: int) -> int:
+        """Return the bytes of a result: of a list of tensors that a loop returns, of those in it."""
+        task = self._planned[n]
+        if task.kind == HANDED_ON and (read := task.reads[0]):
+            return self._size(*read)
+        return self._prices.bytes_in_lists(task).get(index) or self._prices.bytes(Result(n, index))
+
+    def _is_copied(self, task: PlannedTask) -> bool:
+        """Return whether what is sent takes memory where it arrives."""
+        read = task.reads[0]
+        assert read is not None
+        return self._routes.between(self._planned[read.task].device, task.device).copies

@@ -1,0 +1,143 @@
+"""`scaling`: what more devices would bring, predicted for many numbers of them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from graphsplit.api.layouts.predicted_layouts import Layout, layout_name
+from graphsplit.api.options import Options
+from graphsplit.api.stepping import step_of
+from graphsplit.core.device_mesh import BATCH_AXIS, mesh_axes
+from graphsplit.core.errors import ArgumentError
+from graphsplit.core.progress import phase
+from graphsplit.core.user_code import with_users_traceback
+from graphsplit.planning.amounts import count_text
+from graphsplit.planning.costs.machine import Machine
+from graphsplit.planning.costs.machine_files import machine as machine_of
+from graphsplit.simulate.calls import predict_call, why_too_many
+from graphsplit.simulate.predicted_calls import PredictedCall, predicted_call
+from graphsplit.simulate.prediction.predictions import Prediction
+from graphsplit.simulate.prediction.scalings import Point, Scaling
+from graphsplit.simulate.prediction.unknown_sizes import checked_unknown_size
+
+KINDS = ("strong", "weak")
+
+
+@with_users_traceback
+@phase("scaling")
+def scaling(
+    fn: Callable[..., Any],
+    *args: Any,
+    machine: str | os.PathLike[str] | Machine,
+    devices: Sequence[int],
+    layouts: Sequence[Layout] | None = None,
+    kinds: Sequence[str] = KINDS,
+    micro_batches: int | None = None,
+    unknown_size: int | None = None,
+    mesh: Mapping[str, int] | None = None,
+    **kwargs: Any,
+) -> Scaling:
+    """Return predictions for many numbers of devices: `print` the table, `save` the curve. Nothing runs.
+
+    Args:
+      fn, *args, **kwargs: as for `predict`.
+      machine: see `predict`. If it has too few devices, a cluster of such machines is predicted.
+      devices: how many, `[1, 2, 4, 8]`.
+      layouts: of the variables, `["home", "replicated", "sharded"]`, or as for `predict`; None keeps their layouts.
+      kinds: `"strong"`, the batch as given over more devices; `"weak"`, on each device as many rows as are given.
+      micro_batches, unknown_size: see `predict`.
+      mesh: as for `predict`. The axis beside the batch axis keeps its size; the batch axis has the other devices.
+
+    Raises:
+      ArgumentError: as `predict`, for weak scaling if no argument is split, and for a number of devices that is no
+        multiple of those of an axis of the mesh.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> found = gs.scaling(tf.nn.relu, tf.TensorSpec([4096, 512]), machine="dgx-a100", devices=[1, 2])
+    >>> [(point.kind, point.devices, point.rows) for point in found.points]
+    [('strong', 1, 4096), ('strong', 2, 4096), ('weak', 1, 4096), ('weak', 2, 8192)]
+    """
+    found, counts = machine_of(machine), _checked_counts(devices)
+    unknown_size = checked_unknown_size(unknown_size)
+    wrong = [kind for kind in kinds if kind not in KINDS]
+    if wrong or not kinds:
+        raise ArgumentError(f"kinds={list(kinds)!r}: there are {', '.join(map(repr, KINDS))}.")
+    fn, args, kwargs = step_of(fn, args, kwargs)
+    call = predicted_call(fn, args, kwargs, micro_batches=micro_batches, mesh=mesh_axes(mesh) or None)
+    columns = _columns(call, counts)
+    batch = int(call.splitting.batch)
+    if "weak" in kinds and not batch and max(counts) > 1:
+        raise ArgumentError(f"Weak scaling of {call.title}: no argument is split, so there are no rows to add.")
+    calls, usual = {batch: call}, call.options.variables
+    names = [layout_name(usual if layout is None else layout) for layout in layouts or (None,)]
+    points, skipped, notes, assumptions = list[Point](), list[str](), list[str](), tuple[str, ...]()
+    for kind, count in itertools.product(kinds, counts):
+        own, shares = _with_rows_of_mesh(call.options, count // columns), count // columns
+        rows = batch * (1 if kind == "strong" else shares)
+        if shares > rows > 0:
+            skipped.append(f"{kind} scaling on {count} devices: {rows} rows leave some without any")
+            continue
+        larger = found.covering(count)
+        for layout in layouts or (None,):
+            if why := why_too_many(call, count, layout):
+                name = layout_name(layout)
+                skipped.append(f"{kind} scaling on {count} devices{f', {name}' if name else ''}: {why}")
+                continue
+            with phase(", ".join(filter(None, [kind, count_text(count, "device"), layout_name(layout)]))):
+                if rows not in calls:
+                    calls[rows] = call.with_rows(rows)
+                one = predict_call(calls[rows].with_options(own), larger, count, layout, unknown_size)
+            points.append(_point(kind, one, rows, count))
+            notes += one.notes
+            assumptions = one.assumptions
+    points.sort(key=lambda p: (kinds.index(p.kind), names.index(p.layout), p.devices))
+    said = tuple(dict.fromkeys(skipped)), tuple(dict.fromkeys(notes))
+    return Scaling(call.title, found.name, tuple(points), assumptions, *said)
+
+
+def _columns(call: PredictedCall, counts: Sequence[int]) -> int:
+    """Return how many devices share one part of the batch: those along the other axes of the mesh; 1 without any."""
+    axes = call.options.mesh
+    columns = axes.columns
+    has_rows = not axes.others or axes.batch_axis in dict(axes.sizes)
+    wrong = [count for count in counts if count % columns or (not has_rows and count != columns)]
+    if wrong:
+        raise ArgumentError(
+            f"devices={list(counts)!r}: mesh {axes} has {columns} devices along {' x '.join(map(repr, axes.others))}, "
+            f"and {wrong[0]} is no multiple of it, or there is no axis of the batch for the others. Choose other "
+            f"numbers of devices, or give the mesh, mesh={ {BATCH_AXIS: 1, **axes.others}!r}."
+        )
+    return columns
+
+
+def _with_rows_of_mesh(options: Options, rows: int) -> Options:
+    """Return options whose mesh has so many devices along the batch's axis."""
+    axes = options.mesh
+    if not axes.others:
+        return options
+    sizes = tuple([(name, rows if name == axes.batch_axis else size) for name, size in axes.sizes])
+    return replace(options, mesh=replace(axes, sizes=sizes), devices=None)
+
+
+def _point(kind: str, prediction: Prediction, rows: int, count: int) -> Point:
+    return Point(
+        kind,
+        prediction.layout,
+        count,
+        rows,
+        prediction.step_s,
+        max([memory.peak_bytes for memory in prediction.of_devices.values()], default=0),
+        prediction.sent_bytes,
+        prediction.limit,
+    )
+
+
+def _checked_counts(devices: object) -> list[int]:
+    counts = list(devices) if isinstance(devices, (list, tuple, range)) else []
+    if not counts or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in counts):
+        raise ArgumentError(f"devices={devices!r}: scaling takes numbers of devices, each at least 1: [1, 2, 4, 8].")
+    return sorted(dict.fromkeys(counts))

@@ -1,0 +1,145 @@
+"""The plan that `memory=` or `plan="auto"` chooses for a traced function, and the variables laid out as it has them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import tensorflow as tf
+
+from graphsplit.api.automatic_choice import Automatic
+from graphsplit.api.calls.argument_splitting import Splitting
+from graphsplit.api.calls.chosen_devices import check_no_others
+from graphsplit.api.layouts.divisions import can_be_parted
+from graphsplit.api.layouts.lying_together import slots_in
+from graphsplit.api.layouts.new_variables import slots_for_host
+from graphsplit.api.layouts.told_variables import lay_out_in_units
+from graphsplit.api.layouts.variable_layouts import check_eager, lay_out, wanted_layouts
+from graphsplit.api.options import Options
+from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh, device_mesh
+from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.progress import phase
+from graphsplit.core.sizes.symbolic_sizes import Size
+from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
+from graphsplit.planning.plan import Plan
+from graphsplit.planning.state import state_of
+from graphsplit.simulate.search.automatic import AS_THEY_ARE, choose, machine_like, table_for
+from graphsplit.simulate.search.candidates import Candidate
+from graphsplit.simulate.search.mesh_layouts import Variable
+from graphsplit.simulate.search.plan_search import Choice
+from graphsplit.simulate.search.question import Question
+from graphsplit.tracing.trace import Trace, captured_variables
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenPlans:
+    """Chooses plans of a traced function.
+
+    Attributes:
+      trace, splitting, options, devices: see `trace_and_plan`.
+      automatic: what is asked.
+      plan_as_if, plan_traced: make plans; see there.
+    """
+
+    trace: Trace
+    splitting: Splitting
+    options: Options
+    automatic: Automatic
+    devices: Sequence[str]
+    plan_as_if: Callable[..., Plan] = field(repr=False)
+    plan_traced: Callable[..., Plan] = field(repr=False)
+
+    def choose(self, before: Choice | None) -> Choice:
+        """Return the fastest plan that fits, for variables that lie anyhow or are yet to be laid out.
+
+        Args:
+          before: what ran last, which may fit here, too.
+        """
+        trace, automatic, devices = self.trace, self.automatic, self.devices
+        rows = self.splitting.batch
+        if isinstance(rows, Size):
+            [(name, value)] = automatic.given.items()
+            raise UnsupportedError(
+                f"{name}={value!r} predicts the time of a step, and the size of the batch is not known. Call it with "
+                "tensors of known shapes, without an input_signature or reduce_retracing."
+            )
+        laid = [variable for variable in trace.variables if parts_of_variable(variable) is not None]
+        lying = {device for variable in laid if (parts := parts_of_variable(variable)) for device in parts.devices}
+        fewest = max([devices.index(device) + 1 for device in lying if device in devices], default=1)
+        machine = machine_like(automatic, devices)
+        sizes: dict[str, int] = {}
+        for variable in () if laid and before is not None else trace.variables:  # (a layout is chosen once)
+            if parts_of_variable(variable) is None:
+                name = name_of(variable)
+                sizes[name] = sizes.get(name, 0) + _bytes_of(variable)
+        limit = automatic.memory or machine.device.memory_bytes
+        slots = slots_for_host(trace.variables) if machine.device.kind == "GPU" else ()  # (CPUs have the host's memory)
+        table = table_for(automatic, vars(self.options), rows, len(devices), fewest, sizes, slots)
+        if trace.program.all_stages() or (laid and not self.options.mesh.others):  # whose devices are other ones
+            table = replace(table, meshes=())
+        cuttable = variables_to_cut(trace) if table.meshes and table.layouts == LAYOUTS else []
+        question = Question(
+            "The function", rows, list(sizes.values()), machine, limit, table, self._plan_of, trace.program, cuttable
+        )
+        with phase("choosing a plan"):
+            return choose(question, before)
+
+    def _plan_of(self, devices: Sequence[str], candidate: Candidate) -> Plan:
+        """Return the plan of a candidate, as if the variables lay so."""
+        options = replace(self.options, **candidate.options, automatic=None)
+        check_no_others(self.trace.program, options)
+        layout = None if candidate.layout == AS_THEY_ARE else candidate.layouts
+        return self.plan_as_if(self.trace, self.splitting, options, devices, layout, keep=True)
+
+    def as_if(self, choice: Choice) -> Plan:
+        """Return the plan that was chosen; no variable moves."""
+        plan = self._plan_of(self.devices[: choice.chosen.devices], choice.chosen)
+        return replace(plan, notes=(*plan.notes, *choice.notes))
+
+    def laid_out(self, choice: Choice) -> Plan:
+        """Return the plan that was chosen, and lay the variables out as it has them."""
+        trace, chosen, devices = self.trace, choice.chosen, self.devices[: choice.chosen.devices]
+        options = replace(self.options, **chosen.options, automatic=None)
+        grid = device_mesh(options.mesh, devices) if options.mesh.others else None
+        if trace.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.others):
+            _lay_out(trace, chosen, devices, grid)
+        plan = self.plan_traced(trace, self.splitting, options, devices, devices[0], state_of(trace), grid)
+        return replace(plan, notes=(*plan.notes, *choice.notes))
+
+
+def _lay_out(trace: Trace, chosen: Candidate, devices: Sequence[str], grid: DeviceMesh | None) -> None:
+    """Lay out the variables of a traced function, and their slots, as a plan has them."""
+    check_eager()
+    variables, slots = list(trace.variables), slots_in(trace)
+    wanted = wanted_layouts(variables, chosen.layouts, slots, grid)
+    kept = [None if parts_of_variable(v) is not None else own for v, own in zip(variables, wanted, strict=True)]
+    lay_out(variables, kept, slots, devices, grid)
+    if grid is not None:
+        lay_out_in_units(trace, state_of(trace).divisions, grid)
+
+
+def variables_to_cut(trace: Trace) -> list[Variable]:
+    """Return the variables of a traced function that may be cut, each with its slots, which lie as it does."""
+    slots = slots_in(trace)
+    owners: dict[int, tf.Variable] = {}
+    captures: dict[int, list[int]] = {}  # (what a gradient reads by itself is captured once more)
+    for position, own in captured_variables(trace).items():
+        head = slots.get(id(own), own)
+        if head.shape == own.shape and own.shape.rank and can_be_parted(own):
+            owners.setdefault(id(head), head)
+            captures.setdefault(id(head), []).append(position)
+    slot_bytes = Counter[int]()
+    for own in trace.variables:
+        if (head := slots.get(id(own))) is not None:
+            slot_bytes[id(head)] += _bytes_of(own)
+    names = Counter(map(name_of, trace.variables))
+    found = [
+        Variable(name_of(own), tuple(own.shape.as_list()), _bytes_of(own), tuple(captures[k]), slot_bytes[k])
+        for k, own in owners.items()
+    ]
+    return [own for own in found if names[own.name] == 1]  # (two of one name cannot lie differently)
+
+
+def _bytes_of(variable: tf.Variable) -> int:
+    return (variable.shape.num_elements() or 0) * int(variable.dtype.size or 0)

@@ -1,1 +1,0 @@
-"""What a project that uses graphsplit tests with."""

@@ -1,0 +1,167 @@
+"""`connect`: the devices of other processes, on TensorFlow's own runtime."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.connected_workers import note_connected
+from graphsplit.core.errors import DeviceError, UnsupportedError, bullet_list
+from graphsplit.core.living_objects import living_objects, with_derived
+from graphsplit.core.tensorflow_internals import eager_context_started, own_task
+from graphsplit.core.user_code import user_stack_level
+from graphsplit.core.version import __version__
+from graphsplit.workers.addresses import address_towards, worker_addresses
+from graphsplit.workers.cluster import JOB, PROBE_S, Cluster, OnLost, connect_to, current_cluster
+from graphsplit.workers.introduction import Introduction, ask_who
+from graphsplit.workers.local_workers import LocalWorkers
+from graphsplit.workers.status import Status, ask_all
+from graphsplit.workers.undo_log import UndoLog
+
+# TensorFlow's calls to a worker that has ended wait until it is there again, unless its environment says the first. And
+# what is done to a worker's variables eagerly is not waited for by functions that use them, unless it says the second:
+# of 2,400 values that were read and then changed by a function, 90 were read too late.
+_SETTINGS = {"GRPC_FAIL_FAST": "true", "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": "false"}
+
+
+def connect(
+    workers: Iterable[str] | Any,
+    *,
+    address: str | None = None,
+    timeout_s: float = 60.0,
+    deadline_s: float | None = None,
+    on_lost: OnLost | None = None,
+) -> Cluster:
+    """Connect to worker processes: their devices become devices of this process, for everything.
+
+    By default `parallelize` and everything else use all GPUs of all workers (without GPUs, the workers' CPUs). Call it
+    before any tensor, variable or model is made. Start workers with `graphsplit worker --port 2222`. TensorFlow's
+    workers have no passwords: anyone who reaches their ports can use them.
+
+    Args:
+      workers: their addresses, `["10.0.0.1:2222", "10.0.0.2:2222"]`, or a `tf.distribute.cluster_resolver` (TF_CONFIG,
+        Slurm, Kubernetes): all tasks that it knows but this process.
+      address: of this process, `"10.0.0.9:2221"`, where workers have to know it; by default chosen, with a free port.
+      timeout_s: how long to wait for workers that do not answer yet, in seconds.
+      deadline_s: how long a worker may not answer before a call that needs it raises `WorkerLostError`, in seconds. By
+        default 60, or ten times the longest call so far, if that is more. A worker that computes answers.
+      on_lost: called with the number and the address of a worker when it is lost while a call waits for it: end its
+        process there, and the call ends. (One of `local_workers` is ended anyway.)
+
+    Raises:
+      ArgumentError: for no workers, one twice, or what is no address.
+      DeviceError: if a worker does not answer in time.
+      UnsupportedError: if TensorFlow is connected to others, or has variables already, or versions differ.
+    """
+    addresses, known = worker_addresses(workers)
+    if isinstance(workers, LocalWorkers):
+        on_lost = _ending(workers, on_lost)
+    if own_task() is not None:
+        cluster = current_cluster()
+        if cluster is not None and list(cluster.workers) == addresses:
+            return cluster
+        now = "by other means" if cluster is None else f"to {', '.join(cluster.workers)}"
+        raise UnsupportedError(
+            f"connect({addresses}): this process is connected {now} already, and TensorFlow would lose later "
+            "assignments to variables. To use other workers, start this program again."
+        )
+    _check_nothing_there()
+    apply_settings()
+    statuses = _wait_for(addresses, timeout_s)
+    cluster = Cluster(addresses, address or known or address_towards(addresses[0]), deadline_s, on_lost)
+    connect_to(cluster, statuses)
+    note_connected(UndoLog(cluster))
+    _compare_versions(cluster)
+    _compare_devices(addresses, statuses)
+    return cluster
+
+
+def _ending(workers: LocalWorkers, on_lost: OnLost | None) -> OnLost:
+    """Return what ends a lost process that this one started, and tells the user."""
+
+    def end(task: int, address: str) -> None:
+        workers.kill(task)
+        if on_lost is not None:
+            on_lost(task, address)
+
+    return end
+
+
+def _wait_for(addresses: Sequence[str], timeout_s: float) -> list[Status]:
+    """Return what workers say of themselves, once all do."""
+    begin = time.monotonic()
+    found: dict[str, Status] = {}
+    while True:
+        missing = [address for address in addresses if address not in found]
+        answers = zip(missing, ask_all(missing, min(PROBE_S, max(timeout_s, 0.1))), strict=True)
+        found |= {address: status for address, status in answers if status is not None}
+        if len(found) == len(addresses):
+            return [found[address] for address in addresses]
+        if time.monotonic() - begin > timeout_s:
+            silent = [address for address in addresses if address not in found]
+            raise DeviceError(
+                f"These workers did not answer within {timeout_s:g} s:\n{bullet_list(silent)}\n"
+                "Start each with `graphsplit worker --port ...` and see that this machine may reach the port; "
+                "timeout_s=... waits longer."
+            )
+        time.sleep(0.2)
+
+
+def apply_settings() -> None:
+    """Set how TensorFlow's processes talk to each other, where the environment does not say."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+
+
+def _check_nothing_there() -> None:
+    if not eager_context_started():
+        return
+    found = living_objects(*with_derived(tf.Variable))
+    if found:
+        names = ", ".join([v.name for v in found[:3]]) + (", ..." if len(found) > 3 else "")
+        raise UnsupportedError(
+            f"connect was called after variables were made ({len(found)}: {names}): TensorFlow would silently lose "
+            "later assignments to them. Call it first in the program, before any tensor, variable or model is made."
+        )
+
+
+def _compare_versions(cluster: Cluster) -> None:
+    """Raise `UnsupportedError` where a worker runs another TensorFlow; warn where another graphsplit, or unknown."""
+    for task, address in enumerate(cluster.workers):
+        told: Introduction | None = ask_who(f"{_device_prefix(task)}/device:CPU:0")
+        if told is None:
+            warnings.warn(
+                f"Worker {task} ({address}) was not started by `graphsplit worker`: whether it runs TensorFlow "
+                f"{tf.__version__} is not known.",
+                stacklevel=user_stack_level(),
+            )
+        elif told.tensorflow.split(".")[:2] != tf.__version__.split(".")[:2]:
+            raise UnsupportedError(
+                f"Worker {task} ({address}) runs TensorFlow {told.tensorflow}, this process {tf.__version__}: their "
+                "graphs differ. Install the same version on all machines."
+            )
+        elif told.graphsplit != __version__:
+            warnings.warn(
+                f"Worker {task} ({address}) runs graphsplit {told.graphsplit}, this process {__version__}.",
+                stacklevel=user_stack_level(),
+            )
+
+
+def _compare_devices(addresses: Sequence[str], statuses: Sequence[Status]) -> None:
+    counts = [sum(name.startswith("GPU") for name in status.devices) for status in statuses]
+    if len(set(counts)) > 1:
+        listed = ", ".join([f"{count} on {address}" for count, address in zip(counts, addresses, strict=True)])
+        warnings.warn(
+            f"The workers have different numbers of GPUs: {listed}. All devices get equal numbers of rows; "
+            "weights=[...] gives them other shares.",
+            stacklevel=user_stack_level(),
+        )
+
+
+def _device_prefix(task: int) -> str:
+    return f"/job:{JOB}/replica:0/task:{task}"

@@ -1,0 +1,283 @@
+"""Steps over several machines: each happens or does not, and ends although a worker does not answer."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core.connected_workers import Call, Make
+from graphsplit.core.devices import canonical_name, name_for_runtime, task_of
+from graphsplit.core.errors import WorkerLostError
+from graphsplit.core.tensorflow_internals import RuntimeFunction, no_recording, resource_value
+from graphsplit.core.variables.parted_variables import assign, read_handle
+from graphsplit.workers.before_images import Written, record, written_variables
+from graphsplit.workers.cluster import Cluster, lost_error
+from graphsplit.workers.watching import Frozen, Watch
+
+Tensors = Sequence[tf.Tensor]
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What keeps a variable's value: it lives as long as a function that writes the variable.
+
+    Attributes:
+      of: the variable's handle.
+      dtype: of its value.
+      variable: what the graph writes.
+    """
+
+    of: tf.Tensor
+    dtype: tf.DType
+    variable: tf.Variable
+
+    @property
+    def device(self) -> str:
+        """Where the variable lives."""
+        return canonical_name(self.of.device)
+
+    def give_back(self) -> None:
+        """Let the variable have the value that is kept."""
+        with tf.device(self.of.device):
+            assign(self.of, read_handle(self.variable.handle, self.dtype))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A call that writes, as far as it is undone.
+
+    Attributes:
+      name: of the function.
+      tasks: the workers that it runs on.
+      kept: what it keeps.
+      devices: of the counters.
+      incarnations: of the workers when it began.
+    """
+
+    name: str
+    tasks: tuple[int, ...]
+    incarnations: tuple[int, ...]
+    kept: tuple[Kept, ...] = ()
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class _Connected:
+    """What is on the workers as long as the same ones are connected.
+
+    Attributes:
+      connections: how often the cluster had been connected.
+      kept: what keeps variables' values, by the handle's id.
+      counters: of each device.
+      counts: what the counters are at.
+    """
+
+    connections: int
+    kept: weakref.WeakValueDictionary[int, Kept] = field(default_factory=weakref.WeakValueDictionary)
+    counters: dict[str, tf.Variable] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class UndoLog:
+    """What is needed to take back the call that is running: the counters that say where it has begun to write.
+
+    Args:
+      cluster: of the workers.
+    """
+
+    def __init__(self, cluster: Cluster):
+        self.cluster = cluster
+        self._watch = Watch(cluster)
+        self._lock = threading.RLock()
+        self._now = _Connected(cluster.connections)
+        self._pending: tuple[Call[Any], _Step] | None = None
+
+    @property
+    def connections(self) -> int:
+        """How often this process was connected to the workers."""
+        return self.cluster.connections
+
+    def function(self, name: str, nodes: Sequence[Any], inputs: Sequence[str], make: Make) -> ClusterFunction:
+        """Return a function of an emitted graph that runs on workers; see `ClusterFunction`."""
+        return ClusterFunction(name, self, nodes, inputs, make)
+
+    def kept(self, handle: tf.Tensor, dtype: tf.DType) -> Kept:
+        """Return what keeps the value of a variable."""
+        with self._lock:
+            if self._now.connections != self.cluster.connections:  # what was kept on a worker went with it
+                self._settle("a call")
+                self._now = _Connected(self.cluster.connections)
+            found = self._now.kept.get(id(handle))
+            if found is None:
+                with tf.init_scope(), tf.device(handle.device):
+                    nothing, shape = tf.constant([], dtype), tf.TensorShape(None)
+                    variable = tf.Variable(nothing, trainable=False, shape=shape, name="graphsplit_kept")
+                found = self._now.kept[id(handle)] = Kept(handle, dtype, variable)
+            return found
+
+    def counter(self, device: str) -> tf.Tensor:
+        """Return the handle of a device's counter."""
+        with self._lock:
+            if device not in self._now.counters:
+                with tf.init_scope(), tf.device(name_for_runtime(device)):
+                    self._now.counters[device] = tf.Variable(np.int64(0), trainable=False, name="graphsplit_count")
+                self._now.counts[device] = 0
+            return self._now.counters[device].handle
+
+    def read(self, name: str, tasks: tuple[int, ...], run: Callable[[], R]) -> R:
+        """Run what writes nothing, and watch the workers that it runs on.
+
+        Raises:
+          WorkerLostError: if one of them ends, or does not answer for the deadline.
+        """
+        call = Call(run)
+        try:
+            self._watch.wait(call, tasks)
+            return call.result()
+        except Frozen as frozen:
+            raise lost_error(self.cluster, frozen.tasks, name, True, frozen.since_s) from None
+        except tf.errors.OpError as error:
+            self._raise_if_lost(_Step(name, tasks, self.cluster.incarnations), error)
+            raise
+
+    def write(self, step: _Step, run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+        """Run what keeps the values of variables before it writes them; if it fails, they have them again.
+
+        Raises:
+          WorkerLostError: if a worker ends, or does not answer for the deadline.
+        """
+        with self._lock:
+            self._settle(step.name)
+            call = Call(run)
+            try:
+                self._watch.wait(call, step.tasks)
+                results = call.result()
+            except Frozen as frozen:
+                if frozen.ended:
+                    self._take_back(step)
+                else:
+                    self._pending = call, step
+                raise lost_error(self.cluster, frozen.tasks, step.name, frozen.ended, frozen.since_s) from None
+            except BaseException as error:
+                if not call.has_ended():  # the user interrupted the wait
+                    self._pending = call, step
+                    raise
+                self._take_back(step)
+                self._raise_if_lost(step, error)
+                raise
+            for device in step.devices:
+                self._now.counts[device] += 1
+            return results
+
+    def _settle(self, name: str) -> None:
+        """Take back the call that nobody waits for any more, if it has ended."""
+        if self._pending is None:
+            return
+        call, step = self._pending
+        if not call.has_ended():
+            health = self.cluster.health()
+            raise lost_error(self.cluster, health.lost or step.tasks, name, False, self._watch.deadline_s)
+        self._pending = None
+        self._take_back(step)
+
+    def _take_back(self, step: _Step) -> None:
+        """Let variables on the workers that are left have the values that they had before a call."""
+        lost = self._lost(step)
+
+        def undo() -> None:
+            for device in step.devices:
+                task = task_of(device)
+                if task is not None and task[1] in lost:
+                    continue
+                count = int(read_handle(self._now.counters[device].handle, tf.int64))
+                if count != self._now.counts[device]:
+                    for kept in step.kept:
+                        if kept.device == device:
+                            kept.give_back()
+                self._now.counts[device] = count
+
+        with no_recording():
+            call = Call(undo)
+            left = [task for task in step.tasks if task not in lost]
+            try:
+                self._watch.wait(call, left)
+            except Frozen as frozen:
+                raise lost_error(self.cluster, frozen.tasks, step.name, False, frozen.since_s) from None
+            call.result()
+
+    def _lost(self, step: _Step) -> set[int]:
+        now, lost = self.cluster.incarnations, set(self.cluster.health().lost)
+        return {task for task in step.tasks if task in lost or now[task] != step.incarnations[task]}
+
+    def _raise_if_lost(self, step: _Step, error: BaseException) -> None:
+        if isinstance(error, (tf.errors.OpError, WorkerLostError)) and (lost := self._lost(step)):
+            raise lost_error(self.cluster, sorted(lost), step.name, True, 0.0) from error
+
+
+class ClusterFunction:
+    """A function of an emitted graph that runs on workers, called as a `RuntimeFunction` is.
+
+    (In a graph that somebody else builds, and runs, it is a plain one.) What it lacks is made when it is called.
+
+    Args:
+      name: of the user's function.
+      log: of the calls that run on the workers.
+      nodes, inputs: of the graph.
+      make: registers a graph's nodes and inputs with TensorFlow's runtime.
+    """
+
+    def __init__(self, name: str, log: UndoLog, nodes: Sequence[Any], inputs: Sequence[str], make: Make):
+        self._name = name
+        self._log = log
+        self._nodes = nodes
+        self._inputs = tuple(inputs)
+        self._make = make
+        tasks = {task for node in nodes if node.device and (task := task_of(canonical_name(node.device)))}
+        self._tasks = tuple(sorted(number for _, number in tasks))
+        self._written = written_variables(nodes, inputs)
+        self._plain: RuntimeFunction | None = None
+        self._recording: tuple[RuntimeFunction, tuple[Written, ...], tuple[str, ...]] | None = None
+        self._kept: tuple[Kept, ...] = ()
+
+    def __call__(self, arguments: Tensors) -> list[tf.Tensor]:
+        """Run the function on `arguments`, one tensor for each input.
+
+        Raises:
+          WorkerLostError: if a worker ends, or does not answer for the deadline; then the call did not happen.
+        """
+        if not tf.executing_eagerly():
+            return self._as_it_is()(arguments)
+        log = self._log
+        values = [resource_value(arguments[written.argument]) for written in self._written]
+        if not any(values):
+            return log.read(self._name, self._tasks, lambda: self._as_it_is()(arguments))
+        pairs = [(written, value[0]) for written, value in zip(self._written, values, strict=True) if value]
+        function, written, devices = self._recorded(pairs)
+        dtypes = [dtype for _, dtype in pairs]
+        self._kept = tuple([log.kept(arguments[w.argument], t) for w, t in zip(written, dtypes, strict=True)])
+        counters = [log.counter(device) for device in devices]
+        given = [*arguments, *[kept.variable.handle for kept in self._kept], *counters]
+        step = _Step(self._name, self._tasks, log.cluster.incarnations, self._kept, devices)
+        return log.write(step, lambda: function(given))
+
+    def _as_it_is(self) -> RuntimeFunction:
+        if self._plain is None:
+            self._plain = self._make(self._nodes, self._inputs)
+        return self._plain
+
+    def _recorded(
+        self, pairs: Sequence[tuple[Written, tf.DType]]
+    ) -> tuple[RuntimeFunction, tuple[Written, ...], tuple[str, ...]]:
+        if self._recording is None:
+            recorded = record(self._nodes, [w for w, _ in pairs], [dtype for _, dtype in pairs])
+            devices = tuple([canonical_name(device) for device in recorded.devices])
+            function = self._make(recorded.nodes, (*self._inputs, *recorded.inputs))
+            self._recording = function, tuple([written for written, _ in pairs]), devices
+        return self._recording
