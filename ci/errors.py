@@ -16,11 +16,11 @@ TOPICS = {  # what files are about, by how their paths begin, in the order of th
     "Calls": ("api", "core/containers", "core/devices"),
     "Layouts and meshes": ("api/layouts", "core/variables", "core/device_mesh"),
     "Gradients": ("runtime", "planning"),
-    "Keras models": ("keras_models",),
-    "Predictions": ("api/predicted", "search"),
-    "SavedModels and graphs": ("saved_models", "core/storage", "core/protos"),
-    "Several machines": ("clusters", "api/resilience", "api/input"),
-    "Pictures, timelines, demonstrations": ("placement", "demos", "core/requirements"),
+    "Keras models": ("keras",),
+    "Predictions": ("simulate", "api/automatic_choice"),
+    "SavedModels and graphs": ("serving", "core/storage", "core/protos"),
+    "Several machines": ("workers", "api/input"),
+    "Pictures, timelines, demonstrations": ("inspect", "cli", "core/requirements"),
 }
 HEAD = """\
 # Errors and warnings

@@ -8,7 +8,7 @@ import re
 import tokenize
 from pathlib import Path
 
-HEART = ("core", "graph", "program", "tracing", "rules", "planning", "axes", "emission", "runtime", "api")
+HEART = ("core", "program", "tracing", "rules", "planning", "emission", "runtime", "api")
 """Folders that turn a function into one for several devices. The others read what these made, or call them."""
 
 NOT_CODE = {

@@ -1,6 +1,6 @@
 """Layouts along an axis of a mesh: which variables are cut along which dimension, found from what a program does.
 
-Each large variable, cut along each of its dimensions, has partners (`axes.partners`); together they are one choice, and
+Each large variable, cut along each of its dimensions, has partners (`partners`); together they are one choice, and
 so is the variable alone. Equal blocks of a network, told by the numbers in their names, are cut alike. Choices are put
 together by descent: each is added, or taken back, while that makes the step faster by `axis_times`.
 """
