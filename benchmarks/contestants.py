@@ -79,8 +79,10 @@ def _graphsplit(
     found: Workload, mode: str, devices: list[str], arguments: list[Any], layout: str = "home", **options: Any
 ) -> Contestant:
     parts = make_parts(found)
-    gs.set_variable_layout([parts.model, parts.optimizer], layout, devices, **options)
-    step = gs.parallelize(single_device_step(parts, mode), devices=devices)
+    if layout != "auto":
+        gs.set_variable_layout([parts.model, parts.optimizer], layout, devices, **options)
+    automatic = "auto" if layout == "auto" else None
+    step = gs.parallelize(single_device_step(parts, mode), devices=devices, variables=automatic)
 
     def describe() -> dict[str, Any]:
         graph, plan = step.graph_def(*arguments), step.plan(*arguments)
@@ -170,5 +172,6 @@ _MAKERS = {
     "graphsplit": _graphsplit,
     "layout_mirrored": functools.partial(_graphsplit, layout="mirrored"),
     "layout_sharded": functools.partial(_graphsplit, layout="sharded"),
+    "layout_auto": functools.partial(_graphsplit, layout="auto"),
     "layout_kept": functools.partial(_graphsplit, layout="sharded", reshard_after_forward=False),
 }

@@ -1,10 +1,12 @@
 """Where variables live: what each layout costs on logical devices, and what it sends, beside MirroredStrategy.
 
 python -m benchmarks.layouts [--workload resnet50_adam] [--devices 8] [--rounds 7] [--small] [--bytes-only]
+python -m benchmarks.layouts --predict 8xA100-SXM4-80GB 8xV100-PCIE-16GB
 
 On the logical devices of one CPU copies are free, so steps show nothing but what a layout costs; what it is for is the
 bytes through the busiest device, which are counted in TensorFlow's own partition graphs, and the steps over processes
-(`python -m benchmarks.layouts_over_workers`). Each way runs in a process of its own; steps are interleaved.
+(`python -m benchmarks.layouts_over_workers`). Each way runs in a process of its own; steps are interleaved. `--predict`
+compares the layouts by prediction, for machines with GPUs, and says how far "auto" is from the best of the others.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ LAYOUTS = {
     "layout_mirrored": "mirrored",
     "layout_sharded": "sharded",
     "layout_kept": "sharded, not again",
+    "layout_auto": "auto",
 }
+PREDICTED = {"mlp": 1024, "resnet50_adam": 512, "transformer": 256, "large_table": 256}
+"""The rows of the whole batch of each workload, for eight GPUs."""
 
 
 def main() -> None:
@@ -35,7 +40,11 @@ def main() -> None:
     parser.add_argument("--ways", default=",".join([*LAYOUTS, "mirrored"]), help="who is timed; the first is 1")
     parser.add_argument("--steps-only", action="store_true", help="time, and count no bytes")
     parser.add_argument("--bytes-only", action="store_true", help="count bytes, and time nothing")
+    parser.add_argument("--predict", nargs="+", metavar="MACHINE", help="predict steps on these, and run nothing")
     options = parser.parse_args()
+    if options.predict:
+        show_predicted(options.predict, options.devices)
+        return
     settings = Settings(rounds=options.rounds, round_s=1.0, small=options.small)
     if not options.bytes_only:
         show_steps(Cell(options.workload, "training", options.devices), options.ways.split(","), settings)
@@ -64,6 +73,30 @@ def show_steps(cell: Cell, ways: list[str], settings: Settings) -> None:
 def _absolute(record: Record) -> str:
     milliseconds, first = 1e3 * record.median_s, record.first_s["total"]
     return f"({milliseconds:.0f} ms, {first:.1f} s, {record.graph['nodes']}, {record.peak_bytes / 1e9:.2f} GB)"
+
+
+def show_predicted(machines: list[str], devices: int) -> None:
+    """Print the predicted step of each workload by layout, and of "auto" as a multiple of the best other one."""
+    import tensorflow as tf
+
+    import graphsplit as gs
+    from benchmarks.steps import make_parts, single_device_step
+    from benchmarks.workloads import data, workload
+
+    layouts = ["home", "replicated", "sharded", {"slots of *": "sharded", "*": "replicated"}, "auto"]
+    for name, rows in PREDICTED.items():
+        found = workload(name, small=False, batch=rows)
+        step = single_device_step(make_parts(found), "training")
+        specs = [tf.TensorSpec((rows, *array.shape[1:]), array.dtype) for array in data(found, 1)]
+        for machine in machines:
+            made = [gs.predict(step, *specs, machine=machine, devices=devices, layout=layout) for layout in layouts]
+            seconds = [one.step_s for one in made]
+            text = ", ".join(f"{1e3 * own:.3f}" for own in seconds)
+            print(
+                f"{name}, {rows} rows, {devices} devices of {machine}: home, replicated, sharded, ZeRO-1, auto: "
+                f"{text} ms; auto {seconds[-1] / min(seconds[:-1]):.3f} of the best other",
+                flush=True,
+            )
 
 
 def show_bytes(workload: str, devices: int, settings: Settings) -> None:
@@ -100,8 +133,10 @@ def count(name: str, small: bool, layout: str, devices: list[str]) -> dict[str, 
     found = workload(name, small)
     parts = make_parts(found)
     kind, _, kept = layout.partition(",")
-    gs.set_variable_layout([parts.model, parts.optimizer], kind, devices, reshard_after_forward=not kept)
-    step = gs.parallelize(single_device_step(parts, "training"), devices=devices)
+    if layout != "auto":
+        gs.set_variable_layout([parts.model, parts.optimizer], kind, devices, reshard_after_forward=not kept)
+    automatic = "auto" if layout == "auto" else None
+    step = gs.parallelize(single_device_step(parts, "training"), devices=devices, variables=automatic)
     arguments = [tf.constant(array) for array in data(found, found.batch)]
     sent, received = busiest(step, *arguments)
     weights = sum(int(v.dtype == "float32") * 4 * v.value.shape.num_elements() for v in parts.model.trainable_variables)

@@ -28,6 +28,7 @@ _WAYS: dict[str, dict[str, Any]] = {
     "mirrored": {"layout": "mirrored"},
     "sharded": {"layout": "sharded"},
     "sharded, not again": {"layout": "sharded", "reshard_after_forward": False},
+    "auto": {},
     "in columns": {"layout": {"*weight_*[02468]": (None, "model"), "*weight_*[13579]": ("model", None)}},
 }
 
@@ -70,9 +71,10 @@ def show(devices: Sequence[str], network: Network, rounds: int, mbit: int | None
     steps = {}
     for name, how in _WAYS.items():
         variables, step = training(network, devices[0])
-        mesh = {"mesh": {"model": len(devices)}} if isinstance(how["layout"], dict) else {}
-        gs.set_variable_layout(variables, devices=devices, **how, **mesh)
-        parallel = gs.parallelize(step, devices=devices, **mesh)
+        mesh = {"mesh": {"model": len(devices)}} if isinstance(how.get("layout"), dict) else {}
+        if how:
+            gs.set_variable_layout(variables, devices=devices, **how, **mesh)
+        parallel = gs.parallelize(step, devices=devices, variables=None if how else "auto", **mesh)
         begin = time.perf_counter()
         loss = float(parallel(x))
         print(f"{name:<18} first call {time.perf_counter() - begin:.1f} s, loss {loss:.6f}", flush=True)

@@ -51,6 +51,9 @@ WORKLOADS = {
     "resnet50_adam": Workload(
         "resnet50", 16, "images", {"side": 64}, "adam", {"side": 32}, modes=()
     ),  # for `benchmarks.layouts`
+    "large_table": Workload(
+        "transformer", 32, "tokens", {**_TOKENS, "words": 200_000, "blocks": 1}, "adam", _TOKENS_SMALL, modes=()
+    ),  # likewise
     "lstm": Workload(
         "lstm", 64, "sequences", {"steps": 32, "features": 64, "units": 128}, "adam", {"steps": 8, "units": 32}
     ),
