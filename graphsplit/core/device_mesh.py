@@ -182,6 +182,11 @@ def mesh_axes(mesh: Mapping[str, int] | None, batch_axis: str | None = None) -> 
             raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} is a layout; give the axis another name.")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} has {size!r} devices; it is a number of at least 1.")
+    if not isinstance(batch_axis, (str, type(None))):
+        raise ArgumentError(
+            f"batch_axis={batch_axis!r}: it is the name of one axis, and rows are not divided along several yet. Make "
+            "these one axis of the mesh, mesh={'batch': 4}."
+        )
     if batch_axis is not None and batch_axis not in mesh:
         raise ArgumentError(
             f"batch_axis={batch_axis!r}: mesh={dict(mesh)!r} has no such axis."
