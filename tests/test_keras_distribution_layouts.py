@@ -233,13 +233,13 @@ def test_a_mesh_of_three_axes():
 
 
 @pytest.mark.long
-def test_what_xla_compiles_is_gathered_and_said():
+def test_compiled_by_xla(enabled: gs.KerasDistribution):
+    expected_model, model = compiled(wide()), compiled(wide(), jit_compile=True)
     with model_parallel(4).scope():
-        model = compiled(wide(), jit_compile=True)
-        assert layouts_of(model)["wide/kernel"] == (None, "model")
-        with pytest.warns(UserWarning, match="gathered in each step, because it was compiled with jit_compile=True"):
-            fit(model)
-        assert devices_of(model)["wide/kernel"] == names(4)
+        found = fit(model)
+        assert_in_parts(model)
+        assert_same([*found, *state(model)], [*fit(expected_model), *state(expected_model)])
+        assert "compiled by XLA" in str(enabled.plan(model, *data()))
 
 
 NAMED = [

@@ -23,7 +23,7 @@ from graphsplit.api.layouts.new_variables import NewVariables
 from graphsplit.api.layouts.variable_layouts import lay_out
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import bullet_list
-from graphsplit.core.keras_internals import asks_for_xla, compilation_of, give_shape, layout_map_of, make_slots
+from graphsplit.core.keras_internals import compilation_of, give_shape, layout_map_of, make_slots
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.keras.distribution.meshes import Asked, MeshOfKeras, mesh_of
@@ -48,7 +48,7 @@ class DistributedLayouts:
             return
         if by is not None and by() is not distribution:
             self.bring_home(model)
-        mesh = mesh_of(distribution, asks_for_xla(model))
+        mesh = mesh_of(distribution)
         if any(asked.layout != "home" for asked in asked_of(model, distribution, mesh).values()):
             make_slots(getattr(model, "optimizer", None), model.trainable_variables)
             self._lay_out(model, distribution, mesh)

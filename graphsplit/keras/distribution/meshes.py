@@ -96,21 +96,17 @@ class MeshOfKeras:
         return with_layout(tensor, tuple(names)), ""
 
 
-def mesh_of(distribution: Any, compiled_by_xla: bool = False) -> MeshOfKeras:
+def mesh_of(distribution: Any) -> MeshOfKeras:
     """Return the mesh of a distribution.
 
     Args:
       distribution: of Keras. The batch of a `DataParallel` goes over all of its devices, whatever the axes.
-      compiled_by_xla: whether shards are compiled, which those of a mesh with a second axis cannot be yet.
     """
     import keras
 
     mesh, devices = distribution.device_mesh, to_backend_mesh(distribution.device_mesh)
     batch_axis = str(distribution.get_data_layout((1,)).axes[0])
     sizes = tuple([(str(name), int(n)) for name, n in zip(mesh.axis_names, mesh.shape, strict=True) if n > 1])
-    others = [name for name, _ in sizes if name != batch_axis]
     if isinstance(distribution, keras.distribution.DataParallel):
         return MeshOfKeras(devices, None, "the batch goes over all of them")
-    if others and compiled_by_xla:
-        return MeshOfKeras(devices, None, "it was compiled with jit_compile=True")
     return MeshOfKeras(devices, device_mesh(MeshAxes(sizes, batch_axis), devices) if sizes else None)

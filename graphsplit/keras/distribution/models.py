@@ -46,7 +46,7 @@ class DistributedModel(ParallelKeras3Model):
     def plan(self, x: Any = None, y: Any = None, sample_weight: Any = None, *, step: str | None = None) -> Plan:
         """Return what would run where for a batch; see the base class. Notes say what the layout map leaves out."""
         found = super().plan(x, y, sample_weight, step=step)
-        mesh = mesh_of(self.distribution, asks_for_xla(self.template))
+        mesh = mesh_of(self.distribution)
         notes = notes_on_map(self.template, self.distribution, mesh, self._layouts.of_outputs)
         return replace(found, notes=(*found.notes, *notes))
 
@@ -69,7 +69,7 @@ def distributed(model: Any, distribution: Any, layouts: DistributedLayouts) -> D
         if owner is not None and owner.distribution is distribution and getattr(owner, f"{kind}_function") is function:
             return owner
     check_strategy(model, "keras.distribution")
-    mesh = mesh_of(distribution, asks_for_xla(model))
+    mesh = mesh_of(distribution)
     devices, axes = mesh.devices, MeshAxes() if mesh.grid is None else mesh.grid.axes
     where = ModelDevices(devices, Options(devices=devices, mesh=axes), None if devices[0] == CPU else CPU)
     own = {"distribution": distribution, "_layouts": layouts}
