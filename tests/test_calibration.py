@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from graphsplit.api.predicted import calibration, fitting
 
 import graphsplit as gs
 from benchmarks import prediction, prediction_worker
@@ -27,6 +26,7 @@ from graphsplit.planning.costs.families import FAMILIES
 from graphsplit.planning.costs.machine import Device, Host, Link, Machine
 from graphsplit.planning.costs.machine_files import machine_text, read_machine
 from graphsplit.planning.costs.work import Work
+from graphsplit.simulate import calibration, fitting
 from graphsplit.simulate.measuring import sampling, timing
 from tests.helpers.messages import raises
 

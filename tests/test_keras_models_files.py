@@ -47,7 +47,6 @@ print(json.dumps(results))
 OWN_MODEL = """
 import keras
 from keras import layers
-from tests.helpers.processes import python
 
 def classifier():
     image = keras.Input((6, 6, 2), name="image")

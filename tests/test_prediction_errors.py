@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from graphsplit.api.predicted import predictions
 from typer.testing import CliRunner
 
 import graphsplit as gs
 from graphsplit.cli import app
 from graphsplit.cli.predict_commands import machines_like
 from graphsplit.planning.costs.machine_files import known_machines, machine
+from graphsplit.simulate import calls as predictions
 from tests.helpers.messages import raises
 from tests.test_prediction import HERE, X, boxed, product
 

@@ -16,7 +16,7 @@ from graphsplit.api.calls.argument_splitting import resolve_split
 from graphsplit.api.calls.compilation import plan_for
 from graphsplit.api.options import Options
 from graphsplit.core import structures
-from graphsplit.core.device_mesh import device_mesh, mesh_axes
+from graphsplit.core.device_mesh import mesh_axes
 from graphsplit.core.gpus.kernel_devices import kernel_devices
 from graphsplit.emission import EmittedGraph
 from graphsplit.emission.axes.on_mesh import program_on_mesh
@@ -38,12 +38,12 @@ def plan_for_gpus(step: Callable[..., Any], arguments: Sequence[tf.Tensor], gpus
     _, call = structures.flatten((tuple(arguments), {}))
     leaves = tuple(structures.TensorLeaf(x.dtype, tuple(x.shape)) for x in arguments)
     named = structures.Branch(dict, tuple(f"argument_{i}" for i in range(len(leaves))), leaves)
-    own, grid = Options(mesh=axes, **options), device_mesh(axes, devices) if axes else None
+    own = Options(mesh=axes, **options)
     splitting = resolve_split(own.split, named)
     names = [path for path, _ in structures.paths(named)]
     traced = trace_function(step, call, names).read(names, splitting.shapes)
 
-    divide = functools.partial(program_on_mesh, traced, grid=grid)
+    divide = functools.partial(program_on_mesh, traced)
     return plan_for(traced.program, splitting, own, devices, devices[0], state_on_gpus(traced), divide)
 
 
