@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from graphsplit.core.tensorflow_internals import registered_kernels
-from graphsplit.planning.variables import division, partitioning
+from graphsplit.planning.variables import division
 from graphsplit.program.program import Op
 from graphsplit.rules import registry, ruled_types
 from graphsplit.rules.factors import Factors
@@ -62,7 +62,6 @@ def test_a_broken_rule_is_found_and_made_small(broken_cumsum: None) -> None:
 
 def test_a_wrong_slice_of_a_part_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted defect: each part of a variable takes the bounds of a slice as the whole has them."""
-    monkeypatch.setattr(partitioning, "_STAYS", partitioning._STAYS)  # which programs set
     monkeypatch.setattr(division, "resized", lambda op, how, own: {r.operand: r.value for r in how.resize})
     programs = (generate(seed, "layouts", ["w:ab}[-", "w:ab}[:"]) for seed in range(ENOUGH))
     failing, verdict = next((p, v) for p in programs if (v := judge(p)).failed)

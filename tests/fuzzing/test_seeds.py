@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from graphsplit.planning.variables import partitioning
 from tests.fuzzing.generator import EXPERTS, MESH, MODES, generate
 from tests.fuzzing.oracle import judge
 from tests.fuzzing.worker import explain
@@ -43,7 +42,7 @@ def bounded() -> Iterator[None]:
     faulthandler.cancel_dump_traceback_later()
 
 
-@pytest.mark.usefixtures("plain_oracle", "small_variables_are_cut", "bounded")
+@pytest.mark.usefixtures("plain_oracle", "bounded")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "first", [pytest.param(i, marks=pytest.mark.long if i >= 20 else ()) for i in range(0, LAID_OUT, 10)]
@@ -63,7 +62,7 @@ NOT_MENDED_ON_MESHES: dict[int, str] = {}
 FOUND_ON_MESHES = (10248, 10357, 10595)  # others that failed once
 
 
-@pytest.mark.usefixtures("plain_oracle", "small_variables_are_cut", "bounded")
+@pytest.mark.usefixtures("plain_oracle", "bounded")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "first", [pytest.param(i, marks=pytest.mark.long if i >= 10 else ()) for i in range(0, ON_MESHES, 10)]
@@ -80,7 +79,7 @@ def test_meshes(first: int) -> None:
 WITH_EXPERTS = 300  # programs over variables that are cut along the batch's axis, in place; the first four by default
 
 
-@pytest.mark.usefixtures("plain_oracle", "small_variables_are_cut", "bounded")
+@pytest.mark.usefixtures("plain_oracle", "bounded")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "first", [pytest.param(i, marks=pytest.mark.long if i else ()) for i in range(0, WITH_EXPERTS, 4)]
@@ -102,12 +101,6 @@ def test_variables_are_really_used_in_place() -> None:
     few = [setting for setting in settings if setting.mesh and min(setting.rows) < setting.mesh[0]]
     assert any(setting.sizes == "known" for setting in few)
     assert any(max(setting.rows) >= setting.devices for setting in few)  # one of its calls has enough, another too few
-
-
-@pytest.fixture
-def small_variables_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give back what a program sets (see `program._layouts`) to whoever runs next in this process."""
-    monkeypatch.setattr(partitioning, "_STAYS", partitioning._STAYS)
 
 
 def test_variables_are_really_laid_out() -> None:
