@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.connected_workers import connected_workers
 from graphsplit.core.devices import check_runnable, name_for_runtime, task_of
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.progress import phase
@@ -21,6 +20,7 @@ from graphsplit.emission.compiled_calls import compile_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
+from graphsplit.runtime.connected_workers import connected_workers
 from graphsplit.runtime.grappler import optimizer_config
 from graphsplit.runtime.handles import Layouts, held_captures
 from graphsplit.tracing.trace import Trace

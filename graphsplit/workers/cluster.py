@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from graphsplit.core.connected_workers import connected_workers
 from graphsplit.core.devices import canonical_name, task_of
 from graphsplit.core.errors import WorkerLostError
+from graphsplit.runtime.connected_workers import connected_workers
 from graphsplit.workers.status import Status, ask_all
 
 JOB, CLIENT = "worker", "client"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from graphsplit.core.connected_workers import Call
+from graphsplit.runtime.connected_workers import Call
 from graphsplit.workers.cluster import Cluster
 from graphsplit.workers.status import ask_all
 
