@@ -14,7 +14,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.planning.traffic import traffic
 from tests.helpers.float64 import float64
-from tests.test_mesh import Made, assert_law, devices_of, numbers, sgd, variable
+from tests.helpers.mesh_cases import Made, assert_law, devices_of, numbers, sgd, variable
 
 __all__ = ["float64"]
 

@@ -21,16 +21,16 @@ import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.traffic import along, traffic
 from tests.helpers.float64 import float64  # noqa: F401 (a fixture)
-from tests.test_mesh import (
+from tests.helpers.mesh_cases import (
     HEAD,
     HIDDEN,
     LENGTH,
     VOCABULARY,
     WIDTH,
     Made,
+    assert_gradients_from_outside,
     assert_law,
     devices_of,
-    forward,
     ids_of,
     message,
     numbers,
@@ -227,23 +227,13 @@ def test_any_number_of_rows_in_one_graph(mesh: dict[str, int]):
 
 @pytest.mark.parametrize("mesh", [needs(FLAT), needs(CUBE)])
 def test_gradients_from_outside(mesh: dict[str, int]):
-    (variables, _), (laid, _) = perceptron(), perceptron()
     layout = {
         "up": ("expert", "model"),
         "down": (("model",), "replicated"),
         "inner": (("expert",), "sharded"),
         "*": "home",
     }
-    gs.set_variable_layout(laid, layout, devices_of(mesh), mesh=mesh)
-    x = tf.constant(numbers(5, WIDTH))
-    parallel = gs.parallelize(forward(laid), mesh=mesh, devices=devices_of(mesh))
-    found = []
-    for function, own in ((forward(variables), variables), (parallel, laid)):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(function(x) ** 2)
-        found.append([loss, *map(tf.convert_to_tensor, tape.gradient(loss, own))])
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, 1e-9, 1e-10)
+    assert_gradients_from_outside(layout, mesh)
 
 
 @pytest.mark.parametrize("mesh", [needs(FLAT), needs(CUBE, long)])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests.test_mesh import Made, assert_law, numbers, sgd, variable
+from tests.helpers.mesh_cases import Made, assert_law, numbers, sgd, variable
 
 READ, MADE, LAST = 3, 10, 5  # indivisible by two and three
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from graphsplit.core.layouts import EvenCut, Shard, evenly
 from graphsplit.planning.traffic import along, traffic
 from graphsplit.rules.blocks import blocks_beside
-from tests.test_mesh import HEAD, LENGTH, MESHES, WIDTH, Made, assert_law, ids_of, sgd, variable
+from tests.helpers.mesh_cases import HEAD, LENGTH, MESHES, WIDTH, Made, assert_law, ids_of, sgd, variable
 
 LAYOUT = {**{f"{name}/kernel": (None, "model") for name in "qkv"}, "bias": ("model",), "output": ("model", None)}
 

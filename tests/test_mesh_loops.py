@@ -22,7 +22,7 @@ from graphsplit.planning.plan import Plan
 from graphsplit.planning.tasks import HANDED_ON, tasks_of
 from graphsplit.program.program import Op, Program
 from graphsplit.simulate.prediction.task_writing import machine_tasks
-from tests.test_mesh import HIDDEN, VOCABULARY, WIDTH, Made, assert_law, devices_of, numbers, sgd, variable
+from tests.helpers.mesh_cases import HIDDEN, VOCABULARY, WIDTH, Made, assert_law, devices_of, numbers, sgd, variable
 
 TURNS = 4
 ONE_ROW, ONE_COLUMN, TWO = {"batch": 1, "model": 2}, {"batch": 2, "model": 1}, {"batch": 2, "model": 2}

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.planning.traffic import traffic
-from tests.test_mesh import PERCEPTRON, TRANSFORMER, WIDTH, devices_of, perceptron, transformer
+from tests.helpers.mesh_cases import PERCEPTRON, TRANSFORMER, WIDTH, devices_of, perceptron, transformer
 
 MESH = {"batch": 2, "model": 2}
 MACHINE = "8xH100-SXM5"

@@ -17,7 +17,7 @@ from graphsplit.api.layouts.layout_spellings import AxisCut
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission.axes import units
 from graphsplit.emission.axes.units import UnitSearch
-from tests.test_mesh import Made, Step, assert_law, devices_of, message, numbers, sgd, variable
+from tests.helpers.mesh_cases import Made, Step, assert_law, devices_of, message, numbers, sgd, variable
 from tests.test_mesh_variables import six
 
 WIDTH, LENGTH, SIZE, HIDDEN = 12, 5, 4, 10  # SIZE is the width of a head

@@ -18,7 +18,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission.emitter import emit
-from tests.test_mesh import (
+from tests.helpers.mesh_cases import (
     HIDDEN,
     PERCEPTRON,
     TRANSFORMER,

@@ -20,7 +20,18 @@ from graphsplit.planning.propagation.sharding_checks import check_step
 from graphsplit.planning.traffic import along, traffic
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import Shift
-from tests.test_mesh import LENGTH, MESHES, VOCABULARY, WIDTH, Made, assert_law, devices_of, ids_of, numbers, variable
+from tests.helpers.mesh_cases import (
+    LENGTH,
+    MESHES,
+    VOCABULARY,
+    WIDTH,
+    Made,
+    assert_law,
+    devices_of,
+    ids_of,
+    numbers,
+    variable,
+)
 
 LAYOUT = {"table": ("model", None), "bias": ("model",), "last": (None, "model")}
 TOKEN = 8  # bytes of one number for each token

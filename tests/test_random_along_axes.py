@@ -13,7 +13,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.errors import CheckError
 from graphsplit.emission import check_emitted, emit
-from tests.test_mesh import devices_of
+from tests.helpers.mesh_cases import devices_of
 from tests.test_mesh_loops import flows
 
 SEED = tf.constant([3, 5])

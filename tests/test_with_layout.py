@@ -14,7 +14,7 @@ import graphsplit as gs
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.traffic import traffic
-from tests.test_mesh import devices_of
+from tests.helpers.mesh_cases import devices_of
 
 WIDTH, HIDDEN, LENGTH = 16, 32, 7
 LAYOUT = {"up": (None, "model"), "down": ("model", None), "*": "home"}

@@ -14,7 +14,7 @@ from graphsplit.planning.costs.machine import Device, Host, Link, Machine
 from tests.helpers.hosts import worker_device
 from tests.helpers.law import squares_step
 from tests.helpers.layout_cases import COUPLED, Optimizer, adam, deep_step, fused_adam, momentum, numbers, sgd
-from tests.test_mesh import LENGTH, PERCEPTRON, TRANSFORMER, WIDTH, perceptron, transformer
+from tests.helpers.mesh_cases import LENGTH, PERCEPTRON, TRANSFORMER, WIDTH, perceptron, transformer
 from tests.test_mesh_loops import DECODING, LSTM, decoding, recurrent
 from tests.test_mesh_units import LENGTH as WORDS
 from tests.test_mesh_units import MERGED, by_name
