@@ -102,7 +102,7 @@ def measure(name: str, devices: int, rows: int = ROWS) -> Coverage:
     return found
 
 
-def summarize(name: str, plan: gs.Plan, trace_s: float = 0.0, plan_s: float = 0.0) -> Coverage:
+def summarize(name: str, plan: gs.inspect.Plan, trace_s: float = 0.0, plan_s: float = 0.0) -> Coverage:
     """Return what a plan covers.
 
     What comes after an operation that gathered rows at home runs at home too, and its inputs are whole, so the plan
@@ -139,7 +139,7 @@ def _as_long_as_the_batch(op: Any, batch: int) -> bool:
     return not op.stateful and any(size == batch for shape in op.out_shapes for size in shape or ())
 
 
-def _planning_s(plan: gs.Plan) -> float:
+def _planning_s(plan: gs.inspect.Plan) -> float:
     from graphsplit.planning.planner import plan_program
 
     started = time.perf_counter()

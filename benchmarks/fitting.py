@@ -151,7 +151,7 @@ def _distribution(devices: Sequence[str], mesh: Mapping[str, int]) -> Iterator[A
     for pattern, own in CUT.items():
         layout_map[pattern.replace("*", ".*")] = own
     chosen = keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
-    with gs.enable_keras_distribution() as enabled, chosen.scope():
+    with gs.keras.enable_distribution() as enabled, chosen.scope():
         yield enabled
 
 

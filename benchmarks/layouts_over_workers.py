@@ -43,7 +43,9 @@ def main() -> None:
     options = parser.parse_args()
     import graphsplit as gs
 
-    started = linked_workers(options.workers, options.mbit) if options.mbit else gs.LocalWorkers(options.workers)
+    started = (
+        linked_workers(options.workers, options.mbit) if options.mbit else gs.workers.LocalWorkers(options.workers)
+    )
     with started as workers:
         devices = gs.connect(workers).devices
         network = Network(options.width, options.depth, options.rows, options.optimizer)

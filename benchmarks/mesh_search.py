@@ -66,7 +66,7 @@ def blocks(count: int, first: int = 0) -> Iterator[Block]:
         kind = list(_KINDS)[seed % len(_KINDS)]
         width, hidden = drawn.choice([256, 512, 1024, 2048]), drawn.choice([384, 1024, 4096, 8192])
         rows, length = drawn.choice([1, 2, 8]), drawn.choice([128, 512, 2048])
-        with gs.without_values():
+        with gs.keras.without_values():
             shapes, forward = _KINDS[kind](width, hidden)
             weights = {name: tf.Variable(tf.zeros(shape), name=f"block/{name}") for name, shape in shapes.items()}
         name = f"{seed}: {kind}, width {width}, hidden {hidden}, {rows} x {length}"
@@ -170,7 +170,7 @@ def large_block() -> tuple[Step, tf.TensorSpec]:
     width, hidden, heads, size = 8192, 28672, 64, 128
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("query", "key", "value"), (width, heads, size))
     shapes |= {"output": (heads, size, width), "gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
-    with gs.without_values():
+    with gs.keras.without_values():
         weights = {name: tf.Variable(tf.zeros(own, tf.bfloat16), name=f"block/{name}") for name, own in shapes.items()}
 
     def normal(x: tf.Tensor) -> tf.Tensor:

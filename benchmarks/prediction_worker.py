@@ -50,7 +50,7 @@ def machine(path: str) -> dict[str, Any]:
     from graphsplit.planning.costs.machine_files import machine_text
 
     start(_MOST_DEVICES)
-    found = gs.calibrate()
+    found = gs.simulate.calibrate()
     Path(path).write_text(machine_text(found))
     return {"overhead_s": found.device.overhead_s}
 

@@ -94,7 +94,7 @@ def measure_growth(folder: str, devices: Sequence[int], shape: Sequence[int], re
         report = None
         if count:
             target = f"{folder}/{count}"
-            report = gs.transpile_saved_model(f"{folder}/0", target, count, replicate_weights=replicate)
+            report = gs.serving.transpile_saved_model(f"{folder}/0", target, count, replicate_weights=replicate)
         transpiled = time.perf_counter()
         loaded = tf.saved_model.load(f"{folder}/{count}")
         ready = time.perf_counter()

@@ -140,7 +140,7 @@ def prepared(stack: contextlib.ExitStack, way: str, count: int, width: int, rows
     import graphsplit as gs
 
     if way.startswith("workers"):
-        gs.connect(os.environ[_WORKERS].split() or stack.enter_context(gs.LocalWorkers(count)))
+        gs.connect(os.environ[_WORKERS].split() or stack.enter_context(gs.workers.LocalWorkers(count)))
     elif way == "local":
         gs.use_logical_devices(count, threads_per_device=1)
     import tensorflow as tf

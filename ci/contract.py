@@ -208,8 +208,8 @@ def keras_distributions() -> None:
 
     if tuple(int(part) for part in keras.__version__.split(".")[:2]) > (3, 15):
         try:
-            gs.enable_keras_distribution()
-        except gs.UnsupportedError as error:
+            gs.keras.enable_distribution()
+        except gs.errors.UnsupportedError as error:
             if "it is newer" not in str(error):
                 raise
             print(f"keras_distributions: refused, as it should be with Keras {keras.__version__}")
@@ -228,7 +228,7 @@ def keras_distributions() -> None:
     before, found = names_of_keras(), []
     level = tf.get_logger().level
     tf.get_logger().setLevel("ERROR")  # (each of these models is traced, and TensorFlow warns of Keras' one function)
-    with gs.enable_keras_distribution() as enabled, warnings.catch_warnings():
+    with gs.keras.enable_distribution() as enabled, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "ModelParallel on 3 devices")
         assert all(during is not was for during, was in zip(names_of_keras(), before, strict=True))
         data_parallel = api.DataParallel(devices=devices)  # (which Keras 3.13 cannot make without)
@@ -373,7 +373,7 @@ def frozen_graphs() -> None:
     v1 = tf.compat.v1
     with tf.Graph().as_default() as graph:
         v1.square(v1.placeholder(tf.float32, [None, 2], name="x"), name="y")
-    result = gs.transpile_graph_def(graph.as_graph_def(), "x", "y", 2)
+    result = gs.serving.transpile_graph_def(graph.as_graph_def(), "x", "y", 2)
     with tf.Graph().as_default(), v1.Session(config=v1.ConfigProto(device_count={"CPU": 2})) as session:
         tf.graph_util.import_graph_def(result, name="")
         np.testing.assert_array_equal(
@@ -388,7 +388,7 @@ def write(folder: Path) -> None:
     spec = tf.TensorSpec([None, 4], tf.float32, "x")
     module.serve = tf.function(lambda x: {"y": tf.nn.softmax(x @ module.w)}, input_signature=[spec])
     tf.saved_model.save(module, str(folder / "one"), signatures=module.serve)
-    gs.transpile_saved_model(folder / "one", folder / "several", DEVICES)
+    gs.serving.transpile_saved_model(folder / "one", folder / "several", DEVICES)
     x = tf.cast(numbers(ROWS, 4), tf.float32)
     np.save(folder / "y.npy", module.serve(x)["y"].numpy())
 
@@ -405,7 +405,7 @@ def load(folder: Path) -> None:
 def variables_without_values() -> None:
     """Whoever reads or saves a variable that has no value gets an error; it can be planned, restored and assigned."""
     for kind in kinds_of_keras():
-        with gs.without_values():
+        with gs.keras.without_values():
             layer = kind.layers.Dense(3)
             layer.build((None, 5))
             optimizer = kind.optimizers.Adam()
@@ -418,10 +418,10 @@ def variables_without_values() -> None:
                 said = ""
                 try:
                     read()
-                except gs.ArgumentError as error:
+                except gs.errors.ArgumentError as error:
                     said = str(error)
                 assert "no values yet" in said, (kind, said)
-            gs.initialize([layer, optimizer])
+            gs.keras.initialize([layer, optimizer])
             expected = layer.get_weights()
             save()
             layer.set_weights([np.zeros_like(value) for value in expected])

@@ -72,10 +72,9 @@ def messages() -> str:
 
 def public_kinds() -> list[type[BaseException]]:
     """Return the public errors and warnings: the base first, warnings last, as their files have them."""
-    import graphsplit
+    from graphsplit import errors
 
-    public = [getattr(graphsplit, name) for name in graphsplit.__all__]
-    kinds = [own for own in public if isinstance(own, type) and issubclass(own, BaseException)]
+    kinds = [getattr(errors, name) for name in errors.__all__]
     return sorted(kinds, key=lambda kind: (issubclass(kind, Warning), inspect.getsourcelines(kind)[1]))
 
 

@@ -265,7 +265,7 @@ def pytest_configure(config: pytest.Config) -> None:
         tf.compat.v1.disable_v2_behavior()
     gs.use_logical_devices(DEVICES)
     if "GRAPHSPLIT_TEST_WORKERS" in os.environ:  # see test_on_workers.py
-        workers = gs.LocalWorkers(int(os.environ["GRAPHSPLIT_TEST_WORKERS"]), devices=2)
+        workers = gs.workers.LocalWorkers(int(os.environ["GRAPHSPLIT_TEST_WORKERS"]), devices=2)
         config.add_cleanup(workers.close)
         gs.connect(workers, timeout_s=240)
         # (cases call steps inside of a tf.function, over workers here; `worker_reading.py` tests what is said of it)

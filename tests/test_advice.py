@@ -82,7 +82,7 @@ def test_the_same_words_everywhere():
     parallel = gs.parallelize(printing, devices=2)
     assert f"      -> {DO}" in str(parallel.plan(x)).splitlines()
     line = printing.__code__.co_firstlineno + 1
-    with pytest.raises(gs.StrictError) as error:
+    with pytest.raises(gs.errors.StrictError) as error:
         gs.parallelize(printing, devices=2, strict=True).plan(x)
     assert str(error.value) == (
         "strict=True, but these operations carry rows of the batch and would run on one device:\n"
@@ -100,7 +100,7 @@ def test_a_report_of_a_saved_model_says_it_too(tmp_path):
         lambda x: {"y": tf.unique(x).y, "z": tf.tanh(x)}, input_signature=[tf.TensorSpec([6], tf.float32, "x")]
     )
     tf.saved_model.save(module, str(tmp_path / "one"), signatures=module.serve)
-    report = str(gs.transpile_saved_model(tmp_path / "one", tmp_path / "two", 2))
+    report = str(gs.serving.transpile_saved_model(tmp_path / "one", tmp_path / "two", 2))
     assert (
         "runs on one device: which entries are new depends on all rows; rewrite it row by row, or keep its "
         "argument whole by split={...: None}"

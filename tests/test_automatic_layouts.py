@@ -38,7 +38,7 @@ def layouts(model: Any) -> list[str]:
     return ["home" if (parts := parts_of_variable(v)) is None else parts.layout for v in variables]
 
 
-def reason(plan: gs.Plan) -> str:
+def reason(plan: gs.inspect.Plan) -> str:
     [found] = [note for note in plan.notes if note.startswith('variables="auto": ')]
     return found
 
@@ -218,7 +218,9 @@ def test_what_cannot_be_meant():
         lambda: gs.multi_gpu_model(model, 2, variables={"*kernel": "sharded", "*": "auto"}),
         lambda: gs.set_variable_layout(model, "auto", 2),
     ):
-        with pytest.raises(gs.ArgumentError, match=chosen):
+        with pytest.raises(gs.errors.ArgumentError, match=chosen):
             call()
-    with pytest.raises(gs.ArgumentError, match="variables='sharded': it is 'auto', or None for variables as they lie"):
+    with pytest.raises(
+        gs.errors.ArgumentError, match="variables='sharded': it is 'auto', or None for variables as they lie"
+    ):
         gs.parallelize(variables="sharded")

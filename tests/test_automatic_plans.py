@@ -168,7 +168,7 @@ def test_along_an_axis_where_that_fits():
 
 def test_does_not_fit_is_an_answer():
     step = gs.parallelize(Momentum().step, devices=1, plan="auto", machine=machine_of(), memory="4.5MB")
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         step.plan(tf.ones([64, 256]))
     message = str(error.value)
     assert message.startswith("The function does not fit: each device may hold 4.5 MB, and of ")
@@ -196,7 +196,7 @@ def test_the_smallest_number_of_devices_that_would_do():
     question = asked(call, 2, machine)
     question = replace(question, table=replace(question.table, savings={"recompute": (None,), "micro_batches": (1,)}))
     three = Search(question).look_at(Candidate(3, "sharded")).peak_bytes
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         choose(replace(question, limit=three))
     message = str(error.value)
     assert "3 devices: 3 devices, variables sharded" in message, message
@@ -214,7 +214,7 @@ def test_large_variables_are_looked_at_one_by_one():
 
 
 def test_less_memory_than_the_largest_tensor():
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         gs.parallelize(Model().step, devices=2, plan="auto", machine=machine_of(), memory="1kB").plan(X)
     assert str(error.value).startswith("The function does not fit: each device may hold 1.0 kB, and of ")
 
@@ -263,13 +263,13 @@ def test_what_was_compared_is_explained():
     ],
 )
 def test_bad_options(options, message: str):
-    with raises(gs.ArgumentError, message):
+    with raises(gs.errors.ArgumentError, message):
         gs.parallelize(Model().step, devices=2, **options)
 
 
 def test_a_machine_of_another_kind():
     with raises(
-        gs.ArgumentError,
+        gs.errors.ArgumentError,
         "machine='dgx-a100' has GPU devices, and the function is to run on '/device:CPU:0'. Name a machine of that "
         "kind, or other devices.",
     ):
@@ -288,7 +288,7 @@ def test_what_xla_compiles_is_compared_too():
 def test_a_batch_of_unknown_size():
     step = tf.function(Model().step, input_signature=[tf.TensorSpec([None, 64])])
     with raises(
-        gs.UnsupportedError,
+        gs.errors.UnsupportedError,
         "plan='auto' predicts the time of a step, and the size of the batch is not known. Call it with tensors of "
         "known shapes, without an input_signature or reduce_retracing.",
     ):
@@ -333,7 +333,7 @@ def test_devices_that_are_not_here_are_planned_for():
     parallel = gs.parallelize(step, devices=gpus, plan="auto", machine="8xA100-SXM4-80GB")
     assert "8xA100-SXM4-80GB" in parallel.plan(x).explain()
     unnamed = gs.parallelize(step, devices=gpus, plan="auto")
-    with pytest.raises(gs.ArgumentError, match=r"that the function is to run on are not here\. Name the"):
+    with pytest.raises(gs.errors.ArgumentError, match=r"that the function is to run on are not here\. Name the"):
         unnamed.plan(x)
 
 

@@ -128,7 +128,7 @@ def test_ways_are_other_ways():
     found = workload("transformer", small=True, batch=7)
     arguments = [tf.constant(array) for array in data(found, 7)]
 
-    def plan() -> gs.Plan:
+    def plan() -> gs.inspect.Plan:
         return gs.parallelize(single_device_step(make_parts(found), "training"), devices=DEVICES).plan(*arguments)
 
     usual = plan()

@@ -38,7 +38,7 @@ def deep(layout: str) -> tuple[list[tf.Variable], Callable[[tf.Tensor], tf.Tenso
     return [*weights, *biases], step
 
 
-def sums_of(plan: gs.Plan) -> list[tuple[str, list[int]]]:
+def sums_of(plan: gs.inspect.Plan) -> list[tuple[str, list[int]]]:
     """Return for each bucket of gradients the node that adds them up, and the operations that made them."""
     graph, found = emit(plan), []
     sums = [n.name for n in graph.nodes if n.op == "AddN" and graph.origins[n.name] == (None, None, "reduce")]
@@ -49,7 +49,7 @@ def sums_of(plan: gs.Plan) -> list[tuple[str, list[int]]]:
     return found
 
 
-def products(plan: gs.Plan, shard: int) -> set[str]:
+def products(plan: gs.inspect.Plan, shard: int) -> set[str]:
     """Return the nodes that are a shard's products: for each layer one forward and two backward."""
     graph = emit(plan)
     found = [name for name, origin in graph.origins.items() if origin.role == "op" and origin.shard == shard]
@@ -90,7 +90,7 @@ def test_the_size_of_a_bucket():
 
 @pytest.mark.parametrize("size", [-1, True, 1.5, "1 MB"])
 def test_what_is_no_size(size: Any):
-    with pytest.raises(gs.ArgumentError) as found:
+    with pytest.raises(gs.errors.ArgumentError) as found:
         gs.parallelize(lambda x: x, devices=2, bucket_bytes=size)
     said = "it is the number of bytes, at least 0, that small gradients travelling as one may have together;"
     assert str(found.value) == f"bucket_bytes={size!r}: {said} 0 lets each travel alone, None chooses."

@@ -83,7 +83,7 @@ def test_operations_are_measured_as_large_as_those_of_micro_batches():
     assert not any("float32[1,64]" in key for key in products)
     halves = gs.predict(step, x, machine=found, devices=2)
     assert any(line.endswith(" kinds of operations as measured, 0 by what others took") for line in halves.assumptions)
-    with pytest.raises(gs.ArgumentError, match="micro_batches=0"):
+    with pytest.raises(gs.errors.ArgumentError, match="micro_batches=0"):
         calibration.measure_function(rough(), step, [x], micro_batches=(1, 0))
 
 
@@ -127,7 +127,7 @@ def test_a_call_takes_longer_on_more_devices():
 
 def test_what_xla_compiles_is_not_measured():
     with raises(
-        gs.UnsupportedError,
+        gs.errors.UnsupportedError,
         "calibrate measures operations one by one, and jit_compile=True makes XLA fuse them. Measure the "
         "function without jit_compile; predictions of the compiled one are made of the same operations.",
     ):
@@ -156,7 +156,7 @@ def test_operations_slow_each_other_down_by_their_family(tmp_path: Path):
         ("products = [1.0]", "host.slowdown_of.products is not known; there are matmul, "),
     ):
         path.write_text(machine_text(slowed).replace("elementwise = [\n    1.0,\n    2.0,\n]", wrong))
-        with pytest.raises(gs.ArgumentError, match=re.escape(what)):
+        with pytest.raises(gs.errors.ArgumentError, match=re.escape(what)):
             read_machine(str(path))
 
 
@@ -175,7 +175,7 @@ def test_a_call_takes_longer_for_each_tensor_that_the_graph_is_given():
 
 @pytest.mark.long
 def test_calibrate_measures_every_family():
-    found = gs.calibrate(name="here")
+    found = gs.simulate.calibrate(name="here")
     assert set(found.device.curves) <= set(FAMILIES)
     assert all(rate > 0 for curve in found.device.curves.values() for _, rate in curve)
     assert found.calibrated
@@ -285,5 +285,5 @@ def test_plans_that_are_ranked_wrongly_are_counted():
 
 def test_a_machine_file_that_is_not_there(tmp_path: Path):
     path = tmp_path / "no.toml"
-    with raises(gs.ArgumentError, f"machine={str(path)!r}: there is no such file in {str(Path.cwd())!r}."):
+    with raises(gs.errors.ArgumentError, f"machine={str(path)!r}: there is no such file in {str(Path.cwd())!r}."):
         gs.predict(step, tf.ones([4, 64]), machine=path)

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import REPLICATE, Partial, Shard, SingleDevice
 from graphsplit.emission import EmittedGraph, check_emitted, emit, emitter
+from graphsplit.errors import CheckError
 from graphsplit.planning.steps import Move, Step
 from graphsplit.planning.tasks import PlannedTask, Result
 from graphsplit.planning.waits import TURN, OrderedTasks, ordered_tasks_of
@@ -21,7 +21,7 @@ from graphsplit.rules import Sharded
 
 
 @pytest.fixture(scope="module")
-def plan() -> gs.Plan:
+def plan() -> gs.inspect.Plan:
     w = tf.Variable(tf.ones((3, 2)))
 
     def step(x):
@@ -44,27 +44,27 @@ def with_op(program: Program, op_type: str, **changes: Any) -> Program:
     return dataclasses.replace(program, ops=tuple(ops))
 
 
-def with_step(plan: gs.Plan, op_type: str, change: Callable[[Step], Step]) -> gs.Plan:
+def with_step(plan: gs.inspect.Plan, op_type: str, change: Callable[[Step], Step]) -> gs.inspect.Plan:
     at = position(plan.program, op_type)
     steps = list(plan.steps)
     steps[at] = change(steps[at])
     return dataclasses.replace(plan, steps=tuple(steps))
 
 
-def with_mesh(plan: gs.Plan, **changes: Any) -> gs.Plan:
+def with_mesh(plan: gs.inspect.Plan, **changes: Any) -> gs.inspect.Plan:
     return dataclasses.replace(plan, mesh=dataclasses.replace(plan.mesh, **changes))
 
 
-def idle(plan: gs.Plan) -> Move:
+def idle(plan: gs.inspect.Plan) -> Move:
     """A move that nobody needs: what is read in pieces only, sent whole."""
     return Move(scattered(plan).tensor, scattered(plan).source, SingleDevice("/device:CPU:4"))
 
 
-def scattered(plan: gs.Plan) -> Move:
+def scattered(plan: gs.inspect.Plan) -> Move:
     return next(move for move in plan.moves if move.kind == "scatter")
 
 
-def in_a_bucket(plan: gs.Plan, *kinds: str) -> gs.Plan:
+def in_a_bucket(plan: gs.inspect.Plan, *kinds: str) -> gs.inspect.Plan:
     """Make a move of each kind as one."""
     of_kinds = [[m for m in plan.moves if m.kind == kind] for kind in kinds]
     moves = list(dict.fromkeys([moves[min(k, len(moves) - 1)] for k, moves in enumerate(of_kinds)]))
@@ -77,7 +77,7 @@ def sharded(**changes: Any) -> Callable[[Step], Step]:
     return lambda step: dataclasses.replace(step, shards=dataclasses.replace(step.shards, **changes))
 
 
-def test_what_is_right_passes(plan: gs.Plan):
+def test_what_is_right_passes(plan: gs.inspect.Plan):
     plan.program.check()
     plan.check()
     check_emitted(plan, emit(plan))
@@ -93,8 +93,8 @@ def test_what_is_right_passes(plan: gs.Plan):
         (lambda p: dataclasses.replace(p, outputs=(Tensor(len(p.ops), 0),)), "which does not exist"),
     ],
 )
-def test_broken_programs(plan: gs.Plan, broken: Callable[[Program], Program], message: str):
-    with pytest.raises(gs.CheckError, match=message):
+def test_broken_programs(plan: gs.inspect.Plan, broken: Callable[[Program], Program], message: str):
+    with pytest.raises(gs.errors.CheckError, match=message):
         broken(plan.program).check()
 
 
@@ -128,8 +128,8 @@ def test_broken_programs(plan: gs.Plan, broken: Callable[[Program], Program], me
         ),
     ],
 )
-def test_broken_plans(plan: gs.Plan, broken: Callable[[gs.Plan], gs.Plan], message: str):
-    with pytest.raises(gs.CheckError, match=message):
+def test_broken_plans(plan: gs.inspect.Plan, broken: Callable[[gs.inspect.Plan], gs.inspect.Plan], message: str):
+    with pytest.raises(gs.errors.CheckError, match=message):
         broken(plan).check()
 
 
@@ -184,8 +184,10 @@ def read_another_piece(node: Any) -> None:
         (lambda g: dataclasses.replace(g, origins={}), "Nobody knows where"),
     ],
 )
-def test_graphs_that_move_something_else(plan: gs.Plan, broken: Callable[[EmittedGraph], EmittedGraph], message: str):
-    with pytest.raises(gs.CheckError, match=message):
+def test_graphs_that_move_something_else(
+    plan: gs.inspect.Plan, broken: Callable[[EmittedGraph], EmittedGraph], message: str
+):
+    with pytest.raises(gs.errors.CheckError, match=message):
         check_emitted(plan, broken(emit(plan)))
 
 
@@ -206,7 +208,7 @@ def test_zeros_of_unknown_shape_that_are_of_something_else(edit: Callable[[Any],
     parallel = gs.parallelize(function, devices=3, split={"first": None})
     plan = parallel.plan(tf.TensorSpec((None, None)), tf.TensorSpec((None,)))
     check_emitted(plan, emit(plan))
-    with pytest.raises(gs.CheckError, match="and the plan says"):
+    with pytest.raises(gs.errors.CheckError, match="and the plan says"):
         check_emitted(plan, edited(edit, "zero-fill", "ZerosLike")(emit(plan)))
 
 
@@ -226,8 +228,8 @@ def without_device(nodes: list[Any]) -> None:
         (lambda g: dataclasses.replace(g, outputs=("nobody:0",)), "names 'nobody:0', which does not exist"),
     ],
 )
-def test_broken_graphs(plan: gs.Plan, broken: Callable[[EmittedGraph], EmittedGraph], message: str):
-    with pytest.raises(gs.CheckError, match=message):
+def test_broken_graphs(plan: gs.inspect.Plan, broken: Callable[[EmittedGraph], EmittedGraph], message: str):
+    with pytest.raises(gs.errors.CheckError, match=message):
         broken(emit(plan)).check()
 
 

@@ -306,35 +306,41 @@ def test_help(command: str):
 
 WRONG_TYPES: list[tuple[Any, str]] = [
     (
-        lambda: gs.transpile_graph_def(3, "x", "y", 2),
+        lambda: gs.serving.transpile_graph_def(3, "x", "y", 2),
         "transpile_graph_def takes a GraphDef, got 3. Of a tf.Graph that is graph.as_graph_def(); of a function, "
         "graphsplit.parallelize(fn).graph_def(*args) is the graph for several devices.",
     ),
-    (lambda: gs.transpile_graph_def(GRAPH, 3, "y", 2), "inputs takes names of tensors, got 3."),
-    (lambda: gs.transpile_graph_def(GRAPH, "x", [3], 2), "outputs takes names of tensors and operations, got [3]."),
+    (lambda: gs.serving.transpile_graph_def(GRAPH, 3, "y", 2), "inputs takes names of tensors, got 3."),
     (
-        lambda: gs.transpile_graph_def(GRAPH, "x:y", "x", 2),
+        lambda: gs.serving.transpile_graph_def(GRAPH, "x", [3], 2),
+        "outputs takes names of tensors and operations, got [3].",
+    ),
+    (
+        lambda: gs.serving.transpile_graph_def(GRAPH, "x:y", "x", 2),
         "'x:y': that is no name of a tensor; write it like 'x' or 'x:0'.",
     ),
     (
-        lambda: gs.transpile_graph_def(GRAPH, "x", "x:4", 2),
+        lambda: gs.serving.transpile_graph_def(GRAPH, "x", "x:4", 2),
         "Operations of the graph do not have these outputs:\n  - outputs 'x:4': 'x' has 1 output",
     ),
     (
-        lambda: gs.transpile_graph_def(GRAPH, "x", "x", 2.5),
+        lambda: gs.serving.transpile_graph_def(GRAPH, "x", "x", 2.5),
         "devices takes a number or a list of device names, got 2.5.",
     ),
-    (lambda: gs.transpile_saved_model(3, "out"), "in_dir takes a path, got 3."),
-    (lambda: gs.transpile_saved_model("in", b"out"), "out_dir takes a path, got b'out'."),
-    (lambda: gs.transpile_saved_model("in", "out", overwrite="no"), "overwrite is True or False, got 'no'."),
+    (lambda: gs.serving.transpile_saved_model(3, "out"), "in_dir takes a path, got 3."),
+    (lambda: gs.serving.transpile_saved_model("in", b"out"), "out_dir takes a path, got b'out'."),
+    (lambda: gs.serving.transpile_saved_model("in", "out", overwrite="no"), "overwrite is True or False, got 'no'."),
     (
-        lambda: gs.transpile_saved_model("in", "out", replicate_weights=1),
+        lambda: gs.serving.transpile_saved_model("in", "out", replicate_weights=1),
         "replicate_weights is True or False, got 1.",
     ),
-    (lambda: gs.transpile_saved_model("in", "out", signatures=3), "signatures takes names of signatures, got 3."),
-    (lambda: gs.transpile_saved_model("in", "out", progress=3), "progress takes a function of a text, got 3."),
-    (lambda: gs.strip_devices(None, "out"), "in_path takes a path, got None."),
-    (lambda: gs.strip_devices("in", "out", overwrite=1), "overwrite is True or False, got 1."),
+    (
+        lambda: gs.serving.transpile_saved_model("in", "out", signatures=3),
+        "signatures takes names of signatures, got 3.",
+    ),
+    (lambda: gs.serving.transpile_saved_model("in", "out", progress=3), "progress takes a function of a text, got 3."),
+    (lambda: gs.serving.strip_devices(None, "out"), "in_path takes a path, got None."),
+    (lambda: gs.serving.strip_devices("in", "out", overwrite=1), "overwrite is True or False, got 1."),
 ]
 GRAPH = tf.compat.v1.GraphDef()
 GRAPH.node.add(name="x", op="Placeholder").attr["dtype"].type = 1
@@ -342,4 +348,4 @@ GRAPH.node.add(name="x", op="Placeholder").attr["dtype"].type = 1
 
 @pytest.mark.parametrize(("call", "expected"), WRONG_TYPES, ids=[expected for _, expected in WRONG_TYPES])
 def test_wrong_types(call: Any, expected: str):
-    assert message(gs.ArgumentError, call) == expected
+    assert message(gs.errors.ArgumentError, call) == expected

@@ -83,10 +83,10 @@ def test_results_of_what_never_ran_are_an_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("graphsplit.emission.clusters.LEFT_OUT", LEFT_OUT - {"ControlTrigger"})
     parallel = gs.parallelize(tied_embeddings()[0], devices=3, jit_compile=True, reduce_retracing=True)
     parallel(*IDS[0])
-    with pytest.raises(gs.CheckError, match=r"result 0 is float32 \(0,\), and was traced as float64 \(\)"):
+    with pytest.raises(gs.errors.CheckError, match=r"result 0 is float32 \(0,\), and was traced as float64 \(\)"):
         parallel(*IDS[2])
     plan = parallel.plan(*IDS[2])
-    with pytest.raises(gs.CheckError, match=r"its call .* is dead without"):
+    with pytest.raises(gs.errors.CheckError, match=r"its call .* is dead without"):
         check_emitted(plan, emit(plan))
 
 

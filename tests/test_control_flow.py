@@ -18,7 +18,7 @@ def rows(*shape: int, seed: int = 7) -> tf.Tensor:
     return tf.random.stateless_normal(shape, [shape[0], seed], dtype=DOUBLE)
 
 
-def check(fn: Any, *args: Any, sharded: set[str], at_home: int = 0, devices: int = 3) -> gs.Plan:
+def check(fn: Any, *args: Any, sharded: set[str], at_home: int = 0, devices: int = 3) -> gs.inspect.Plan:
     parallel = gs.parallelize(fn, devices=devices)
     assert_close(parallel(*args), tf.function(fn)(*args))
     plan = parallel.plan(*args)

@@ -92,7 +92,7 @@ def test_the_fingerprint_sees_every_change(models, tmp_path: Path):
         try:
             found = read_saved_model(str(broken))
             check_fingerprint(str(broken), found)
-        except gs.ArgumentError:
+        except gs.errors.ArgumentError:
             refused += 1
         else:
             assert found == proto
@@ -107,7 +107,7 @@ def test_no_model_is_refused_that_is_whole(name: str, tmp_path: Path):
     check_fingerprint(str(tmp_path / "model"), proto)
     if (tmp_path / "model" / "fingerprint.pb").exists():
         proto.meta_graphs[0].meta_info_def.tags.append("other")
-        with pytest.raises(gs.ArgumentError, match="is not the graph that was saved"):
+        with pytest.raises(gs.errors.ArgumentError, match="is not the graph that was saved"):
             check_fingerprint(str(tmp_path / "model"), proto)
 
 
@@ -148,8 +148,8 @@ def test_objects_that_do_not_fit_their_graph(models, tmp_path: Path, name: str, 
     for child in children:
         setattr(child, field, value)
     (broken / "saved_model.pb").write_bytes(model.SerializeToString())
-    with raises(gs.ArgumentError, message.format(source=str(broken))):
-        gs.transpile_saved_model(broken, tmp_path / "out", 2)
+    with raises(gs.errors.ArgumentError, message.format(source=str(broken))):
+        gs.serving.transpile_saved_model(broken, tmp_path / "out", 2)
     assert os.listdir(tmp_path) == ["broken"]
 
 

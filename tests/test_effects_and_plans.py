@@ -320,7 +320,7 @@ def test_a_constant_read_whole_and_in_pieces(cut_first: bool):
 # Reductions
 
 
-def reduced(plan: gs.Plan) -> list[str]:
+def reduced(plan: gs.inspect.Plan) -> list[str]:
     return [plan.program.ops[r.tensor.op].type for r in plan.moves if r.kind == "reduce"]
 
 

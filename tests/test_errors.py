@@ -37,20 +37,20 @@ class Pair:
 @pytest.mark.parametrize(
     ("devices", "kind", "expected"),
     [
-        (6, gs.DeviceError, f"devices=6: there are only 5 CPU devices. This process has:\n{CPUS}{MAKE_MORE}"),
-        (0, gs.ArgumentError, "devices=0: at least one device is needed."),
-        (-2, gs.ArgumentError, "devices=-2: at least one device is needed."),
-        (True, gs.ArgumentError, "devices takes a number or a list of device names, got True."),
-        ([], gs.ArgumentError, "devices is an empty list; name at least one device."),
+        (6, gs.errors.DeviceError, f"devices=6: there are only 5 CPU devices. This process has:\n{CPUS}{MAKE_MORE}"),
+        (0, gs.errors.ArgumentError, "devices=0: at least one device is needed."),
+        (-2, gs.errors.ArgumentError, "devices=-2: at least one device is needed."),
+        (True, gs.errors.ArgumentError, "devices takes a number or a list of device names, got True."),
+        ([], gs.errors.ArgumentError, "devices is an empty list; name at least one device."),
         (
             ["GPU:0", "CPU:1"],
-            gs.DeviceError,
+            gs.errors.DeviceError,
             f"devices=['GPU:0', 'CPU:1']: GPU:0 does not exist. This process has:\n{CPUS}{MAKE_MORE}",
         ),
-        (["CPU:1", "/cpu:1"], gs.ArgumentError, "devices names a device more than once: CPU:1."),
-        (["CPU"], gs.ArgumentError, "devices: 'CPU' is not a device name; write it like 'GPU:0'."),
+        (["CPU:1", "/cpu:1"], gs.errors.ArgumentError, "devices names a device more than once: CPU:1."),
+        (["CPU"], gs.errors.ArgumentError, "devices: 'CPU' is not a device name; write it like 'GPU:0'."),
         *[
-            ([name], gs.ArgumentError, f"devices: {name!r} is not a device name; write it like 'GPU:0'.")
+            ([name], gs.errors.ArgumentError, f"devices: {name!r} is not a device name; write it like 'GPU:0'.")
             for name in (
                 "CPU:-1",
                 "CPU:\u0663",
@@ -61,8 +61,8 @@ class Pair:
                 "CPU:*",
             )
         ],
-        ([3], gs.ArgumentError, "devices takes device names, got 3."),
-        (2.5, gs.ArgumentError, "devices takes a number or a list of device names, got 2.5."),
+        ([3], gs.errors.ArgumentError, "devices takes device names, got 3."),
+        (2.5, gs.errors.ArgumentError, "devices takes a number or a list of device names, got 2.5."),
     ],
 )
 def test_devices(devices: Any, kind: type[Exception], expected: str):
@@ -70,7 +70,7 @@ def test_devices(devices: Any, kind: type[Exception], expected: str):
 
 
 def test_home():
-    assert message(gs.DeviceError, lambda: gs.parallelize(identity, devices=2, home="GPU:7")(tf.zeros(3))) == (
+    assert message(gs.errors.DeviceError, lambda: gs.parallelize(identity, devices=2, home="GPU:7")(tf.zeros(3))) == (
         f"home='GPU:7': GPU:7 does not exist. This process has:\n{CPUS}{MAKE_MORE}"
     )
 
@@ -104,17 +104,19 @@ def test_a_mesh_larger_than_the_machine_is_called_a_mesh():
         lambda: gs.set_variable_layout([w], "replicated", mesh=mesh),
         gs.variable_layout("sharded", mesh=mesh).__enter__,
     ):
-        assert message(gs.DeviceError, call).startswith(f"mesh={mesh!r} has 8 devices: there are only 5 CPU devices. ")
+        assert message(gs.errors.DeviceError, call).startswith(
+            f"mesh={mesh!r} has 8 devices: there are only 5 CPU devices. "
+        )
 
 
 def test_what_the_advice_about_gs_cut_says_can_be_typed():
     w, mesh = tf.Variable(tf.zeros((8, 3, 6)), name="w"), {"batch": 1, "model": 4}
-    said = message(gs.ArgumentError, lambda: gs.set_variable_layout([w], (None, "model"), mesh=mesh))
+    said = message(gs.errors.ArgumentError, lambda: gs.set_variable_layout([w], (None, "model"), mesh=mesh))
     copied = "(None, gs.cut('model'), None)"
     assert said.endswith(f"dimension 1 has 3 entries, and 'model' has 4 devices; {copied} copies it")
     gs.set_variable_layout([w], (None, gs.cut("model"), None), mesh=mesh)
     gs.set_variable_layout([w], "home", mesh=mesh)
-    assert message(gs.ArgumentError, lambda: gs.set_variable_layout([w], gs.cut("model"), mesh=mesh)) == (
+    assert message(gs.errors.ArgumentError, lambda: gs.set_variable_layout([w], gs.cut("model"), mesh=mesh)) == (
         "gs.cut('model') says how one dimension is cut: give the layout an entry for each dimension, "
         "(gs.cut('model'),) for the first, (None, gs.cut('model')) for the second."
     )
@@ -141,7 +143,7 @@ def test_names_that_are_not_there():
 
 @pytest.mark.parametrize("asked", ["auto", 1, None])
 def test_jit_compile_is_true_or_false(asked: Any):
-    assert message(gs.ArgumentError, lambda: gs.parallelize(identity, jit_compile=asked)) == (
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(identity, jit_compile=asked)) == (
         f"jit_compile is True or False, got {asked!r}. Write True, or leave it out."
     )
 
@@ -164,7 +166,7 @@ SHARES = "weights are finite numbers of at least 0, not all of them 0."
     ],
 )
 def test_weights(weights: Any, expected: str):
-    assert message(gs.ArgumentError, lambda: gs.parallelize(identity, devices=2, weights=weights)) == expected
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(identity, devices=2, weights=weights)) == expected
 
 
 @pytest.mark.parametrize(
@@ -177,35 +179,35 @@ def test_weights(weights: Any, expected: str):
     ],
 )
 def test_flags(option: str, value: Any, expected: str):
-    assert message(gs.ArgumentError, lambda: gs.parallelize(identity, devices=2, **{option: value})) == expected
-    assert message(gs.ArgumentError, lambda: gs.parallelize(devices=2, **{option: value})) == expected
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(identity, devices=2, **{option: value})) == expected
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(devices=2, **{option: value})) == expected
 
 
 def test_weights_against_all_devices():
-    assert message(gs.ArgumentError, lambda: gs.parallelize(identity, weights=[1, 2])) == (
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(identity, weights=[1, 2])) == (
         "weights=[1, 2] has 2 entries for 5 devices; give one for each device."
     )
 
 
 def test_transpiling_what_is_no_graph():
-    assert message(gs.ArgumentError, lambda: gs.transpile_graph_def(3, "x", "y", 2)) == (
+    assert message(gs.errors.ArgumentError, lambda: gs.serving.transpile_graph_def(3, "x", "y", 2)) == (
         "transpile_graph_def takes a GraphDef, got 3. Of a tf.Graph that is graph.as_graph_def(); of a function, "
         "graphsplit.parallelize(fn).graph_def(*args) is the graph for several devices."
     )
     graph = tf.Graph().as_graph_def()
-    assert message(gs.ArgumentError, lambda: gs.transpile_graph_def(graph, "x", "y", 2, strict="yes")) == (
-        "strict is True, False, or the share of the work that may run on one device, 0.1; got 'yes'."
-    )
+    assert message(
+        gs.errors.ArgumentError, lambda: gs.serving.transpile_graph_def(graph, "x", "y", 2, strict="yes")
+    ) == ("strict is True, False, or the share of the work that may run on one device, 0.1; got 'yes'.")
 
 
 def test_random():
-    assert message(gs.ArgumentError, lambda: gs.parallelize(identity, random="none")) == (
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(identity, random="none")) == (
         "random='none' is not known; choose 'exact' or 'independent'."
     )
 
 
 def test_not_a_function():
-    assert message(gs.ArgumentError, lambda: gs.parallelize(4)) == (
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(4)) == (
         "parallelize takes a function, got 4; options are named: devices=4, split=0, ..."
     )
 
@@ -219,7 +221,7 @@ def test_not_a_function():
     ],
 )
 def test_split_against_the_function(split: Any, expected: str):
-    assert message(gs.ArgumentError, lambda: gs.parallelize(two, devices=2, split=split)) == expected
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(two, devices=2, split=split)) == expected
 
 
 @pytest.mark.parametrize(
@@ -239,19 +241,19 @@ def test_split_against_the_function(split: Any, expected: str):
 )
 def test_split_against_the_arguments(split: Any, expected: str):
     call = gs.parallelize(two, devices=2, split=split)
-    assert message(gs.ArgumentError, lambda: call(tf.zeros((6, 2)), tf.zeros(4))) == expected
+    assert message(gs.errors.ArgumentError, lambda: call(tf.zeros((6, 2)), tf.zeros(4))) == expected
 
 
 def test_split_deeper_than_the_argument():
     call = gs.parallelize(identity, devices=2, split={"x": {"a": 0, "c": 0}})
-    assert message(gs.ArgumentError, lambda: call({"a": tf.zeros(3), "b": tf.zeros(3)})) == (
+    assert message(gs.errors.ArgumentError, lambda: call({"a": tf.zeros(3), "b": tf.zeros(3)})) == (
         "split for x has entries 'a', 'c', but x has 'a', 'b'."
     )
 
 
 def test_split_of_a_ragged_argument():
     call = gs.parallelize(identity, devices=2, split={"x": 0})
-    assert message(gs.ArgumentError, lambda: call(tf.ragged.constant([[1], [2, 3]]))) == (
+    assert message(gs.errors.ArgumentError, lambda: call(tf.ragged.constant([[1], [2, 3]]))) == (
         "split asks to split x, a RaggedTensor; composite tensors are kept whole. "
         "Leave it out of split, or pass its parts as ordinary tensors."
     )
@@ -273,7 +275,7 @@ def test_outputs_that_are_no_tensors():
     def returns(x):
         return {"x": x, "pair": Pair(object(), np.dtype("int8"))}
 
-    assert message(gs.OutputError, lambda: gs.parallelize(returns, devices=2)(tf.zeros(4))).endswith(
+    assert message(gs.errors.OutputError, lambda: gs.parallelize(returns, devices=2)(tf.zeros(4))).endswith(
         "The function returns values that are not tensors:\n"
         "  - ['pair'].left: builtins.object\n"
         "  - ['pair'].right: numpy.dtypes.Int8DType\n"
@@ -292,7 +294,7 @@ def test_a_variable_made_on_every_call():
 
 def test_specifications_in_a_call():
     call = gs.parallelize(two, devices=2)
-    assert message(gs.ArgumentError, lambda: call(tf.zeros(4), tf.TensorSpec([4]))) == (
+    assert message(gs.errors.ArgumentError, lambda: call(tf.zeros(4), tf.TensorSpec([4]))) == (
         "two was called with specifications, and needs tensors:\n"
         "  - y: TensorSpec(shape=(4,), dtype=tf.float32, name=None)\n"
         "These accept specifications, because they run nothing: two.plan(...), two.placement(...), predict(two, ...)."
@@ -326,7 +328,7 @@ def test_jit_compile_around_it():
     call = gs.parallelize(identity, devices=2)
     outer = tf.function(lambda x: call(x), jit_compile=True)
     assert (
-        message(gs.UnsupportedError, lambda: outer(tf.zeros(4)))
+        message(gs.errors.UnsupportedError, lambda: outer(tf.zeros(4)))
         .strip()
         .endswith(
             "identity is called inside a function with jit_compile=True. XLA compiles such a function for one device "
@@ -342,7 +344,7 @@ def test_strict_names_the_operation_and_the_line():
 
     here = couples.__code__.co_firstlineno + 1
     call = gs.parallelize(couples, devices=2, strict=True)
-    text = message(gs.StrictError, lambda: call(tf.constant([1.0, 2.0, 1.0, 3.0])))
+    text = message(gs.errors.StrictError, lambda: call(tf.constant([1.0, 2.0, 1.0, 3.0])))
     assert re.sub(r"'\S*Unique'", "'Unique'", text) == (
         "strict=True, but these operations carry rows of the batch and would run on one device:\n"
         f"  - Unique 'Unique' at test_errors.py:{here}: nothing gathered; which entries are new depends on all rows\n"
@@ -368,7 +370,7 @@ def test_a_failing_step_leaves_the_function_usable():
 
 def test_logical_devices_after_the_start():
     assert gs.use_logical_devices(5) == ("CPU:0", "CPU:1", "CPU:2", "CPU:3", "CPU:4")
-    assert message(gs.DeviceError, lambda: gs.use_logical_devices(2)) == (
+    assert message(gs.errors.DeviceError, lambda: gs.use_logical_devices(2)) == (
         "use_logical_devices(2) was called after TensorFlow had started with 5 CPU devices; devices are fixed from "
         "then on. Call it first in the program, before any tensor, variable or model is made."
     )
@@ -401,7 +403,7 @@ def test_one_device_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch, there: st
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, True])
 def test_logical_devices_takes_a_positive_number(count: Any):
-    assert message(gs.ArgumentError, lambda: gs.use_logical_devices(count)) == (
+    assert message(gs.errors.ArgumentError, lambda: gs.use_logical_devices(count)) == (
         f"use_logical_devices(count) takes a positive number of devices, got {count!r}."
     )
 
@@ -412,10 +414,10 @@ def test_checks_before_tensorflow_starts():
         "import graphsplit as gs\n"
         "f = gs.parallelize(lambda x: x, devices=7)\n"
         "try: gs.parallelize(lambda x: x, devices=0)\n"
-        "except gs.ArgumentError as error: print(error)\n"
+        "except gs.errors.ArgumentError as error: print(error)\n"
         "gs.use_logical_devices(2)\n"
         "try: f.devices\n"
-        "except gs.DeviceError as error: print(str(error).splitlines()[0])\n"
+        "except gs.errors.DeviceError as error: print(str(error).splitlines()[0])\n"
     )
     done = python("-c", script)
     assert done.stdout.splitlines() == [
@@ -425,7 +427,7 @@ def test_checks_before_tensorflow_starts():
 
 
 def test_verify_takes_a_parallel_function():
-    text = message(gs.ArgumentError, lambda: gs.verify(identity, tf.zeros(3)))
+    text = message(gs.errors.ArgumentError, lambda: gs.verify(identity, tf.zeros(3)))
     assert text.startswith(
         "verify takes a function made by parallelize or a model made by multi_gpu_model, got <function"
     )

@@ -212,7 +212,7 @@ def test_what_is_exported(layout: str, tmp_path: Path, monkeypatch: pytest.Monke
     model.export("exported", verbose=False)
     tf.saved_model.save(model, "saved")
     assert_laid_out([model], layout)
-    report = gs.transpile_saved_model("exported", "transpiled", DEVICES)
+    report = gs.serving.transpile_saved_model("exported", "transpiled", DEVICES)
     assert len(report.plans["serving_default"].sharded_ops) > 3
     lite = tf.lite.TFLiteConverter.from_saved_model("exported").convert()
     assert_same([("lite", lite_scores(lite))], [("lite", before)], 1e-4)

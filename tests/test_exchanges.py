@@ -96,7 +96,7 @@ def test_the_checker_sees_a_part_that_went_to_the_wrong_shard() -> None:
     joins = [node for node in graph.nodes if node.op == "ConcatV2" and "all_to_all" in node.name]
     assert len(joins) >= 3
     joins[0].input[0], joins[1].input[0] = joins[1].input[0], joins[0].input[0]
-    with pytest.raises(gs.CheckError, match="and the plan says"):
+    with pytest.raises(gs.errors.CheckError, match="and the plan says"):
         check_emitted(plan, graph)
 
 

@@ -112,7 +112,7 @@ def alone() -> Made:
     return [weight], step
 
 
-def assert_in_place(plan: gs.Plan, make: Callable[[], Made] | None = training) -> None:
+def assert_in_place(plan: gs.inspect.Plan, make: Callable[[], Made] | None = training) -> None:
     """Weights, their gradients and slots stay; what experts read and make of tokens goes from each device to each."""
     assert plan.state.staying
     assert not any(plan.state.staying.values())
@@ -161,7 +161,7 @@ def test_four_all_to_alls():
     gs.set_variable_layout(variables, IN_PLACE, devices_of(FOUR), mesh=FOUR)
     parallel = gs.parallelize(step, mesh=FOUR, devices=devices_of(FOUR))
     planned, sent = traffic(parallel.plan(batch)), Counter[tuple[str, str]]()
-    for transfer in gs.placement_of(parallel, batch, actual=True).transfers:
+    for transfer in gs.placement(parallel, batch, actual=True).transfers:
         sent[transfer.source_device, transfer.target_device] += transfer.bytes
     one = EXPERTS * 8 * ROOM * WIDTH * 8 * 3 // 4  # what all devices send in an all-to-all of the tokens
     assert planned.by_kind["all-to-all"] == 4 * one

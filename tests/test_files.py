@@ -59,7 +59,7 @@ def test_own_files_are_replaced_and_others_are_not(suffix: str, placement: Place
     placement.save(path)
     assert written.read_bytes()[:8] == first[:8]  # matplotlib writes the time into an .svg
     written.write_bytes(b"mine, and precious")
-    assert message(gs.StorageError, placement.save, path) == (
+    assert message(gs.errors.StorageError, placement.save, path) == (
         f"{str(written)!r} was not written by graphsplit, {NOT_REPLACED}"
     )
     assert written.read_bytes() == b"mine, and precious"
@@ -74,7 +74,7 @@ def test_timelines_too(timeline: Timeline, tmp_path: Path):
     timeline.save(path)
     timeline.save(path)
     path.write_bytes(b"mine")
-    assert message(gs.StorageError, timeline.save, path).endswith(NOT_REPLACED)
+    assert message(gs.errors.StorageError, timeline.save, path).endswith(NOT_REPLACED)
     assert everything(tmp_path) == {path.name: b"mine"}
 
 
@@ -108,24 +108,27 @@ def test_what_is_no_plain_file(kind: str, suffix: str, timeline: Timeline, tmp_p
     path = tmp_path / f"out{suffix}"
     called = unusual(kind, path)
     if suffix == ".json":
-        assert message(gs.StorageError, timeline.save, path) == f"{str(path)!r} is {called}, {NOT_REPLACED}"
-    assert message(gs.StorageError, forms.write, str(path), b"") == f"{str(path)!r} is {called}, {NOT_REPLACED}"
+        assert message(gs.errors.StorageError, timeline.save, path) == f"{str(path)!r} is {called}, {NOT_REPLACED}"
+    assert message(gs.errors.StorageError, forms.write, str(path), b"") == f"{str(path)!r} is {called}, {NOT_REPLACED}"
     assert os.listdir(tmp_path) == [path.name]
 
 
 def test_devices_and_places_that_are_none(placement: Placement, tmp_path: Path):
     (tmp_path / "null.html").symlink_to("/dev/null")
-    assert message(gs.StorageError, placement.save, tmp_path / "null.html") == (
+    assert message(gs.errors.StorageError, placement.save, tmp_path / "null.html") == (
         f"{str(tmp_path / 'null.html')!r} is a device, {NOT_REPLACED}"
     )
     (tmp_path / "circle.html").symlink_to("circle.html")
-    with pytest.raises((gs.StorageError, gs.ArgumentError), match=r"circle\.html' cannot be written: "):
+    with pytest.raises((gs.errors.StorageError, gs.errors.ArgumentError), match=r"circle\.html' cannot be written: "):
         placement.save(tmp_path / "circle.html")
-    assert message(gs.ArgumentError, forms.write, " ", b"") == "The place to write is ' '; name a file or directory."
+    assert (
+        message(gs.errors.ArgumentError, forms.write, " ", b"")
+        == "The place to write is ' '; name a file or directory."
+    )
     long = str(tmp_path / ("x" * 300 + ".html"))
-    assert message(gs.StorageError, placement.save, long) == f"{long!r} cannot be written: File name too long."
+    assert message(gs.errors.StorageError, placement.save, long) == f"{long!r} cannot be written: File name too long."
     (tmp_path / "file").write_text("")
-    assert message(gs.StorageError, placement.save, tmp_path / "file" / "p.html").endswith(
+    assert message(gs.errors.StorageError, placement.save, tmp_path / "file" / "p.html").endswith(
         f": {str(tmp_path / 'file')!r}: File exists."
     )
     assert sorted(os.listdir(tmp_path)) == ["circle.html", "file", "null.html"]
@@ -138,11 +141,13 @@ def test_urls_are_no_local_paths(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one").symlink_to(model)
     before = sorted(os.listdir(tmp_path))
-    found = message(gs.ArgumentError, gs.transpile_saved_model, "one", url, 2)
+    found = message(gs.errors.ArgumentError, gs.serving.transpile_saved_model, "one", url, 2)
     assert found.startswith(f"{url!r} is a URL, and files are written in local folders only")
-    assert message(gs.ArgumentError, placement.save, f"{url}.html").startswith(f"{url + '.html'!r} is a URL")
-    assert message(gs.ArgumentError, placement.save, Path(f"{url}.html")).endswith("a tool of the bucket's.")
-    assert message(gs.ArgumentError, placement.save, url).startswith(f"{url + '/events.out.tfevents.placement'!r} is")
+    assert message(gs.errors.ArgumentError, placement.save, f"{url}.html").startswith(f"{url + '.html'!r} is a URL")
+    assert message(gs.errors.ArgumentError, placement.save, Path(f"{url}.html")).endswith("a tool of the bucket's.")
+    assert message(gs.errors.ArgumentError, placement.save, url).startswith(
+        f"{url + '/events.out.tfevents.placement'!r} is"
+    )
     done = CliRunner().invoke(app, ["transpile", "one", url, "--devices", "2"])
     assert done.exit_code
     assert "is a URL" in done.output
@@ -164,7 +169,7 @@ def test_modes_stay_and_write_protection_counts(tmp_path: Path, monkeypatch: pyt
     forms.write(str(path), b"two")
     assert path.stat().st_mode & 0o777 == 0o640
     monkeypatch.setattr(os, "access", lambda *_: False)  # whoever runs the tests may be allowed everything
-    assert message(gs.StorageError, forms.write, str(path), b"three") == (
+    assert message(gs.errors.StorageError, forms.write, str(path), b"three") == (
         f"{str(path)!r} is write-protected, {NOT_REPLACED}"
     )
 
@@ -186,7 +191,7 @@ def test_a_disk_that_is_full(step: str, existing: bool, tmp_path: Path, monkeypa
         "replace": (os, "replace" if existing else "rename"),
     }[step]
     monkeypatch.setattr(owner, name, full)
-    assert message(gs.StorageError, forms.write, str(path), b"new") == (
+    assert message(gs.errors.StorageError, forms.write, str(path), b"new") == (
         f"Writing {str(path)!r} failed, and it was left as it was: [Errno 28] No space left on device"
     )
     assert contents(tmp_path) == before
@@ -197,7 +202,7 @@ def test_a_real_full_disk(placement: Placement, tmp_path: Path):
     """Every write to /dev/full fails, as on a full disk; where it can be had, in place of the file that is made."""
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
-    with pytest.raises(gs.StorageError) as caught, files.replacing(str(tmp_path / "p"), forms.recognize) as made:  # noqa: PT012
+    with pytest.raises(gs.errors.StorageError) as caught, files.replacing(str(tmp_path / "p"), forms.recognize) as made:  # noqa: PT012
         os.symlink("/dev/full", made)
         Path(made).write_bytes(b"x" * 100_000)
     assert "No space left on device" in str(caught.value)
@@ -216,7 +221,7 @@ def test_when_two_steps_are_needed_and_the_second_fails(model: str, tmp_path: Pa
         renamed(source, destination)
 
     monkeypatch.setattr(os, "rename", fail)
-    found = message(gs.StorageError, gs.transpile_saved_model, model, target, 2, overwrite=True)
+    found = message(gs.errors.StorageError, gs.serving.transpile_saved_model, model, target, 2, overwrite=True)
     assert found == f"Writing {str(target)!r} failed, and it was left as it was: [Errno 5] Input/output error"
     assert contents(target) == before
     assert os.listdir(tmp_path) == ["out"]
@@ -284,13 +289,15 @@ FOREIGN: list[Callable[[Path], str]] = [
 
 
 @pytest.mark.parametrize("make", FOREIGN, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("function", [gs.transpile_saved_model, gs.strip_devices], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "function", [gs.serving.transpile_saved_model, gs.serving.strip_devices], ids=lambda f: f.__name__
+)
 def test_only_a_model_is_overwritten(function: Any, make: Callable[[Path], str], model: str, tmp_path: Path):
     target = tmp_path / "out"
     why = make(target)
     before = contents(tmp_path) if make is not pipe else {}
-    devices = [] if function is gs.strip_devices else [2]
-    found = message(gs.StorageError, function, model, target, *devices, overwrite=True)
+    devices = [] if function is gs.serving.strip_devices else [2]
+    found = message(gs.errors.StorageError, function, model, target, *devices, overwrite=True)
     assert found == f"{str(target)!r} {why}, {NOT_REPLACED}"
     assert before == (contents(tmp_path) if make is not pipe else {})
     assert os.listdir(tmp_path) == ["out"]
@@ -302,11 +309,11 @@ def test_copies_of_the_input_are_not_lost(tmp_path: Path):
     (source / "assets.extra").mkdir()
     (source / "assets.extra" / "requests").write_text("warm up")
     for _ in range(2):
-        gs.transpile_saved_model(source, target, 2, overwrite=True)
+        gs.serving.transpile_saved_model(source, target, 2, overwrite=True)
     assert (target / "assets.extra" / "requests").read_text() == "warm up"
     empty = tmp_path / "empty"
     empty.mkdir()
-    gs.transpile_saved_model(source, empty, 2, overwrite=True)
+    gs.serving.transpile_saved_model(source, empty, 2, overwrite=True)
     assert (empty / "saved_model.pb").is_file()
 
 
@@ -325,12 +332,12 @@ def test_only_a_graph_is_overwritten(name: str, content: bytes | None, why: str,
     source, target = tmp_path / "in.pb", tmp_path / name
     source.write_bytes(graph.SerializeToString())
     target.mkdir() if content is None else target.write_bytes(content)
-    found = message(gs.StorageError, gs.strip_devices, source, target, overwrite=True)
+    found = message(gs.errors.StorageError, gs.serving.strip_devices, source, target, overwrite=True)
     assert found == f"{str(target)!r} {why}, {NOT_REPLACED}"
     assert sorted(os.listdir(tmp_path)) == ["in.pb", name]
     if content is not None:
         assert target.read_bytes() == content
         target.write_bytes(b"")
-        gs.strip_devices(source, target, overwrite=True)
-        gs.strip_devices(source, target, overwrite=True)
+        gs.serving.strip_devices(source, target, overwrite=True)
+        gs.serving.strip_devices(source, target, overwrite=True)
         assert sorted(os.listdir(tmp_path)) == ["in.pb", name]

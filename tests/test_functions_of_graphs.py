@@ -62,7 +62,7 @@ def test_attributes_that_were_left_out_are_defaults_in_functions_too():
     graph_def = without_defaults(graph.as_graph_def())
     assert not any("is_training" in node.attr for node in bodies(graph_def))
     before = graph_def.SerializeToString(deterministic=True)
-    many = gs.transpile_graph_def(graph_def, ["x", "flag"], "y", 3)
+    many = gs.serving.transpile_graph_def(graph_def, ["x", "flag"], "y", 3)
     assert graph_def.SerializeToString(deterministic=True) == before
     assert len({node.device for node in many.node if node.op == "StatelessIf"}) == 3
     assert len({node.device for node in many.node if node.op == "Mul"}) == 3  # of the statistics
@@ -104,7 +104,7 @@ def test_each_level_of_nested_branches_is_planned_a_few_times(
 
     monkeypatch.setattr(ControlFlowAnswers, "_found", found)
     graph_def = nested(depth, decides)
-    many = gs.transpile_graph_def(graph_def, ["x", "flag"], "y", 3)
+    many = gs.serving.transpile_graph_def(graph_def, ["x", "flag"], "y", 3)
     assert depth <= len(planned) <= depth * depth
     assert len({node.device for node in many.node if node.op == "StatelessIf"}) == devices
     feeds = {"x:0": np.random.default_rng(0).uniform(0, 1, [7, 4]), "flag:0": np.array(True)}
@@ -139,17 +139,21 @@ def chain(kind: str, names: Sequence[str], last: str = "") -> Any:
 
 
 def test_calls_are_inlined_however_deep_they_are_and_branches_to_a_depth():
-    assert gs.transpile_graph_def(chain("PartitionedCall", [f"f{k}" for k in range(1100)]), ["x", "flag"], "y", 2)
+    assert gs.serving.transpile_graph_def(
+        chain("PartitionedCall", [f"f{k}" for k in range(1100)]), ["x", "flag"], "y", 2
+    )
     levels = [f"f{k}" for k in range(51)]
-    assert gs.transpile_graph_def(chain("StatelessIf", levels[:50]), ["x", "flag"], "y", 2)
-    found = message(gs.UnsupportedError, gs.transpile_graph_def, chain("StatelessIf", levels), ["x", "flag"], "y", 2)
+    assert gs.serving.transpile_graph_def(chain("StatelessIf", levels[:50]), ["x", "flag"], "y", 2)
+    found = message(
+        gs.errors.UnsupportedError, gs.serving.transpile_graph_def, chain("StatelessIf", levels), ["x", "flag"], "y", 2
+    )
     assert "nested more than 50 levels deep, down to the function 'f50'" in found
 
 
 @pytest.mark.parametrize("kind", ["PartitionedCall", "StatelessIf"])
 def test_functions_that_call_themselves_are_named(kind: str):
     graph_def = chain(kind, ["f", "g", "h"], last="g")
-    found = message(gs.ArgumentError, gs.transpile_graph_def, graph_def, ["x", "flag"], "y", 2)
+    found = message(gs.errors.ArgumentError, gs.serving.transpile_graph_def, graph_def, ["x", "flag"], "y", 2)
     assert "call themselves, which TensorFlow cannot run: " in found
     assert any(circle in found for circle in ("'g' -> 'h' -> 'g'.", "'h' -> 'g' -> 'h'."))
 
@@ -160,7 +164,7 @@ def test_what_is_damaged_is_named():
     f, g = graph_def.library.function
     f.node_def[0].input[2] = "nowhere:y:0"
     g.signature.name = "other"
-    found = message(gs.ArgumentError, gs.transpile_graph_def, graph_def, ["x", "flag"], "y", 2)
+    found = message(gs.errors.ArgumentError, gs.serving.transpile_graph_def, graph_def, ["x", "flag"], "y", 2)
     assert found == (
         "The graph is damaged:\n  - several nodes have the name 'x'\n"
         "  - 'y' of function 'f' reads 'nowhere:y:0', which is not there\n"
@@ -210,5 +214,5 @@ DAMAGED_BODIES: dict[Callable[[Any], None], str] = {
 def test_what_is_damaged_in_a_function_is_named(kind: str, damage: Callable[[Any], None]):
     graph_def = chain(kind, ["f", "g"])
     damage(graph_def.library.function[1])
-    found = message(gs.ArgumentError, gs.transpile_graph_def, graph_def, ["x", "flag"], "y", 2)
+    found = message(gs.errors.ArgumentError, gs.serving.transpile_graph_def, graph_def, ["x", "flag"], "y", 2)
     assert found == f"The graph is damaged:\n  - {DAMAGED_BODIES[damage]}"

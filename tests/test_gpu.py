@@ -391,7 +391,7 @@ def test_keras_distribution(devices: Sequence[str], cut: bool):
         layout_map[".*wide.*kernel"] = (None, "model")
         chosen = keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
     _, expected = losses()
-    with gs.enable_keras_distribution(), chosen.scope():
+    with gs.keras.enable_distribution(), chosen.scope():
         model, found = losses()
         parts = parts_of_variable(model.layers[0].kernel.value)
         assert (None if parts is None else parts.layout) == ((None, "model") if cut else None)
@@ -417,7 +417,7 @@ def test_saved_models(devices: Sequence[str], replicate: bool, tmp_path: Path):
     model = keras.Sequential([layers.Input((6, 6, 2)), *hidden, layers.Dense(3, "softmax")])
     model.layers[1].moving_mean.assign([0.5, -0.5, 0.1, 0.2])
     model.export(str(tmp_path / "original"), verbose=False)
-    gs.transpile_saved_model(
+    gs.serving.transpile_saved_model(
         str(tmp_path / "original"), str(tmp_path / "many"), list(devices), replicate_weights=replicate
     )
     loaded = [tf.saved_model.load(str(tmp_path / form)) for form in ("original", "many")]
@@ -427,7 +427,7 @@ def test_saved_models(devices: Sequence[str], replicate: bool, tmp_path: Path):
         request = {name: numbers(rows, 6, 6, 2, dtype=tf.float32)}
         with tf.device(devices[0]):
             assert_close(dict(many(**request)), dict(single(**request)), tolerance=TOLERANCE["float32"])
-    placement = gs.placement_of(many, **{name: numbers(ROWS, 6, 6, 2, dtype=tf.float32)}, actual=True)
+    placement = gs.placement(many, **{name: numbers(ROWS, 6, 6, 2, dtype=tf.float32)}, actual=True)
     assert misplaced(placement) == []
     assert {f"/device:{device}" for device in devices} <= {op.actual for op in placement.ops.values() if op.flops}
 
@@ -484,7 +484,7 @@ def test_a_device_that_did_not_get_its_work_is_seen():
     forced = PlacedOp(
         "forced", "StringUpper", actual="/device:CPU:0", reason="no GPU kernel for StringUpper", **product
     )
-    placement = gs.Placement([ran, silent, forced], [], actual=True)
+    placement = gs.inspect.Placement([ran, silent, forced], [], actual=True)
     assert misplaced(placement) == ["silent: TensorFlow placed it on CPU:0"]
     assert idle(placement, ["GPU:0", "GPU:1"]) == ["GPU:1"]
 

@@ -251,7 +251,7 @@ def test_a_placement_says_what_will_run_on_the_host():
         with tf.device("GPU:1"):
             return tf.strings.upper(words), tf.strings.lower(words), tf.strings.upper(words + "!"), tf.sin(x)
 
-    placement = gs.placement_of(fn, WORDS, tf.ones(3))
+    placement = gs.placement(fn, WORDS, tf.ones(3))
     [warning] = [text for text in placement.warnings if "GPU kernel" in text]
     assert warning == (
         "no GPU kernel for 5 operations on GPUs, which will run on the host: 2 StringUpper, 1 StringLower, 1 Const, "

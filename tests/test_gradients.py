@@ -111,7 +111,7 @@ def test_tf_gradients_of_a_function_with_effects_is_refused():
     def slope(x):
         return tf.gradients(sharded(x), [x])
 
-    with pytest.raises(gs.UnsupportedError) as error:
+    with pytest.raises(gs.errors.UnsupportedError) as error:
         slope(rows())
     assert str(error.value).endswith(
         "tf.gradients through forward, which changes variables, would run it twice. Use tf.GradientTape."
@@ -210,7 +210,7 @@ def test_backward_ops_and_residuals_stay_on_the_shards():
 def test_forward_mode_is_refused():
     sharded = parallel(tf.sin)
     x = rows()
-    with pytest.raises(gs.UnsupportedError) as error, tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)):
+    with pytest.raises(gs.errors.UnsupportedError) as error, tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)):
         sharded(x)
     assert str(error.value) == (
         "sin is called under tf.autodiff.ForwardAccumulator. Forward-mode differentiation around a parallelized "
@@ -301,7 +301,9 @@ def test_a_second_derivative_never_reads_what_was_changed_since():
         with tf.GradientTape() as inner:
             inner.watch(x)
             loss = tf.reduce_sum(parallel(x) ** 2)
-        with pytest.raises(gs.UnsupportedError, match="its value depends on variables that it changes while it runs"):
+        with pytest.raises(
+            gs.errors.UnsupportedError, match="its value depends on variables that it changes while it runs"
+        ):
             inner.gradient(loss, x)
 
 
@@ -410,7 +412,7 @@ def test_a_tape_that_begins_after_the_call_gets_no_second_derivative_of_other_va
             found.append(inner.gradient(loss, x))
             penalty = tf.reduce_sum(found[-1] ** 2)
         if fn is sharded:
-            with pytest.raises(gs.UnsupportedError, match="Begin the outer tape before the call"):
+            with pytest.raises(gs.errors.UnsupportedError, match="Begin the outer tape before the call"):
                 outer.gradient(penalty, x)
     assert_close(found[1], found[0], tolerance=1e-11)
 

@@ -65,16 +65,16 @@ def test_order_is_as_listed_but_behind_what_is_read():
 @pytest.mark.parametrize("reads", [{"a": "c", "b": "a", "c": "^b"}, {"a": "a:1", "b": "a", "c": "a"}])
 def test_nodes_that_wait_for_each_other_are_named(reads: dict[str, str]):
     graph = graph_of(before="", **reads, behind="a")
-    with pytest.raises(gs.CheckError, match=r"Nodes of a graph wait for each other: .*'a'.*\.") as caught:
+    with pytest.raises(gs.errors.CheckError, match=r"Nodes of a graph wait for each other: .*'a'.*\.") as caught:
         assert graph.order
     assert not {"'before'", "'behind'"} & set(str(caught.value).replace(",", " ").split())
     assert graph.after(["a"]) == {*reads, "behind"}, "only an order needs that there are no circles"
 
 
 def test_what_is_not_sound():
-    with pytest.raises(gs.CheckError, match=r"The node 'a' reads '\^nobody', which does not exist\."):
+    with pytest.raises(gs.errors.CheckError, match=r"The node 'a' reads '\^nobody', which does not exist\."):
         graph_of(a="^nobody").check()
-    with pytest.raises(gs.CheckError, match=r"Two nodes have the same name: 'a'\."):
+    with pytest.raises(gs.errors.CheckError, match=r"Two nodes have the same name: 'a'\."):
         Graph([make_node("a", "NoOp", []), make_node("b", "NoOp", []), make_node("a", "NoOp", [])]).check()
     graph_of(**DIAMOND).check()
     Graph([]).check()
@@ -106,7 +106,7 @@ def test_bodies_of_functions():
     assert {graph[name].op for name in graph.before([total])} >= {"Exp", "Split", "AddV2"}
     assert "Tanh" not in {graph[name].op for name in graph.before([total])}
     assert set(graph.order) == {node.name for node in definition.node_def}
-    with pytest.raises(gs.CheckError, match="reads 'x', which does not exist"):
+    with pytest.raises(gs.errors.CheckError, match="reads 'x', which does not exist"):
         Graph(definition.node_def).check()
 
 

@@ -122,7 +122,7 @@ def test_a_frozen_graph(devices: int):
         values, _ = tf.nn.top_k(tf.matmul(x, tf.constant(rng.standard_normal([3, 6]), tf.float32)), 2, name="top")
         tf.identity(values[:, :1] + tf.reduce_sum(kept), name="total")
     graph_def = graph.as_graph_def()
-    many = gs.transpile_graph_def(graph_def, ["x:0", "kept"], ["top:1", "total"], devices, split={"kept": None})
+    many = gs.serving.transpile_graph_def(graph_def, ["x:0", "kept"], ["top:1", "total"], devices, split={"kept": None})
     assert len({node.device for node in many.node if node.op == "MatMul"}) == devices
     feeds = {"x:0": rng.standard_normal([5, 3]), "kept:0": rng.standard_normal([5, 3])}
     results = []
@@ -142,7 +142,7 @@ def test_large_weights_of_a_frozen_graph_are_written_once():
         tf.matmul(x, tf.constant(weights, name="weights"), name="y")
         tf.identity(graph.get_tensor_by_name("weights:0"), name="beside")
     graph_def = graph.as_graph_def()
-    many = gs.transpile_graph_def(graph_def, "x", ["y", "weights"], 8)
+    many = gs.serving.transpile_graph_def(graph_def, "x", ["y", "weights"], 8)
     assert len({node.device for node in many.node if node.op == "MatMul"}) == 8
     assert many.ByteSize() < 1.9 * graph_def.ByteSize()
     rows = np.random.default_rng(1).standard_normal([11, 128])
@@ -164,7 +164,7 @@ def test_inputs_inside_of_a_graph_and_tables(tmp_path: Path):
         v1.tables_initializer(name="tables")
     graph_def = graph.as_graph_def(add_shapes=True)
     for inputs in ("raw", "numbers"):
-        many = gs.transpile_graph_def(graph_def, inputs, "y", 3)
+        many = gs.serving.transpile_graph_def(graph_def, inputs, "y", 3)
         devices = {node.device for node in many.node if node.op == "Sqrt"}
         assert len(devices) == 3
         with tf.Graph().as_default():
@@ -182,18 +182,22 @@ def test_what_is_refused():
         switch, _ = tf.raw_ops.Switch(data=x, pred=True)
         tf.raw_ops.Merge(inputs=[switch, x], name="merge")
     graph_def = graph.as_graph_def()
-    found = message(gs.ArgumentError, gs.transpile_graph_def, graph_def, "z", ["y", "unique"], 2)
+    found = message(gs.errors.ArgumentError, gs.serving.transpile_graph_def, graph_def, "z", ["y", "unique"], 2)
     assert "The graph has no node for:\n  - inputs 'z'\n  - outputs 'y'\nIts placeholders are: x." in found
-    assert "outputs is empty" in message(gs.ArgumentError, gs.transpile_graph_def, graph_def, "x", [], 2)
-    found = message(gs.ArgumentError, gs.transpile_graph_def, graph_def, "x", "unique", 2, split={"y": 0})
+    assert "outputs is empty" in message(gs.errors.ArgumentError, gs.serving.transpile_graph_def, graph_def, "x", [], 2)
+    found = message(
+        gs.errors.ArgumentError, gs.serving.transpile_graph_def, graph_def, "x", "unique", 2, split={"y": 0}
+    )
     assert "split names 'y', which are no inputs; inputs are x." in found
-    found = message(gs.UnsupportedError, gs.transpile_graph_def, graph_def, "x", "merge", 2)
+    found = message(gs.errors.UnsupportedError, gs.serving.transpile_graph_def, graph_def, "x", "merge", 2)
     assert "TensorFlow 1 control flow:\n  - Merge 'merge'\n  - Switch 'Switch'" in found
     assert "enable_control_flow_v2" in found
-    found = message(gs.StrictError, gs.transpile_graph_def, graph_def, "x", "unique", 2, strict=True)
+    found = message(gs.errors.StrictError, gs.serving.transpile_graph_def, graph_def, "x", "unique", 2, strict=True)
     assert "Unique" in found
     graph_def.node.add(name="mine", op="MyOwnOp")
-    assert "MyOwnOp (node 'mine')" in message(gs.UnsupportedError, gs.transpile_graph_def, graph_def, "x", "unique", 2)
+    assert "MyOwnOp (node 'mine')" in message(
+        gs.errors.UnsupportedError, gs.serving.transpile_graph_def, graph_def, "x", "unique", 2
+    )
 
 
 def command(*arguments: object) -> tuple[int, str]:

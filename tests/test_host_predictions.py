@@ -56,7 +56,7 @@ class Trained:
 SPEC = tf.TensorSpec([ROWS, SIDE])
 
 
-def predicted(machine: Machine | str, layout: Any = HOST, devices: int = 1, layers: int = 2) -> gs.Prediction:
+def predicted(machine: Machine | str, layout: Any = HOST, devices: int = 1, layers: int = 2) -> gs.simulate.Prediction:
     return gs.predict(Trained(layers).step, SPEC, machine=machine, devices=devices, layout=layout)
 
 
@@ -123,7 +123,7 @@ def test_operations_on_a_host_take_turns():
 
 def test_a_file_that_does_not_say_how_fast_its_host_is():
     with raises(
-        gs.ArgumentError,
+        gs.errors.ArgumentError,
         "Variables are in the host's memory, and the machine 'cards' does not say how fast its host computes. Add "
         "bytes_per_s, of its memory, and flops_per_s under [host] to its file 'here.toml', or measure both: graphsplit "
         "calibrate -o here.toml.",
@@ -163,7 +163,7 @@ def test_the_host_has_room_for_what_no_device_has():
     assert max(point.peak_bytes for point in _scaling(small).points) == found.memory_bytes["GPU:0"]
 
 
-def _scaling(machine: Machine) -> gs.Scaling:
+def _scaling(machine: Machine) -> gs.simulate.Scaling:
     return gs.scaling(Trained().step, SPEC, machine=machine, devices=[1], layouts=[HOST], kinds=["strong"])
 
 
@@ -214,7 +214,7 @@ WIDE = tf.random.stateless_normal([11, 64], [5, 6], dtype=tf.float64)
 HELD = 8 * 64 * 64  # bytes of a kernel, and of its slot
 
 
-def chosen(plan: gs.Plan) -> str:
+def chosen(plan: gs.inspect.Plan) -> str:
     [note] = [note for note in plan.notes if note.startswith("chosen automatically: ")]
     return note.removeprefix("chosen automatically: ")
 

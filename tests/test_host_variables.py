@@ -298,7 +298,7 @@ import tensorflow as tf
 import graphsplit as gs
 
 if __name__ == "__main__":
-    with gs.LocalWorkers(2, devices=2) as workers:
+    with gs.workers.LocalWorkers(2, devices=2) as workers:
         gs.connect(workers)
         from tests.test_host_variables import X, Y, adam, assert_equal, held, slots_of
         from tests.helpers.layout_cases import Optimizer
@@ -332,7 +332,9 @@ def test_errors():
     with tf.device(ONE[0]):
         weight = tf.Variable(tf.ones((80, 8)))
     mesh = {"batch": 1, "model": 3}
-    with pytest.raises(gs.ArgumentError, match="'host' is no axis of mesh batch 1 x model 3, and none of 'home'"):
+    with pytest.raises(
+        gs.errors.ArgumentError, match="'host' is no axis of mesh batch 1 x model 3, and none of 'home'"
+    ):
         gs.set_variable_layout(weight, ((None, "model"), "host"), devices=THREE, mesh=mesh)
-    with pytest.raises(gs.ArgumentError, match="Layouts: 'home', 'replicated', 'sharded', 'host'"):
+    with pytest.raises(gs.errors.ArgumentError, match="Layouts: 'home', 'replicated', 'sharded', 'host'"):
         gs.set_variable_layout(weight, "hosts", devices=THREE)

@@ -299,7 +299,7 @@ def test_home_of_variables_on_all_devices(layout: str):
 
 
 @pytest.fixture(scope="module")
-def plan() -> gs.Plan:
+def plan() -> gs.inspect.Plan:
     step, _ = deep("home", 1)
     return gs.parallelize(step, devices=EIGHT).plan(X)
 
@@ -307,7 +307,7 @@ def plan() -> gs.Plan:
 HOST = host_name(EIGHT[4])
 
 
-def with_gateway(plan: gs.Plan, kind: str, device: str) -> gs.Plan:
+def with_gateway(plan: gs.inspect.Plan, kind: str, device: str) -> gs.inspect.Plan:
     """Let what passes through a device of another host pass through a given one."""
 
     def moved(value: Value) -> Value:
@@ -318,7 +318,7 @@ def with_gateway(plan: gs.Plan, kind: str, device: str) -> gs.Plan:
     return with_collective(plan, first, tuple(map(moved, first.values)))
 
 
-def with_collective(plan: gs.Plan, collective: Collective, values: tuple[Value, ...]) -> gs.Plan:
+def with_collective(plan: gs.inspect.Plan, collective: Collective, values: tuple[Value, ...]) -> gs.inspect.Plan:
     made = dataclasses.replace(collective, values=values)
     return dataclasses.replace(plan, collectives=tuple(made if c is collective else c for c in plan.collectives))
 
@@ -332,27 +332,27 @@ def with_collective(plan: gs.Plan, collective: Collective, values: tuple[Value, 
         ("reduce", "/device:CPU:0", "passes through /device:CPU:0, which has no part in it."),
     ],
 )
-def test_wrong_gateways(plan: gs.Plan, kind: str, device: str, message: str):
+def test_wrong_gateways(plan: gs.inspect.Plan, kind: str, device: str, message: str):
     plan.check()
-    with pytest.raises(gs.CheckError) as found:
+    with pytest.raises(gs.errors.CheckError) as found:
         with_gateway(plan, kind, device).check()
     assert str(found.value).startswith(f"The {kind} of '")
     assert str(found.value).endswith(message)
 
 
-def test_ways_past_gateways(plan: gs.Plan):
-    with pytest.raises(gs.CheckError, match=f"passes through no device on host {HOST!r}"):
+def test_ways_past_gateways(plan: gs.inspect.Plan):
+    with pytest.raises(gs.errors.CheckError, match=f"passes through no device on host {HOST!r}"):
         straight(plan).check()
 
 
-def test_gateways_of_what_needs_none(plan: gs.Plan):
+def test_gateways_of_what_needs_none(plan: gs.inspect.Plan):
     scatter = next(collective for collective in plan.collectives if collective.kind == "scatter")
     piece = next(k for k, value in enumerate(scatter.values) if isinstance(value, Slice) and value.piece == 5)
     relay = Relay((piece,), EIGHT[4], scatter.values[piece].bytes)
     reads = [r._replace(value=len(scatter.values)) if r.value == piece else r for r in scatter.reads[0]]
     made = dataclasses.replace(scatter, values=(*scatter.values, relay), reads=(tuple(reads),))
     changed = tuple(made if c is scatter else c for c in plan.collectives)
-    with pytest.raises(gs.CheckError, match=f"^The scatter of 'x' passes through {EIGHT[4]} on host"):
+    with pytest.raises(gs.errors.CheckError, match=f"^The scatter of 'x' passes through {EIGHT[4]} on host"):
         dataclasses.replace(plan, collectives=changed).check()
 
 
@@ -384,15 +384,15 @@ def another_device(graph: EmittedGraph) -> None:
 
 
 @pytest.mark.parametrize("change", [past_relay, past_sum, another_device])
-def test_the_checker_sees_what_goes_past_a_gateway(plan: gs.Plan, change: Callable[[EmittedGraph], None]):
+def test_the_checker_sees_what_goes_past_a_gateway(plan: gs.inspect.Plan, change: Callable[[EmittedGraph], None]):
     graph = emit(plan)
     check_emitted(plan, graph)
     change(graph)
-    with pytest.raises(gs.CheckError, match="and the plan says"):
+    with pytest.raises(gs.errors.CheckError, match="and the plan says"):
         check_emitted(plan, graph)
 
 
-def test_counts_of_straight_ways(plan: gs.Plan):
+def test_counts_of_straight_ways(plan: gs.inspect.Plan):
     """What gateways save, of P bytes of weights and as many of gradients, on two hosts of four devices."""
     found = {"straight": crossing_bytes(straight(plan)), "by gateways": crossing_bytes(plan)}
     rows_away = len(X) * WIDTH * 4  # all of them, from this process

@@ -21,8 +21,8 @@ ROWS = 19
 
 
 @pytest.fixture(autouse=True, name="enabled")
-def fixture_enabled() -> Iterator[gs.KerasDistribution]:
-    with gs.enable_keras_distribution() as switched_on:
+def fixture_enabled() -> Iterator[gs.keras.KerasDistribution]:
+    with gs.keras.enable_distribution() as switched_on:
         yield switched_on
         distribution.set_distribution(None)
 
@@ -145,7 +145,7 @@ UNBUILT = {"sequential": lambda: small(inputs=False), "subclassed": subclassed}
         for j, first in enumerate(["fit", "evaluate", "predict", "train_on_batch", "plan"])
     ],
 )
-def test_the_first_batch_builds_a_model(make: Any, first: str, enabled: gs.KerasDistribution):
+def test_the_first_batch_builds_a_model(make: Any, first: str, enabled: gs.keras.KerasDistribution):
     x, y = data()
 
     def run() -> list[tuple[str, Any]]:
@@ -413,7 +413,7 @@ def test_two_dimensional_meshes_and_other_devices_than_the_first():
             assert set(plan.devices) <= {f"/device:{d.upper()}" for d in one.device_mesh.devices.flatten()}
 
 
-def test_models_answer(enabled: gs.KerasDistribution):
+def test_models_answer(enabled: gs.keras.KerasDistribution):
     x, y = data(7)
     distribution.set_distribution(parallel(3))
     model = compiled(small())
@@ -424,15 +424,15 @@ def test_models_answer(enabled: gs.KerasDistribution):
     placement = enabled.placement(model, x, y, actual=True)
     assert placement.title == f"{model.name}.train_step"
     placement.assert_on("shard_2/*", "CPU:2")
-    assert gs.placement_of(model, x).rows == (3, 2, 2)
-    assert gs.timeline_of(model, x, y).duration_s > 0
+    assert gs.placement(model, x).rows == (3, 2, 2)
+    assert gs.inspect.timeline(model, x, y).duration_s > 0
     report = gs.verify(model, x, y)
     assert report.passed, str(report)
     assert len(report.devices) == 3
     model.fit(x, y, batch_size=4, epochs=2, verbose=0)
     assert enabled.plan(model).batch == 4
     distribution.set_distribution(None)
-    assert len(gs.placement_of(model, x).devices) == 1
+    assert len(gs.placement(model, x).devices) == 1
 
 
 def test_a_model_that_is_wrapped_keeps_its_devices():

@@ -91,7 +91,7 @@ BIRTHS = [
 
 
 @pytest.mark.parametrize(("early", "inputs"), BIRTHS)
-def test_equals_one_device(early: bool, inputs: bool, enabled: gs.KerasDistribution):
+def test_equals_one_device(early: bool, inputs: bool, enabled: gs.keras.KerasDistribution):
     expected_model = compiled(wide())
     expected = [*fit(expected_model), *fit(expected_model), *state(expected_model)]
     chosen = model_parallel(4)
@@ -180,7 +180,7 @@ def test_disabled_everything_is_at_home(tmp_path: Path):
     assert devices_of(model)
     assert parts_of_variable(alone.layers[0].kernel.value) is not None
     assert all(getattr(v, "_layout", None) is None for v in [*model.variables, *model.optimizer.variables])
-    gs.enable_keras_distribution().disable()
+    gs.keras.enable_distribution().disable()
     assert devices_of(model) == {}
     assert parts_of_variable(alone.layers[0].kernel.value) is None
     assert_same(fit(model), expected[1])
@@ -196,7 +196,7 @@ def test_what_a_user_has_laid_out_stays():
             assert_same(fit(model), expected[i])
             [layout] = [parts_of_variable(v.value).layout for v in model.layers[-1].variables if "kernel" in v.path]
             assert layout == "replicated"
-    gs.enable_keras_distribution().disable()
+    gs.keras.enable_distribution().disable()
     assert parts_of_variable(model.layers[-1].kernel.value).layout == "replicated"
 
 
@@ -233,7 +233,7 @@ def test_a_mesh_of_three_axes():
 
 
 @pytest.mark.long
-def test_compiled_by_xla(enabled: gs.KerasDistribution):
+def test_compiled_by_xla(enabled: gs.keras.KerasDistribution):
     expected_model, model = compiled(wide()), compiled(wide(), jit_compile=True)
     with model_parallel(4).scope():
         found = fit(model)
@@ -251,7 +251,7 @@ NAMED = [
 
 @pytest.mark.parametrize(("axes", "batch", "axis"), NAMED)
 def test_axes_are_called_as_their_user_likes(
-    axes: dict[str, int], batch: str, axis: str, enabled: gs.KerasDistribution
+    axes: dict[str, int], batch: str, axis: str, enabled: gs.keras.KerasDistribution
 ):
     expected_model, model = compiled(wide()), compiled(wide())
     entries = {".*wide.*kernel": (None, axis), ".*wide.*bias": (axis,), ".*dense.*kernel": (axis, None)}
@@ -268,7 +268,7 @@ def test_axes_are_called_as_their_user_likes(
     assert all(sum(map(bool, layout)) == 1 for layout in laid_out.values())
 
 
-def test_what_a_map_leaves_out_is_on_the_plan(enabled: gs.KerasDistribution):
+def test_what_a_map_leaves_out_is_on_the_plan(enabled: gs.keras.KerasDistribution):
     """And what lies otherwise than it says."""
 
     def made() -> keras.Model:
@@ -317,7 +317,7 @@ BOTH_AXES = {
 }
 
 
-def test_maps_of_both_axes(enabled: gs.KerasDistribution):
+def test_maps_of_both_axes(enabled: gs.keras.KerasDistribution):
     """As KerasHub's are: what is cut along the batch's axis as well is gathered along that one, and not the other."""
     expected_model, model = compiled(wide()), compiled(wide())
     with model_parallel(4, BOTH_AXES, {"data": 2, "model": 2}, "data").scope():
@@ -336,7 +336,7 @@ def test_maps_of_both_axes(enabled: gs.KerasDistribution):
 OUTPUTS = {".*wide.*kernel": (None, "model"), ".*wide/output": ("batch", None), ".*odd/output": ("batch", "model")}
 
 
-def test_entries_for_outputs(enabled: gs.KerasDistribution):
+def test_entries_for_outputs(enabled: gs.keras.KerasDistribution):
     """What is asked for whole is put together where it is made, what is asked for in parts is not."""
     expected_model, model = compiled(wide()), compiled(wide())
     with model_parallel(4, OUTPUTS).scope():
@@ -416,7 +416,7 @@ ON_GPUS = [
 
 @pytest.mark.usefixtures("plain_oracle")
 @pytest.mark.parametrize("chosen", ON_GPUS)
-def test_on_gpus(chosen: list[str], enabled: gs.KerasDistribution):
+def test_on_gpus(chosen: list[str], enabled: gs.keras.KerasDistribution):
     before = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")

@@ -29,7 +29,7 @@ def forgotten() -> Iterator[None]:
     """Forget the distribution at the end, and leave nothing on."""
     yield
     distribution.set_distribution(None)
-    gs.enable_keras_distribution().disable()
+    gs.keras.enable_distribution().disable()
 
 
 def names_of_keras() -> dict[str, Any]:
@@ -47,7 +47,7 @@ def is_on() -> bool:
 def test_everything_is_keras_own_again():
     before = names_of_keras()
     whole = [set(vars(replacement.owner())) for replacement in REPLACEMENTS]
-    enabled = gs.enable_keras_distribution()
+    enabled = gs.keras.enable_distribution()
     during = names_of_keras()
     assert all(during[name] is not before[name] for name in before)
     assert len(before) == len(REPLACEMENTS)
@@ -58,7 +58,7 @@ def test_everything_is_keras_own_again():
 
 def test_nothing_happens_on_import():
     script = (
-        "import graphsplit as gs, keras; gs.multi_gpu_model; gs.KerasDistribution; "
+        "import graphsplit as gs, keras; gs.multi_gpu_model; gs.keras.KerasDistribution; "
         "from keras.src.backend.tensorflow import distribution_lib; print(hasattr(distribution_lib, 'num_processes'))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240)
@@ -66,21 +66,21 @@ def test_nothing_happens_on_import():
 
 
 def test_enabled_within_enabled():
-    with gs.enable_keras_distribution():
-        with gs.enable_keras_distribution():
+    with gs.keras.enable_distribution():
+        with gs.keras.enable_distribution():
             assert is_on()
         assert is_on()
     assert not is_on()
-    first = gs.enable_keras_distribution()
-    with gs.enable_keras_distribution():
+    first = gs.keras.enable_distribution()
+    with gs.keras.enable_distribution():
         pass
     assert is_on()
-    gs.enable_keras_distribution().disable()
+    gs.keras.enable_distribution().disable()
     assert not is_on()
     first.disable()  # once is enough
-    with pytest.raises(gs.ArgumentError, match="was disabled"):
+    with pytest.raises(gs.errors.ArgumentError, match="was disabled"):
         first.plan(small(), data()[0])
-    second = gs.enable_keras_distribution()
+    second = gs.keras.enable_distribution()
     first.disable()  # what another call switched on stays on
     assert is_on()
     with pytest.raises(ZeroDivisionError), second:
@@ -99,19 +99,19 @@ def test_the_next_fit_is_keras_own():
             model.predict(x, verbose=0)
             if off:
                 assert hasattr(model.train_function, "step")
-                gs.enable_keras_distribution().disable()
+                gs.keras.enable_distribution().disable()
                 assert (model.train_function, model.predict_function) == (None, None)
         assert not hasattr(model.train_function, "step")
         return found
 
     expected = run(off=False)
-    gs.enable_keras_distribution()
+    gs.keras.enable_distribution()
     distribution.set_distribution(parallel(3))  # it stays set
     model = compiled(small())
     found = numbers_of(model.fit(x, y, batch_size=8, verbose=0, shuffle=False))
     model.predict(x, verbose=0)
     assert hasattr(model.train_function, "step")
-    gs.enable_keras_distribution().disable()
+    gs.keras.enable_distribution().disable()
     assert (model.train_function, model.predict_function) == (None, None)
     found += numbers_of(model.fit(x, y, batch_size=8, verbose=0, shuffle=False))
     assert not hasattr(model.train_function, "step")
@@ -127,7 +127,7 @@ def test_without_it_nothing_is_distributed():
 
 
 def test_models_are_not_kept_alive():
-    with gs.enable_keras_distribution(), parallel(3).scope():
+    with gs.keras.enable_distribution(), parallel(3).scope():
         model = compiled(small())
         model.fit(*data(), verbose=0)
         gone = weakref.ref(model)
@@ -155,7 +155,7 @@ def test_a_class_that_drives_batches_itself_is_told(kind: type):
     class Own(kind):  # (a class is told once)
         pass
 
-    with gs.enable_keras_distribution() as enabled, parallel(3).scope():
+    with gs.keras.enable_distribution() as enabled, parallel(3).scope():
         model = compiled(Own([layers.Input((6,)), layers.Dense(3)]))
         with pytest.warns(UserWarning, match="overrides") as told:
             model.fit(x, y, verbose=0)
@@ -168,7 +168,7 @@ def test_a_class_that_drives_batches_itself_is_told(kind: type):
         assert not hasattr(model.train_function, "step")
         model.evaluate(x, y, verbose=0)  # which the class has not made its own
         assert hasattr(model.test_function, "step")
-        with pytest.raises(gs.UnsupportedError) as error:
+        with pytest.raises(gs.errors.UnsupportedError) as error:
             enabled.plan(model, x, y)
         assert str(error.value) == (
             f"{model.name!r} has no plan here: it runs on one device, since its class overrides "
@@ -179,7 +179,7 @@ def test_a_class_that_drives_batches_itself_is_told(kind: type):
 def test_a_model_that_runs_eagerly_is_told():
     x, y = data()
     expected = numbers_of(compiled(small(), run_eagerly=True).fit(x, y, batch_size=8, verbose=0))
-    with gs.enable_keras_distribution() as enabled, parallel(3).scope():
+    with gs.keras.enable_distribution() as enabled, parallel(3).scope():
         model = compiled(small(), run_eagerly=True)
         with pytest.warns(UserWarning, match="run_eagerly") as told:
             found = numbers_of(model.fit(x, y, batch_size=8, verbose=0))
@@ -190,35 +190,38 @@ def test_a_model_that_runs_eagerly_is_told():
         )
         assert_same(found, expected)
         model.fit(x, y, batch_size=8, verbose=0)
-        with pytest.warns(UserWarning, match="run_eagerly"), pytest.raises(gs.ArgumentError, match="has no plan"):
+        with (
+            pytest.warns(UserWarning, match="run_eagerly"),
+            pytest.raises(gs.errors.ArgumentError, match="has no plan"),
+        ):
             enabled.plan(model, x, y)
 
 
 def test_questions_that_have_no_answer():
     x, y = data()
-    with gs.enable_keras_distribution() as enabled:
+    with gs.keras.enable_distribution() as enabled:
         model = compiled(small())
-        with pytest.raises(gs.UnsupportedError) as error:
+        with pytest.raises(gs.errors.UnsupportedError) as error:
             enabled.plan(model, x, y)
         assert str(error.value) == (
             f"{model.name!r} has no plan here: it runs on one device, since no distribution of several is set. Call "
             "keras.distribution.set_distribution first."
         )
-        with pytest.raises(gs.ArgumentError, match=r"^keras\.distribution is about models of Keras 3, got int"):
+        with pytest.raises(gs.errors.ArgumentError, match=r"^keras\.distribution is about models of Keras 3, got int"):
             enabled.plan(3, x)
         distribution.set_distribution(parallel(3))
-        with pytest.raises(gs.ArgumentError, match="none has run"):
+        with pytest.raises(gs.errors.ArgumentError, match="none has run"):
             enabled.plan(model)
-        with pytest.raises(gs.UnsupportedError, match=r"made by multi_gpu_model\. Ask itself"):
+        with pytest.raises(gs.errors.UnsupportedError, match=r"made by multi_gpu_model\. Ask itself"):
             enabled.plan(gs.multi_gpu_model(model, 2), x, y)
 
 
 def test_devices_that_are_not_here():
     x, y = data()
-    with gs.enable_keras_distribution() as enabled, distribution.DataParallel(devices=["gpu:0", "gpu:1"]).scope():
+    with gs.keras.enable_distribution() as enabled, distribution.DataParallel(devices=["gpu:0", "gpu:1"]).scope():
         model = compiled(small())
         assert enabled.plan(model, x, y).devices == ("/device:GPU:0", "/device:GPU:1")
-        with pytest.raises(gs.DeviceError, match=r"^devices=\['gpu:0', 'gpu:1'\]: GPU:0, GPU:1 do not exist"):
+        with pytest.raises(gs.errors.DeviceError, match=r"^devices=\['gpu:0', 'gpu:1'\]: GPU:0, GPU:1 do not exist"):
             model.fit(x, y, verbose=0)
 
 
@@ -226,18 +229,20 @@ def test_models_of_a_strategy():
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model = compiled(small())
     with (
-        gs.enable_keras_distribution(),
+        gs.keras.enable_distribution(),
         parallel(3).scope(),
-        pytest.raises(gs.UnsupportedError, match=r"strategy's scope.*keras\.distribution takes the strategy's place"),
+        pytest.raises(
+            gs.errors.UnsupportedError, match=r"strategy's scope.*keras\.distribution takes the strategy's place"
+        ),
     ):
         model.fit(*data(16), batch_size=8, verbose=0)
 
 
 def test_processes():
-    with gs.enable_keras_distribution():
+    with gs.keras.enable_distribution():
         distribution.initialize()
         distribution.initialize(num_processes=1, process_id=0)
-        with pytest.raises(gs.UnsupportedError) as error:
+        with pytest.raises(gs.errors.UnsupportedError) as error:
             distribution.initialize("10.0.0.1:1234,10.0.0.2:2345", 2, 0)
         assert "start `graphsplit worker` on each machine and call graphsplit.connect([addresses]) here" in str(
             error.value
@@ -262,9 +267,9 @@ def test_processes():
 
 CLUSTER = """
 import keras, numpy as np, graphsplit as gs
-with gs.LocalWorkers(2, devices=1) as workers:
+with gs.workers.LocalWorkers(2, devices=1) as workers:
     gs.connect(workers, timeout_s=240)
-    gs.enable_keras_distribution()
+    gs.keras.enable_distribution()
     devices = keras.distribution.list_devices()
     print(*devices)
     print(keras.distribution.list_devices("cpu") == devices, keras.distribution.get_device_count())
@@ -292,14 +297,16 @@ def test_another_keras_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch):
     before = names_of_keras()
     for version, what in (("3.2.1", "older"), ("3.16.0.dev0", "newer")):
         monkeypatch.setattr(keras, "__version__", version)
-        with pytest.raises(gs.UnsupportedError, match=rf"3\.3 to 3\.15, and this is {version}:\n  - it is {what}\n"):
-            gs.enable_keras_distribution()
+        with pytest.raises(
+            gs.errors.UnsupportedError, match=rf"3\.3 to 3\.15, and this is {version}:\n  - it is {what}\n"
+        ):
+            gs.keras.enable_distribution()
         monkeypatch.undo()
     trainer = REPLACEMENTS[0].owner()
     monkeypatch.setattr(trainer, "make_test_function", lambda self: None)
     monkeypatch.delattr(trainer, "make_train_function")
-    with pytest.raises(gs.UnsupportedError) as error:
-        gs.enable_keras_distribution()
+    with pytest.raises(gs.errors.UnsupportedError) as error:
+        gs.keras.enable_distribution()
     assert str(error.value) == (
         f"keras.distribution on TensorFlow is there for Keras 3.3 to 3.15, and this is {keras.__version__}:\n"
         "  - TensorFlowTrainer.make_train_function is missing\n"
@@ -309,16 +316,16 @@ def test_another_keras_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(
-        gs.UnsupportedError, match=r"Keras runs on 'jax' here, which has a keras\.distribution of its own"
+        gs.errors.UnsupportedError, match=r"Keras runs on 'jax' here, which has a keras\.distribution of its own"
     ):
-        gs.enable_keras_distribution()
+        gs.keras.enable_distribution()
     monkeypatch.undo()
     assert names_of_keras() == before
     assert not is_on()
 
 
 def test_no_warning_where_nothing_is_distributed():
-    with gs.enable_keras_distribution(), warnings.catch_warnings():
+    with gs.keras.enable_distribution(), warnings.catch_warnings():
         warnings.simplefilter("error")
         compiled(Loop([layers.Input((6,)), layers.Dense(3)])).fit(*data(), verbose=0)
         one = distribution.DataParallel(devices=["cpu:0"])

@@ -67,7 +67,7 @@ def test_specifications_as_a_batch(module):
 
 def test_without_a_batch_the_step_that_ran_most():
     model, (x, y) = wrapped(), data(20)
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         model.plan()
     assert str(error.value) == (
         f"Without arguments, this is about the step of {model.name!r} that ran most, and none has run since it was "
@@ -83,7 +83,7 @@ def test_without_a_batch_the_step_that_ran_most():
 
 def test_what_really_ran():
     model, (x, _) = wrapped(), data()
-    placement = gs.placement_of(model, x, actual=True)
+    placement = gs.placement(model, x, actual=True)
     assert set(placement.devices) == {"/device:CPU:0", "/device:CPU:1", "/device:CPU:2"}
     assert placement.rows == (3, 2, 2)
     placement.assert_on("shard_2/*", "CPU:2")
@@ -102,13 +102,13 @@ def test_verify(module):
 
 
 def test_verify_takes_nothing_else():
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         gs.verify(3, rows(3, 4))
     assert str(error.value) == (
         "verify takes a function made by parallelize or a model made by multi_gpu_model, got 3."
     )
     alone = gs.multi_gpu_model(wrapped().template, gpus=1)
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         gs.verify(alone, *data())
     assert str(error.value) == (
         "verify takes a function made by parallelize or a model made by multi_gpu_model, got "
@@ -116,7 +116,7 @@ def test_verify_takes_nothing_else():
     )
     model = wrapped()
     model.predict(data()[0], verbose=0)
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         gs.verify(model)
     assert str(error.value) == "verify runs a step of the model: give it a batch, x and y."
 
@@ -130,22 +130,22 @@ def test_strict():
     template = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2), Counting()])
     model = gs.multi_gpu_model(template, 3, strict=True)
     model.compile("sgd", "mse")
-    with pytest.raises(gs.StrictError, match="which entries are new depends on all rows"):
+    with pytest.raises(gs.errors.StrictError, match="which entries are new depends on all rows"):
         model.fit(*data(), verbose=0)
-    with pytest.raises(gs.StrictError, match="which entries are new depends on all rows"):
+    with pytest.raises(gs.errors.StrictError, match="which entries are new depends on all rows"):
         model.plan(*data())
     gs.multi_gpu_model(template, 3, strict=0.9).predict(data()[0], verbose=0)
-    with pytest.raises(gs.ArgumentError, match="strict is True, False, or the share"):
+    with pytest.raises(gs.errors.ArgumentError, match="strict is True, False, or the share"):
         gs.multi_gpu_model(template, 3, strict="yes")
 
 
 def test_a_step_that_there_is_not_and_one_that_is_eager():
     model, (x, y) = wrapped(), data()
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         model.plan(x, y, step="fit")
     assert str(error.value) == f"step='fit' of {model.name!r}: write 'train', 'test' or 'predict'."
     model.compile("adam", "mse", run_eagerly=True)
-    with pytest.warns(UserWarning, match="run_eagerly=True"), pytest.raises(gs.ArgumentError) as error:
+    with pytest.warns(UserWarning, match="run_eagerly=True"), pytest.raises(gs.errors.ArgumentError) as error:
         model.plan(x, y)
     assert str(error.value) == (
         f"{model.name!r} was compiled with run_eagerly=True: it runs operation by operation, on one device, and has no "
@@ -169,12 +169,12 @@ def test_a_models_own_methods_stay_its_own():
     template(np.ones((2, 4)))
     model = gs.multi_gpu_model(template, 2)
     assert model.plan(3) == 4
-    assert gs.placement_of(model, np.ones((5, 4))).rows == (3, 2)
+    assert gs.placement(model, np.ones((5, 4))).rows == (3, 2)
 
 
 @pytest.mark.long
 def test_a_plan_for_gpus_that_are_not_here():
     model, (x, y) = wrapped(devices=["GPU:0", "GPU:1"]), data()
     assert model.plan(x, y).devices == ("/device:GPU:0", "/device:GPU:1")
-    with pytest.raises(gs.DeviceError, match=r"^gpus=\['GPU:0', 'GPU:1'\]: GPU:0, GPU:1 do not exist\. This"):
+    with pytest.raises(gs.errors.DeviceError, match=r"^gpus=\['GPU:0', 'GPU:1'\]: GPU:0, GPU:1 do not exist\. This"):
         model.fit(x, y, verbose=0)

@@ -18,7 +18,7 @@ def small(**options):
 
 
 def test_no_model():
-    assert message(gs.ArgumentError, gs.multi_gpu_model, layers.Dense(3), 2) == (
+    assert message(gs.errors.ArgumentError, gs.multi_gpu_model, layers.Dense(3), 2) == (
         "multi_gpu_model takes a Keras model, got keras.src.layers.core.dense.Dense. For a function or a layer use "
         "graphsplit.parallelize."
     )
@@ -26,7 +26,7 @@ def test_no_model():
 
 def test_not_built():
     model = keras.Sequential([layers.Dense(3)], name="late")
-    assert message(gs.ArgumentError, gs.multi_gpu_model, model, 2) == (
+    assert message(gs.errors.ArgumentError, gs.multi_gpu_model, model, 2) == (
         "'late' is not built: it has no variables yet that could be shared. Give it an Input, or call it once on a "
         "batch, before it is wrapped."
     )
@@ -35,7 +35,7 @@ def test_not_built():
 def test_wrapped_already():
     template = small(name="twice")
     model = gs.multi_gpu_model(template, 3)
-    assert message(gs.ArgumentError, gs.multi_gpu_model, model, 2) == (
+    assert message(gs.errors.ArgumentError, gs.multi_gpu_model, model, 2) == (
         "'twice' is wrapped already, on 3 devices. Wrap its template, model.template, to run it on others."
     )
     assert model.template is template
@@ -48,7 +48,7 @@ def test_own_batch_functions():
             return super().make_train_function(force)
 
     model = Own([layers.Input((3,)), layers.Dense(2)], name="own")
-    assert message(gs.UnsupportedError, gs.multi_gpu_model, model, 2) == (
+    assert message(gs.errors.UnsupportedError, gs.multi_gpu_model, model, 2) == (
         "'own' overrides make_train_function, which runs the batches itself and cannot be split. "
         "Override train_step, test_step or predict_step instead."
     )
@@ -56,7 +56,7 @@ def test_own_batch_functions():
 
 def test_another_backend(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    assert message(gs.UnsupportedError, gs.multi_gpu_model, small(), 2) == (
+    assert message(gs.errors.UnsupportedError, gs.multi_gpu_model, small(), 2) == (
         "multi_gpu_model splits TensorFlow graphs, but Keras runs on 'jax'. Set the environment variable "
         "KERAS_BACKEND=tensorflow before Keras is imported."
     )
@@ -70,11 +70,11 @@ def test_one_device_is_the_template():
 
 def test_more_devices_than_exist():
     listed = "\n".join(f"  - CPU:{i}" for i in range(5))
-    assert message(gs.DeviceError, gs.multi_gpu_model, small(), 9) == (
+    assert message(gs.errors.DeviceError, gs.multi_gpu_model, small(), 9) == (
         f"gpus=9: there are only 5 CPU devices. This process has:\n{listed}\n"
         "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
     )
-    assert message(gs.DeviceError, gs.multi_gpu_model, small(), [0, 7]) == (
+    assert message(gs.errors.DeviceError, gs.multi_gpu_model, small(), [0, 7]) == (
         f"gpus=['CPU:0', 'CPU:7']: CPU:7 does not exist. This process has:\n{listed}\n"
         "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
     )
@@ -93,7 +93,7 @@ def test_more_devices_than_exist():
     ],
 )
 def test_devices_that_make_no_sense(gpus, expected):
-    assert message(gs.ArgumentError, gs.multi_gpu_model, small(), gpus) == expected
+    assert message(gs.errors.ArgumentError, gs.multi_gpu_model, small(), gpus) == expected
 
 
 def test_automatic_xla_stays_off():
@@ -109,7 +109,7 @@ def test_the_default_of_keras_compiles_nothing():
     model = gs.multi_gpu_model(small(), 2)
     model.compile("sgd", "mse", jit_compile="auto")
     assert not model._compiled_by_xla
-    assert message(gs.ArgumentError, model.compile, "sgd", "mse", jit_compile="yes") == (
+    assert message(gs.errors.ArgumentError, model.compile, "sgd", "mse", jit_compile="yes") == (
         "jit_compile is True or False, got 'yes'. Write True, or leave it out."
     )
 
@@ -125,16 +125,16 @@ def test_models_of_a_strategy():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         inside = small(name="owned")
-    assert message(gs.UnsupportedError, gs.multi_gpu_model, inside, 2) == STRATEGY
+    assert message(gs.errors.UnsupportedError, gs.multi_gpu_model, inside, 2) == STRATEGY
     compiled = small(name="owned")
     with strategy.scope():
         compiled.compile("sgd", "mse")
-    assert message(gs.UnsupportedError, gs.multi_gpu_model, compiled, 2) == STRATEGY
+    assert message(gs.errors.UnsupportedError, gs.multi_gpu_model, compiled, 2) == STRATEGY
     with strategy.scope():
-        assert message(gs.UnsupportedError, gs.multi_gpu_model, small(name="owned"), 2) == STRATEGY
+        assert message(gs.errors.UnsupportedError, gs.multi_gpu_model, small(name="owned"), 2) == STRATEGY
     model = gs.multi_gpu_model(small(name="owned"), 2)
     with strategy.scope():
-        assert message(gs.UnsupportedError, model.compile, "sgd", "mse") == (
+        assert message(gs.errors.UnsupportedError, model.compile, "sgd", "mse") == (
             "compile() on 'owned', which runs on 2 devices, is called under a tf.distribute strategy's scope, which "
             "would mirror the optimizer's variables. Call it outside of `with strategy.scope():`."
         )
@@ -150,7 +150,7 @@ def test_relocation_of_weights_that_cannot_move(monkeypatch):
 
     model = small()
     monkeypatch.setattr(type(model), "variables", [Elsewhere(i) for i in range(7)])
-    assert message(gs.ArgumentError, gs.multi_gpu_model, model, 2, cpu_relocation=True) == (
+    assert message(gs.errors.ArgumentError, gs.multi_gpu_model, model, 2, cpu_relocation=True) == (
         "cpu_relocation=True keeps the weights on the CPU, but variables cannot move once they are made:\n"
         + "".join(f"  - dense/kernel_{i} on GPU:0\n" for i in range(5))
         + "  - ... and 2 more\n"
@@ -247,7 +247,7 @@ def test_stages_by_layers_of_a_layer_with_fit():
 
     model = Trained()
     model(np.ones((2, 3)))
-    assert message(gs.ArgumentError, gs.multi_gpu_model, model, 2, stages=["dense*"]) == (
+    assert message(gs.errors.ArgumentError, gs.multi_gpu_model, model, 2, stages=["dense*"]) == (
         "stages=['dense*']: 'trained' is a layer with fit, no keras.Model, and does not say which layers it has. "
         "Give a number of stages, or make it a keras.Model."
     )

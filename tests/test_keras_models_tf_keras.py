@@ -233,14 +233,14 @@ def test_files_load_in_a_process_without_graphsplit(tmp_path, monkeypatch):
 
 def test_refusals():
     late = tf_keras.Sequential([layers.Dense(3)], name="late")
-    with pytest.raises(gs.ArgumentError, match=r"^'late' is not built: it has no variables"):
+    with pytest.raises(gs.errors.ArgumentError, match=r"^'late' is not built: it has no variables"):
         gs.multi_gpu_model(late, 2)
     model = gs.multi_gpu_model(dense(), 2)
-    with pytest.raises(gs.ArgumentError, match=r"is wrapped already, on 2 devices\."):
+    with pytest.raises(gs.errors.ArgumentError, match=r"is wrapped already, on 2 devices\."):
         gs.multi_gpu_model(model, 3)
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         inside = dense()
-    with pytest.raises(gs.UnsupportedError, match=r"wrapped under a tf\.distribute strategy's scope"):
+    with pytest.raises(gs.errors.UnsupportedError, match=r"wrapped under a tf\.distribute strategy's scope"):
         gs.multi_gpu_model(inside, 2)
     model.compile("sgd", "mse", run_eagerly=True)
     with pytest.warns(UserWarning, match="was compiled with run_eagerly=True"):

@@ -212,7 +212,7 @@ def test_many_shapes_are_warned_of_once():
     sizes = [*range(1, 8), *range(1, 8)]
     for size in sizes:
         model.predict_on_batch(numbers(6)[:size])
-    with pytest.warns(gs.RetracingWarning) as caught:
+    with pytest.warns(gs.errors.RetracingWarning) as caught:
         model.predict_on_batch(numbers(6)[:8])
     model.predict_on_batch(numbers(6)[:9])
     assert [str(warning.message).splitlines()[:2] for warning in caught] == [
@@ -455,7 +455,9 @@ def test_a_model_that_has_a_train_step_and_no_call(variables):
 def test_a_model_without_call_whose_layers_are_not_built():
     model = Gan()
     model.other = layers.Dense(2, name="other")
-    with pytest.raises(gs.ArgumentError, match=r"no call\(\), and some of its layers have no variables(.|\n)*- other"):
+    with pytest.raises(
+        gs.errors.ArgumentError, match=r"no call\(\), and some of its layers have no variables(.|\n)*- other"
+    ):
         gs.multi_gpu_model(model, 2)
 
 

@@ -126,7 +126,7 @@ def test_no_trace_of_a_stateless_scope_is_kept(ask: str):
             return list(split.map([X])) if ask == "map" else getattr(split, ask)(X)
 
     for _ in range(2):  # before and after there is a trace of other values
-        with pytest.raises(gs.UnsupportedError, match=r"StatelessScope.*outside of the scope"):
+        with pytest.raises(gs.errors.UnsupportedError, match=r"StatelessScope.*outside of the scope"):
             asked()
         np.testing.assert_allclose(split(X), layer(X), atol=1e-6)
     with tf.GradientTape() as tape:

@@ -70,7 +70,7 @@ def assert_as_one(flavor: Any, **options: Any) -> Any:
     return step.plan(*parts_of_batch((x, y)))
 
 
-def stages_of_layers(plan: gs.Plan) -> list[set[str]]:
+def stages_of_layers(plan: gs.inspect.Plan) -> list[set[str]]:
     """Return which products and sums each stage runs forward."""
     found: list[set[str]] = [set() for _ in plan.stage_cuts.stages]
     for op in plan.sharded_ops:
@@ -100,22 +100,22 @@ def test_a_number_of_stages(flavor: Any):
 
 def test_stages_that_cannot_be(flavor: Any):
     model = network(flavor)
-    assert message(gs.ArgumentError, lambda: gs.multi_gpu_model(model, 2, stages=["block4_*"])) == (
+    assert message(gs.errors.ArgumentError, lambda: gs.multi_gpu_model(model, 2, stages=["block4_*"])) == (
         "stages=['block4_*']: no layer of 'net' has a name that fits 'block4_*'. Its layers are:\n  - given\n"
         "  - block1\n  - block1_1\n  - block2_dense\n  - block2_norm\n  - drop\n  - sum\n  - out"
     )
     for stages in ([], "block2_*", [3], 1.5):
-        assert message(gs.ArgumentError, lambda stages=stages: gs.multi_gpu_model(model, 2, stages=stages)) == (
+        assert message(gs.errors.ArgumentError, lambda stages=stages: gs.multi_gpu_model(model, 2, stages=stages)) == (
             f"stages={stages!r}: stages of a model are a number, at least 1, or patterns of names of the layers at "
             "which new stages begin, ['block4_*', 'block9_*']."
         )
-    assert message(gs.ArgumentError, lambda: gs.multi_gpu_model(model, 3, stages=["out"])) == (
+    assert message(gs.errors.ArgumentError, lambda: gs.multi_gpu_model(model, 3, stages=["out"])) == (
         "stages=['out'] on 3 devices: each of 2 stages has a device of its own in each pipeline, so they need 2, 4 or "
         "more devices. Choose other devices or stages, or schedule='interleaved', which has several stages on each "
         "device."
     )
     wrapped = gs.multi_gpu_model(model, 3, stages=["block1", "block1_1"])
-    assert message(gs.ArgumentError, lambda: wrapped.predict(np.ones((4, 6)), verbose=0)) == (
+    assert message(gs.errors.ArgumentError, lambda: wrapped.predict(np.ones((4, 6)), verbose=0)) == (
         "stages=['block1', 'block1_1']: each stage needs a beginning of its own.\n"
         "  - 'block1' begins with the function, with which the first stage begins\n"
         "Name layers at which new stages begin, behind the first one."

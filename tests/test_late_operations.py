@@ -37,7 +37,7 @@ def given(rows: int) -> tuple[tf.Tensor, tf.Tensor]:
     return x, y
 
 
-def waiting(plan: gs.Plan) -> dict[str, list[str]]:
+def waiting(plan: gs.inspect.Plan) -> dict[str, list[str]]:
     """Return by type which operations wait for others that make something."""
     found: dict[str, list[str]] = {}
     for op in plan.program.ops:

@@ -261,5 +261,5 @@ def test_a_pattern_names_one_of_two_optimizers_or_both(pattern: str, expected: l
 
 
 def test_a_pattern_of_another_optimizers_name_says_which_is_near():
-    with pytest.raises(gs.ArgumentError, match=r"Near 'adam/\*': .*'adam_1/\*'"):
+    with pytest.raises(gs.errors.ArgumentError, match=r"Near 'adam/\*': .*'adam_1/\*'"):
         trained_by_two({"adam/*": "sharded"}, "adam_1", "adam_2")

@@ -30,7 +30,7 @@ def test_both_words_mean_the_same_everywhere(word):
     assert parts_of_variable(model.layers[0].kernel.value).layout == "replicated"
     asked = {"machine": "8xA100-SXM4-80GB", "devices": 2, "layout": word}
     assert gs.predict(lambda x: x @ tf.ones((4, 6)), X, **asked).layout == "replicated"
-    with pytest.raises(gs.ArgumentError, match=f"{word!r} is a layout; give the axis another name"):
+    with pytest.raises(gs.errors.ArgumentError, match=f"{word!r} is a layout; give the axis another name"):
         gs.parallelize(lambda x: x, mesh={word: 2})
 
 
@@ -38,8 +38,8 @@ def test_an_unknown_layout_names_what_is_near():
     weight = tf.Variable(tf.ones((4, 6)))
     known = "Layouts: 'home', 'replicated', 'sharded', 'host'."
     for layout in ("replicatd", {"*": "replicatd"}):
-        with pytest.raises(gs.ArgumentError) as raised:
+        with pytest.raises(gs.errors.ArgumentError) as raised:
             gs.set_variable_layout(weight, layout, devices=2)
         assert str(raised.value) == f"Unknown layout 'replicatd'. Did you mean 'replicated'? {known}"
-    with pytest.raises(gs.ArgumentError, match=r"Unknown layout 'zero'\. Layouts: "):
+    with pytest.raises(gs.errors.ArgumentError, match=r"Unknown layout 'zero'\. Layouts: "):
         gs.set_variable_layout(weight, "zero", devices=2)

@@ -103,7 +103,7 @@ def test_errors(tmp_path: Path):
     path = tf.train.Checkpoint(saved).write(str(tmp_path / "some"))
     target = tf.Module()
     target.w, target.more = tf.Variable(tf.zeros((8, 64)), name="w"), tf.Variable(tf.zeros(3), name="more")
-    with pytest.raises(gs.ArgumentError) as found:
+    with pytest.raises(gs.errors.ArgumentError) as found:
         gs.load_weights(tf.train.Checkpoint(target), path)
     assert str(found.value) == (
         f"The checkpoint {path} lacks variables of the target, or has them in other shapes:\n"
@@ -113,13 +113,13 @@ def test_errors(tmp_path: Path):
     assert not target.w.numpy().any()  # nothing was loaded
     saved.table = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, 0.0)
     path = tf.train.Checkpoint(saved).write(str(tmp_path / "table"))
-    with pytest.raises(gs.UnsupportedError, match="state that is not a variable:\n  - table"):
+    with pytest.raises(gs.errors.UnsupportedError, match="state that is not a variable:\n  - table"):
         gs.load_weights(tf.train.Checkpoint(saved), path)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variable = tf.compat.v1.get_variable("w", (3,))
         session.run(variable.initializer)
         path = tf.compat.v1.train.Saver([variable]).save(session, str(tmp_path / "old"))
-    with pytest.raises(gs.UnsupportedError, match="is a checkpoint of names"):
+    with pytest.raises(gs.errors.UnsupportedError, match="is a checkpoint of names"):
         gs.load_weights(tf.train.Checkpoint(target), path)
 
 
@@ -222,7 +222,7 @@ def test_the_error_says_which_variables_are_new(
         return take(parts, value)
 
     monkeypatch.setattr(VariableParts, "take", take_some)
-    with pytest.raises(gs.ArgumentError if isinstance(error, Exception) else KeyboardInterrupt) as raised:
+    with pytest.raises(gs.errors.ArgumentError if isinstance(error, Exception) else KeyboardInterrupt) as raised:
         load(kind, model, path)
     names = [v.path for v, was in zip(model.variables, before, strict=True) if not np.array_equal(v.numpy(), was)]
     assert 3 <= len(names) < len(before)

@@ -79,14 +79,14 @@ def test_spread_over_the_gpus(silent_driver: None, monkeypatch: pytest.MonkeyPat
 
 def test_again_after_the_start(silent_driver: None, monkeypatch: pytest.MonkeyPatch):
     machine = Machine(monkeypatch, 1, started=True)
-    assert message(gs.DeviceError, lambda: gs.use_logical_devices(2, kind="GPU", memory_mb=500)) == (
+    assert message(gs.errors.DeviceError, lambda: gs.use_logical_devices(2, kind="GPU", memory_mb=500)) == (
         "use_logical_devices(2, kind='GPU', memory_mb=500) was called after TensorFlow had started with 1 GPU device, "
         "which are not divided; devices are fixed from then on. Call it first in the program, before any tensor, "
         "variable or model is made."
     )
     machine.cuts[machine.visible[0]] = [tf.config.LogicalDeviceConfiguration(memory_limit=500)] * 2
     assert gs.use_logical_devices(2, kind="GPU", memory_mb=500) == ("GPU:0", "GPU:1")
-    assert message(gs.DeviceError, lambda: gs.use_logical_devices(2, kind="GPU", memory_mb=600)) == (
+    assert message(gs.errors.DeviceError, lambda: gs.use_logical_devices(2, kind="GPU", memory_mb=600)) == (
         "use_logical_devices(2, kind='GPU', memory_mb=600) was called after TensorFlow had started with 2 GPU devices "
         "of 500 MB; devices are fixed from then on. Call it first in the program, before any tensor, variable or model "
         "is made."
@@ -94,7 +94,7 @@ def test_again_after_the_start(silent_driver: None, monkeypatch: pytest.MonkeyPa
 
 
 def test_no_gpu():
-    assert message(gs.DeviceError, lambda: gs.use_logical_devices(4, kind="GPU", memory_mb=500)) == (
+    assert message(gs.errors.DeviceError, lambda: gs.use_logical_devices(4, kind="GPU", memory_mb=500)) == (
         "use_logical_devices(4, kind='GPU', memory_mb=500) divides GPUs, and TensorFlow finds none here; `graphsplit "
         "doctor` says what it finds. To try several devices without GPUs: use_logical_devices(4)."
     )
@@ -103,7 +103,7 @@ def test_no_gpu():
 def test_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     machine = Machine(monkeypatch, 2)
     fake_nvidia_smi.install(monkeypatch, tmp_path, TWO)
-    assert message(gs.DeviceError, lambda: gs.use_logical_devices(3, kind="GPU", memory_mb=12_000)) == (
+    assert message(gs.errors.DeviceError, lambda: gs.use_logical_devices(3, kind="GPU", memory_mb=12_000)) == (
         "use_logical_devices(3, kind='GPU', memory_mb=12000): 2 logical GPUs of 12000 MB on one GPU need 24000 MB, and "
         "it has 23034 MB, of which the driver keeps some hundred. Give memory_mb=10365 or less."
     )
@@ -141,12 +141,12 @@ def test_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     ],
 )
 def test_options(options: dict[str, Any], expected: str):
-    assert message(gs.ArgumentError, lambda: gs.use_logical_devices(2, **options)) == expected
+    assert message(gs.errors.ArgumentError, lambda: gs.use_logical_devices(2, **options)) == expected
 
 
 def test_more_devices_than_gpus(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(devices, "_existing", lambda: ("/device:CPU:0", "/device:GPU:0"))
-    assert message(gs.DeviceError, lambda: devices.resolve_devices(4)) == (
+    assert message(gs.errors.DeviceError, lambda: devices.resolve_devices(4)) == (
         "devices=4: there is only 1 GPU. This process has:\n  - CPU:0\n  - GPU:0\n"
         "A number of devices means GPUs where there are any; CPU devices are used where they are named. One "
         "GPU is made several by graphsplit.use_logical_devices(n, kind='GPU', memory_mb=...), called before TensorFlow "

@@ -76,28 +76,28 @@ def test_names_of_machines():
 
 def test_unknown_machines_are_told_the_nearest():
     with raises(
-        gs.ArgumentError,
+        gs.errors.ArgumentError,
         "There is no machine 'dgx-b100'. Nearest are 'dgx-h100', 'dgx-a100', 'dgx-h200'; `graphsplit machines` lists "
         "all. A file of your own ends in .toml; `graphsplit calibrate -o here.toml` writes one for the one at hand.",
     ):
         machine("dgx-b100")
     with raises(
-        gs.ArgumentError,
+        gs.errors.ArgumentError,
         "There is no machine '16xH100-SXM5': dgx-h100 has 8 H100-SXM5 on a host. 2 of these hosts are 2x8xH100-SXM5.",
     ):
         machine("16xH100-SXM5")
-    with raises(gs.ArgumentError, "machine takes the name of a machine or the path of a file, got 8."):
+    with raises(gs.errors.ArgumentError, "machine takes the name of a machine or the path of a file, got 8."):
         machine(8)  # type: ignore[arg-type]
 
 
 def test_more_devices_than_a_machine_has():
     with raises(
-        gs.ArgumentError,
+        gs.errors.ArgumentError,
         "devices=9: the machine 'dgx-h100' has 8. Choose fewer, or a cluster of 2 hosts: 2x8xH100-SXM5.",
     ):
         machine("dgx-h100").names(9)
     with raises(
-        gs.ArgumentError,
+        gs.errors.ArgumentError,
         "devices=5: the machine 't4-box' has 4. Choose fewer; its file has no [network] by which hosts are joined "
         "into a cluster.",
     ):
@@ -117,7 +117,7 @@ def test_all_that_is_wrong_with_a_file_is_named(tmp_path: Path):
     wrong = wrong.replace("bytes_per_s = 1e11", "bytes_per_sec = 1e11").replace("matmul = 0.5", "matmul = 1.5")
     path = written(tmp_path, wrong.replace("latency_s = 1e-5\n", ""))
     with raises(
-        gs.ArgumentError,
+        gs.errors.ArgumentError,
         "The machine file has figures that cannot be:\n"
         f"  - {path}, line 2: devices is a whole number from 1 to 1,000,000, got -2\n"
         f"  - {path}, line 3: device.bytes_per_s is missing\n"
@@ -156,14 +156,14 @@ def test_a_figure_that_cannot_be(tmp_path: Path, line: str, what: str):
     else:
         host = "threads = 2\nsource = 'here'" if "threads" not in line else "source = 'here'"
         text = f"{GOOD}{line}\n{host if '[host]' in line else ''}\n"
-    with pytest.raises(gs.ArgumentError) as caught:
+    with pytest.raises(gs.errors.ArgumentError) as caught:
         machine(written(tmp_path, text))
     assert what in str(caught.value)
 
 
 def test_a_file_that_is_no_toml(tmp_path: Path):
     path = written(tmp_path, "name = ")
-    with raises(gs.ArgumentError, f"{path} is no TOML file: Invalid value (at end of document)"):
+    with raises(gs.errors.ArgumentError, f"{path} is no TOML file: Invalid value (at end of document)"):
         machine(path)
 
 
@@ -204,7 +204,7 @@ def test_a_roofline():
 
 def test_numbers_without_a_figure():
     with raises(
-        gs.ArgumentError,
+        gs.errors.ArgumentError,
         "The machine's d has no figure for float64, and the function computes with it. Add float64 under "
         "[device.vector_flops_per_s] and [device.matrix_flops_per_s] to a file of your own.",
     ):
@@ -247,11 +247,11 @@ def test_operations_that_differ_have_other_keys():
 def test_files_that_python_does_not_read(content: str, tmp_path: Path) -> None:
     file = tmp_path / "here.toml"
     file.write_text(content)
-    with pytest.raises(gs.ArgumentError, match=re.escape(f"{file} is no TOML file: ")):
+    with pytest.raises(gs.errors.ArgumentError, match=re.escape(f"{file} is no TOML file: ")):
         machine(str(file))
 
 
 @pytest.mark.parametrize("name", ["9" * 5000 + "xH100-SXM5", "\u00b2xH100-SXM5"], ids=["digits", "power"])
 def test_counts_that_are_none(name: str) -> None:
-    with pytest.raises(gs.ArgumentError, match="There is no machine"):
+    with pytest.raises(gs.errors.ArgumentError, match="There is no machine"):
         machine(name)

@@ -29,7 +29,7 @@ def peak(model: Momentum | Deep, x: tf.Tensor) -> int:
     return max(gs.predict(model.step, x, machine=MACHINE, devices=4).memory_bytes.values())
 
 
-def chosen(plan: gs.Plan) -> str:
+def chosen(plan: gs.inspect.Plan) -> str:
     [note] = [note for note in plan.notes if note.startswith("chosen automatically: ")]
     return note.removeprefix("chosen automatically: ")
 
@@ -115,7 +115,7 @@ def test_what_is_given_stays():
 
 
 def test_nothing_fits():
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         gs.parallelize(
             Momentum().step, devices=4, memory="1.5MB", micro_batches=2, machine=replace(MACHINE, devices=8)
         ).plan(batch())

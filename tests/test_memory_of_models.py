@@ -63,7 +63,7 @@ def test_nothing_fits_and_a_plan_for_other_devices():
     template = made()
     template.compile("adam", "mse")
     model = gs.multi_gpu_model(template, gpus=2, memory="20kB")
-    with pytest.raises(gs.ArgumentError, match=r"does not fit: each device may hold 20\.0 kB"):
+    with pytest.raises(gs.errors.ArgumentError, match=r"does not fit: each device may hold 20\.0 kB"):
         model.fit(X, Y, batch_size=16, verbose=0)
     gpus = [f"GPU:{k}" for k in range(8)]
     plan = gs.multi_gpu_model(made(), gpus=gpus, plan="auto", machine="8xA100-SXM4-80GB").plan(X)
@@ -72,7 +72,7 @@ def test_nothing_fits_and_a_plan_for_other_devices():
 
 def test_weights_that_stay_on_the_cpu():
     with raises(
-        gs.ArgumentError,
+        gs.errors.ArgumentError,
         "cpu_relocation=True keeps the weights on the CPU, memory=1000 chooses where they are. Choose one.",
     ):
         gs.multi_gpu_model(made(), gpus=2, cpu_relocation=True, memory="1kB")

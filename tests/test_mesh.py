@@ -42,7 +42,7 @@ def test_a_perceptron(mesh: dict[str, int]):
     batches = [tf.constant(numbers(count, WIDTH)) for count in (5, 1)]
     parallel = assert_law(perceptron, PERCEPTRON, mesh, batches)
     planned = sum(traffic(parallel.plan(batches[0])).sent.values())
-    ran = gs.placement_of(parallel, batches[0], actual=True)  # TensorFlow's own partition graphs
+    ran = gs.placement(parallel, batches[0], actual=True)  # TensorFlow's own partition graphs
     assert sum(transfer.bytes for transfer in ran.transfers) == planned
 
 
@@ -191,22 +191,22 @@ def laid_out(layout: Any, mesh: Any = MESHES[1], **options: Any) -> Callable[[],
     [
         (
             laid_out({"*/up": (None, "modle")}),
-            gs.ArgumentError,
+            gs.errors.ArgumentError,
             "has no axis 'modle'; it has 'batch', 'model'. Did you mean",
         ),
-        (laid_out({"*/up": (None, "model")}, None), gs.ArgumentError, "names axes of a mesh: pass the mesh"),
+        (laid_out({"*/up": (None, "model")}, None), gs.errors.ArgumentError, "names axes of a mesh: pass the mesh"),
         (
             laid_out({"*/bias": (None, "model")}),
-            gs.ArgumentError,
+            gs.errors.ArgumentError,
             "block/bias: (None, 'model') has 2 dimensions, the variable 1",
         ),
-        (laid_out({"*/down": (None, "model")}), gs.ArgumentError, "No variable's name fits '*/down'"),
-        (laid_out("home", {"batch": 3, "model": 2}), gs.ArgumentError, "3 x 2 = 6 devices, and there are 4"),
-        (laid_out("home", {"batch": 2, "model": 0}), gs.ArgumentError, "'model' has 0 devices"),
-        (laid_out("home", 4), gs.ArgumentError, "it maps names of axes to numbers of devices"),
+        (laid_out({"*/down": (None, "model")}), gs.errors.ArgumentError, "No variable's name fits '*/down'"),
+        (laid_out("home", {"batch": 3, "model": 2}), gs.errors.ArgumentError, "3 x 2 = 6 devices, and there are 4"),
+        (laid_out("home", {"batch": 2, "model": 0}), gs.errors.ArgumentError, "'model' has 0 devices"),
+        (laid_out("home", 4), gs.errors.ArgumentError, "it maps names of axes to numbers of devices"),
         (
             lambda: gs.parallelize(abs, mesh=MESHES[1], batch_axis=("batch", "model")),
-            gs.ArgumentError,
+            gs.errors.ArgumentError,
             "the name of one axis",
         ),
     ],
@@ -218,7 +218,7 @@ def test_what_cannot_be_meant(call: Callable[[], Any], kind: type[Exception], ex
 def test_too_few_entries_for_the_axis():
     own = variable("narrow", WIDTH, 2)
     call = lambda: gs.set_variable_layout(own, (None, "model"), devices=3, mesh={"model": 3})  # noqa: E731
-    assert "narrow: dimension 1 has 2 entries, and 'model' has 3 devices" in message(gs.ArgumentError, call)
+    assert "narrow: dimension 1 has 2 entries, and 'model' has 3 devices" in message(gs.errors.ArgumentError, call)
     assert parts_of_variable(own) is None
 
 
@@ -231,7 +231,7 @@ def test_variables_of_another_mesh():
         gs.parallelize(step, mesh={"batch": 1, "model": 3}),
         gs.parallelize(step, mesh={"batch": 2, "columns": 2}),
     ):
-        found = message(gs.ArgumentError, lambda parallel=parallel: parallel(x))
+        found = message(gs.errors.ArgumentError, lambda parallel=parallel: parallel(x))
         assert "up along 'model' on CPU:0, CPU:1" in found
     gs.set_variable_layout(laid, PERCEPTRON, mesh={"batch": 1, "model": 3})  # moved
     gs.parallelize(step, mesh={"batch": 1, "model": 3})(x)

@@ -413,7 +413,7 @@ def test_a_keras_model(name: str, mesh: dict[str, int], tmp_path: Path):
 def test_what_cannot_be_meant(layout: dict[str, Any], expected: str):
     own = [*perceptron()[0], variable("one", 3)]
     assert expected in message(
-        gs.ArgumentError, lambda: gs.set_variable_layout(own, layout, devices_of(FLAT), mesh=FLAT)
+        gs.errors.ArgumentError, lambda: gs.set_variable_layout(own, layout, devices_of(FLAT), mesh=FLAT)
     )
 
 
@@ -423,4 +423,4 @@ def test_a_function_on_another_mesh():
     gs.set_variable_layout(own, {"up": ("expert", "model"), "*": "home"}, devices_of(FLAT), mesh=FLAT)
     for mesh in ({"expert": 2, "model": 2}, {"model": 2}, {"model": 2, "experts": 2}):
         call = functools.partial(gs.parallelize(step, mesh=mesh), numbers(5, WIDTH))
-        assert "cut along an axis of another mesh" in message(gs.ArgumentError, call)
+        assert "cut along an axis of another mesh" in message(gs.errors.ArgumentError, call)

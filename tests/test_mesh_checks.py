@@ -72,10 +72,10 @@ MADE: dict[str, tuple[Callable[[], Made], dict[str, Any], tf.TensorSpec]] = {
     "adding": (adding, ADDING, tf.TensorSpec((5, WIDTH), tf.float64)),
     "decoding": (lambda: decoding("scatter"), {**DECODING, "*": "home"}, tf.TensorSpec([5], tf.int64)),
 }
-PLANS: dict[str, tuple[gs.Plan, gs.Plan]] = {}
+PLANS: dict[str, tuple[gs.inspect.Plan, gs.inspect.Plan]] = {}
 
 
-def plans(name: str) -> tuple[gs.Plan, gs.Plan]:
+def plans(name: str) -> tuple[gs.inspect.Plan, gs.inspect.Plan]:
     """Return the plan of the axis, and that of the rows of what is written for it."""
     if name not in PLANS:
         make, layout, given = MADE[name]
@@ -115,11 +115,11 @@ MOVED = [
 @pytest.mark.parametrize(("name", "role", "kind", "edit"), MOVED)
 def test_moves_along_an_axis_that_move_something_else(name: str, role: str, kind: str, edit: Callable[[Any], None]):
     plan, _ = plans(name)
-    with pytest.raises(gs.CheckError, match="and the plan says"):
+    with pytest.raises(gs.errors.CheckError, match="and the plan says"):
         check_emitted(plan, edited(edit, role, kind)(emit(plan)))
 
 
-def with_bodies(plan: gs.Plan, graph: EmittedGraph) -> Iterator[tuple[gs.Plan, EmittedGraph]]:
+def with_bodies(plan: gs.inspect.Plan, graph: EmittedGraph) -> Iterator[tuple[gs.inspect.Plan, EmittedGraph]]:
     """Yield a plan and its graph, and those of what loops do in each turn."""
     yield plan, graph
     for own, emitted in graph.bodies.values():
@@ -145,7 +145,7 @@ def test_reads_of_something_else(name: str, kind: str):
         node, i = next((n, i) for n, i in found if graph.origins[n.name].shard == (1 if kind == "broadcast" else None))
         node.input[i] = other
 
-    with pytest.raises(gs.CheckError, match="and the plan says"):
+    with pytest.raises(gs.errors.CheckError, match="and the plan says"):
         check_emitted(plan, with_nodes(graph, change))
 
 
@@ -175,7 +175,7 @@ def test_moves_of_whole_values_that_give_something_else(kind: str):
     for reads in (own.reads[0][::-1], own.reads[0][:1], own.reads[0][:1] * 2):
         broken = dataclasses.replace(own, reads=(reads, *own.reads[1:]))
         collectives = (*plan.collectives[:at], broken, *plan.collectives[at + 1 :])
-        with pytest.raises(gs.CheckError, match=f"^The {kind} of .* is read on "):
+        with pytest.raises(gs.errors.CheckError, match=f"^The {kind} of .* is read on "):
             dataclasses.replace(plan, collectives=collectives).check()
     if kind == "zero-fill":
         exchanged = tuple(
@@ -186,7 +186,7 @@ def test_moves_of_whole_values_that_give_something_else(kind: str):
             dataclasses.replace(own, reads=(exchanged,)),
             *plan.collectives[at + 1 :],
         )
-        with pytest.raises(gs.CheckError, match="gives /device:COLUMN:0 something else than"):
+        with pytest.raises(gs.errors.CheckError, match="gives /device:COLUMN:0 something else than"):
             dataclasses.replace(plan, collectives=collectives).check()
 
 
@@ -202,7 +202,7 @@ def test_plans_of_an_axis_whose_moves_make_something_else(kind: type):
     )
     values = [dataclasses.replace(own, **change) if i == k else value for i, value in enumerate(collectives[at].values)]
     collectives[at] = dataclasses.replace(collectives[at], values=tuple(values))
-    with pytest.raises(gs.CheckError, match="gives /device:COLUMN:0 something else than"):
+    with pytest.raises(gs.errors.CheckError, match="gives /device:COLUMN:0 something else than"):
         dataclasses.replace(plan, collectives=tuple(collectives)).check()
 
 
@@ -212,7 +212,7 @@ def test_parts_that_are_taken_for_all():
     at = next(op.index for op in plan.program.ops if op.type == "ReadVariableOp" and steps[op.index].shards)
     shards = dataclasses.replace(steps[at].shards, gives=(REPLICATE,))
     steps[at] = dataclasses.replace(steps[at], shards=shards)
-    with pytest.raises(gs.CheckError, match=r"The local slice of .* from replicated to .* is missing"):
+    with pytest.raises(gs.errors.CheckError, match=r"The local slice of .* from replicated to .* is missing"):
         dataclasses.replace(plan, steps=tuple(steps)).check()
 
 
@@ -229,9 +229,9 @@ def test_what_a_turn_moves():
     plan, _ = plans("decoding")
     graph = emit(plan)
     check_emitted(plan, in_a_turn(graph, lambda own: own))
-    with pytest.raises(gs.CheckError, match="and the plan says"):
+    with pytest.raises(gs.errors.CheckError, match="and the plan says"):
         check_emitted(plan, in_a_turn(graph, edited(drop_input, "reduce", "AddN")))
-    with pytest.raises(gs.CheckError, match="and the plan says"):
+    with pytest.raises(gs.errors.CheckError, match="and the plan says"):
         check_emitted(plan, edited(swap_last, "op", "StatelessWhile")(graph))
 
 
@@ -259,5 +259,5 @@ def test_columns_that_read_what_another_has(kind: str):
         node = next(node for node in nodes if node.name == first.name)
         node.input[0], node.input[1] = other.input[0], other.input[1]
 
-    with pytest.raises(gs.CheckError, match="and the plan says"):
+    with pytest.raises(gs.errors.CheckError, match="and the plan says"):
         check_emitted(plan, with_nodes(graph, cross))

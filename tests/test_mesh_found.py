@@ -123,6 +123,8 @@ def test_a_second_derivative_never_reads_parts_that_were_changed_since():
     with tf.GradientTape() as outer:
         with tf.GradientTape() as inner:
             loss = parallel(x)
-        with pytest.raises(gs.UnsupportedError, match="its value depends on variables that it changes while it runs"):
+        with pytest.raises(
+            gs.errors.UnsupportedError, match="its value depends on variables that it changes while it runs"
+        ):
             inner.gradient(loss, [cut, table])
     del outer

@@ -43,7 +43,7 @@ FAST = replace(machine_of(link=1e12), device=DEVICE)
 """So slow to compute, and so fast to send, that large products are worth sharing."""
 
 
-def chosen(plan: gs.Plan) -> str:
+def chosen(plan: gs.inspect.Plan) -> str:
     [note] = [note for note in plan.notes if note.startswith("chosen automatically: ")]
     return note.removeprefix("chosen automatically: ")
 
@@ -124,7 +124,7 @@ def test_under_a_memory_on_a_mesh():
     step = gs.parallelize(model.step, mesh=mesh, memory=1.5 * whole, machine=FAST)
     assert "mesh batch 2 x model 2, variables " in chosen(step.plan(x))
     assert_law(model, step, x)
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         gs.parallelize(Perceptron(64, 255).step, mesh=mesh, memory=1000, machine=replace(FAST, devices=8)).plan(x)
     first = str(error.value).splitlines()[0]
     assert "the smallest, 4 devices, mesh batch 2 x model 2, variables sharded but layer/" in first, first

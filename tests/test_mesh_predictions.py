@@ -91,15 +91,15 @@ def laid_out() -> Any:
 )
 def test_errors(options: dict[str, Any], expected: str):
     call = lambda: gs.predict(forward(), tf.TensorSpec([4, WIDTH]), machine=MACHINE, **options)  # noqa: E731
-    with pytest.raises(gs.ArgumentError) as found:
+    with pytest.raises(gs.errors.ArgumentError) as found:
         call()
     assert expected in str(found.value)
 
 
 def test_variables_along_an_axis_need_the_mesh():
-    with pytest.raises(gs.ArgumentError) as found:
+    with pytest.raises(gs.errors.ArgumentError) as found:
         gs.predict(laid_out(), tf.TensorSpec([4, WIDTH], tf.float64), machine=MACHINE, devices=4)
     assert "These variables are cut along axes of a mesh, and the prediction has no mesh" in str(found.value)
-    with pytest.raises(gs.ArgumentError) as found:
+    with pytest.raises(gs.errors.ArgumentError) as found:
         gs.scaling(forward(), tf.TensorSpec([4, WIDTH]), machine=MACHINE, devices=[2, 3], mesh={"batch": 1, "model": 2})
     assert "mesh batch 1 x model 2 has 2 devices along 'model', and 3 is no multiple" in str(found.value)

@@ -24,7 +24,7 @@ EIGHT = int(os.environ.get("GRAPHSPLIT_TEST_DEVICES", "5")) >= 8
 eight = pytest.mark.skipif(not EIGHT, reason="needs eight devices")
 
 Made = tuple[list[tf.Variable], Callable[..., Any]]
-Law = tuple[gs.Plan, list[tf.Variable], Mapping[tuple[str, str], int]]
+Law = tuple[gs.inspect.Plan, list[tf.Variable], Mapping[tuple[str, str], int]]
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray:
@@ -128,7 +128,7 @@ def assert_law(
     return plan, laid, bytes_between(graphs, plan)
 
 
-def stages_of(plan: gs.Plan) -> list[set[str]]:
+def stages_of(plan: gs.inspect.Plan) -> list[set[str]]:
     """Return the devices of each stage, all of which compute on the rows."""
     found = [set(stage.devices) for stage in plan.program.stages]
     for stage, devices in zip(plan.program.stages, found, strict=True):
@@ -142,7 +142,9 @@ def devices_of(own: tf.Variable) -> set[str]:
     return {canonical_name(own.device)} if parts is None else set(parts.devices)
 
 
-def assert_in_stages(plan: gs.Plan, laid: Sequence[tf.Variable], between: Mapping[tuple[str, str], int]) -> None:
+def assert_in_stages(
+    plan: gs.inspect.Plan, laid: Sequence[tf.Variable], between: Mapping[tuple[str, str], int]
+) -> None:
     """Assert that variables and slots lie in their stage, and that the stages send each other activations only."""
     first, second = stages_of(plan)
     assert not first & second
@@ -203,10 +205,10 @@ def test_compiled_by_xla():
 
 def test_what_does_not_know_stages_of_a_mesh():
     step = gs.parallelize(tf.tanh, mesh={"stage": 2, "batch": 2})
-    with pytest.raises(gs.UnsupportedError, match="'stage': 2, 'batch': 2}: a prediction does not"):
+    with pytest.raises(gs.errors.UnsupportedError, match="'stage': 2, 'batch': 2}: a prediction does not"):
         gs.predict(step, tf.ones((4, 3)), machine="8xA100-SXM4-80GB")
-    with pytest.raises(gs.UnsupportedError, match="'stage': 2, 'batch': 2}: a lost worker"):
-        gs.resilient(step)
+    with pytest.raises(gs.errors.UnsupportedError, match="'stage': 2, 'batch': 2}: a lost worker"):
+        gs.workers.resilient(step)
 
 
 @eight

@@ -168,7 +168,7 @@ def test_no_activation_is_gathered_forward(heads: int, shared: int, fused: bool,
     parallel = gs.parallelize(run, mesh=mesh, devices=devices_of(mesh))
     np.testing.assert_allclose(parallel(x), expected, 1e-9, 1e-10)
     assert "along 'model': 1 all-reduce, 1 reduce, " in along_model(parallel.plan(x))  # (what is returned is reduced)
-    ran = gs.placement_of(parallel, x, actual=True)
+    ran = gs.placement(parallel, x, actual=True)
     sent = 4 * (columns - 1) * 3 * ACTIVATIONS  # `x` to the other columns, twice for the all-reduce, once for the other
     assert 0 <= sum(transfer.bytes for transfer in ran.transfers) - sent <= 64  # (integers of shapes)
     for name, weight in own.items():
@@ -285,7 +285,7 @@ def lays(layout: Any) -> Callable[[], None]:
     ],
 )
 def test_what_cannot_be_meant(call: Callable[[], Any], expected: str):
-    assert expected in message(gs.ArgumentError, call)
+    assert expected in message(gs.errors.ArgumentError, call)
 
 
 def attention_of_keras(heads: int, shared: int) -> keras.Model:

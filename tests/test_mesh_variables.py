@@ -355,13 +355,13 @@ def lays(layout: Any, **given: Any) -> Callable[[], None]:
     ],
 )
 def test_what_cannot_be_meant(call: Callable[[], Any], expected: str):
-    assert expected in message((gs.ArgumentError, gs.UnsupportedError), call)
+    assert expected in message((gs.errors.ArgumentError, gs.errors.UnsupportedError), call)
 
 
 def test_nothing_moves_where_a_layout_is_wrong():
     own = [variable("block/up", WIDTH, HIDDEN), variable("block/bias", HIDDEN)]
     call = lambda: gs.set_variable_layout(own, {"*/up": ("batch", "model"), "*": (None, "model")}, mesh=TWO)  # noqa: E731
-    assert "block/bias" in message(gs.ArgumentError, call)
+    assert "block/bias" in message(gs.errors.ArgumentError, call)
     assert [parts_of_variable(variable) for variable in own] == [None, None]
 
 
@@ -371,7 +371,7 @@ def test_variables_of_another_mesh():
     x = tf.constant(numbers(5, WIDTH))
     for mesh in ({"batch": 1, "model": 2}, {"model": 2, "batch": 2}):
         parallel = gs.parallelize(step, mesh=mesh)
-        found = message(gs.ArgumentError, lambda parallel=parallel: parallel(x))
+        found = message(gs.errors.ArgumentError, lambda parallel=parallel: parallel(x))
         assert "up along 'model' on CPU:0, CPU:2, CPU:1, CPU:3" in found
         assert "The function runs on mesh " + " x ".join(f"{name} {size}" for name, size in mesh.items()) in found
 
@@ -400,7 +400,7 @@ def test_variables_of_open_shape_are_named() -> None:
         for name, shape in (("whole", None), ("half", (None, 4)))
     )
     with pytest.raises(
-        gs.ArgumentError, match=r"whole: its shape is open, <unknown>\n.*half: its shape is open, \(None, 4\)"
+        gs.errors.ArgumentError, match=r"whole: its shape is open, <unknown>\n.*half: its shape is open, \(None, 4\)"
     ):
         gs.set_variable_layout([whole, half], {"*": (None, "model")}, mesh={"batch": 2, "model": 2})
     gs.set_variable_layout([whole, half], "sharded", devices=2)

@@ -278,7 +278,7 @@ def test_a_keras_language_model(from_logits: bool):
     tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5), *found)
 
 
-def along_the_axis(step: Callable[[tf.Tensor], Any]) -> gs.Plan:
+def along_the_axis(step: Callable[[tf.Tensor], Any]) -> gs.inspect.Plan:
     """Return the plan of the axis by itself, along which lies what has a dimension for the words."""
     program, words = gs.parallelize(step, devices=1).plan(ids_of(5)).program, EvenCut(VOCABULARY)
     read = {op.inputs[0].op: op.out_shapes[0] or () for op in program.ops if op.type == "ReadVariableOp"}
@@ -325,5 +325,5 @@ def test_numbers_that_are_read_as_if_a_device_had_all(kind: str, broken: Callabl
     steps = zip(program.ops, plan.steps, strict=True)
     op, step = next((op, step) for op, step in steps if op.type == kind and step.shards and step.shards.shift)
     check_step(program, op, step, plan.mesh)
-    with pytest.raises(gs.CheckError):
+    with pytest.raises(gs.errors.CheckError):
         check_step(program, op, replace(step, shards=broken(step.shards)), plan.mesh)

@@ -216,7 +216,7 @@ def test_an_instance_without_weak_references_is_refused():
             return x * self.factor
 
     pair = Pair(tf.constant(2.0))
-    with pytest.raises(gs.UnsupportedError) as error:
+    with pytest.raises(gs.errors.UnsupportedError) as error:
         pair.apply(ones())
     assert str(error.value) == (
         f"apply is a parallelized method of {Pair.__qualname__}, whose traces belong to one instance and go with it, "

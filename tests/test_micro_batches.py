@@ -35,7 +35,7 @@ def training(*hidden: Any):
     return regression_step(keras.Sequential([layers.Input((6,)), layers.Dense(5, "tanh"), *made, layers.Dense(3)]))
 
 
-def types(plan: gs.Plan, phase: int) -> set[str]:
+def types(plan: gs.inspect.Plan, phase: int) -> set[str]:
     return {plan.program.ops[i].type for i in plan.phases[phase].ops}
 
 
@@ -344,6 +344,6 @@ def test_numbers_of_micro_batches_that_cannot_be_meant(count: Any):
         f"micro_batches={count!r}: it is the number of parts, at least 1, that each device computes one after the "
         "other; 1 computes the rows of a device at once."
     )
-    assert message(gs.ArgumentError, lambda: gs.parallelize(abs, micro_batches=count)) == expected
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(abs, micro_batches=count)) == expected
     model = keras.Sequential([layers.Input((2,)), layers.Dense(1)])
-    assert message(gs.ArgumentError, lambda: gs.multi_gpu_model(model, 1, micro_batches=count)) == expected
+    assert message(gs.errors.ArgumentError, lambda: gs.multi_gpu_model(model, 1, micro_batches=count)) == expected

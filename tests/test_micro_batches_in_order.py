@@ -85,11 +85,11 @@ def test_a_broken_order_is_seen():
     step, _ = training(layers.BatchNormalization)
     plan = gs.parallelize(step, devices=1, micro_batches=3).plan(*GIVEN)
     first, *others = plan.phases
-    with pytest.raises(gs.CheckError, match="is of no phase"):
+    with pytest.raises(gs.errors.CheckError, match="is of no phase"):
         dataclasses.replace(plan, phases=tuple(others)).check()
-    with pytest.raises(gs.CheckError, match="not of an earlier phase"):
+    with pytest.raises(gs.errors.CheckError, match="not of an earlier phase"):
         dataclasses.replace(plan, phases=(*others, first)).check()
-    with pytest.raises(gs.CheckError, match="begins or ends with other operations"):
+    with pytest.raises(gs.errors.CheckError, match="begins or ends with other operations"):
         dataclasses.replace(plan, phases=(dataclasses.replace(first, ends=()), *others)).check()
     graph = emit(plan)
 
@@ -107,7 +107,7 @@ def test_a_broken_order_is_seen():
         return dataclasses.replace(graph, nodes=tuple(nodes))
 
     for role in ("order", "reduce"):
-        with pytest.raises(gs.CheckError, match="does not wait for"):
+        with pytest.raises(gs.errors.CheckError, match="does not wait for"):
             check_emitted(plan, without(role))
 
 

@@ -89,7 +89,7 @@ def test_a_transpiled_saved_model(tmp_path: Path):
 
     signature = tf.function(serve, input_signature=[tf.TensorSpec((None, 20), name="x")])
     tf.saved_model.save(model, str(tmp_path / "one"), signatures={"serve": signature})
-    report = gs.transpile_saved_model(tmp_path / "one", tmp_path / "many", DEVICES, replicate_weights=True)
+    report = gs.serving.transpile_saved_model(tmp_path / "one", tmp_path / "many", DEVICES, replicate_weights=True)
     plan = report.plans["serve"]
     assert "variables replicated: 2, on CPU:0, CPU:1, CPU:2" in str(plan)
     assert report.signatures[0].sent_bytes == 0

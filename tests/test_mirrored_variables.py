@@ -227,7 +227,7 @@ def test_the_checker_sees_another_copy():
     nodes = {origin.shard: name for name, origin in graph.origins.items() if origin.op == copies[0]}
     by_name = {node.name: node for node in graph.nodes}
     by_name[nodes[1]].input[0] = by_name[nodes[2]].input[0]
-    with pytest.raises(gs.CheckError, match="and the plan says"):
+    with pytest.raises(gs.errors.CheckError, match="and the plan says"):
         check_emitted(plan, graph)
     assert made.weights
 
@@ -236,7 +236,7 @@ def test_errors():
     with tf.device("CPU:3"):
         variable = tf.Variable(numbers(20, 20), name="table")
         count = tf.Variable(3)
-    with pytest.raises(gs.ArgumentError) as found:
+    with pytest.raises(gs.errors.ArgumentError) as found:
         gs.set_variable_layout(variable, "replicated", 2)
     said = (
         "A replicated variable must be on one of the devices that get copies. These are on none of CPU:0, CPU:1:\n"
@@ -244,7 +244,7 @@ def test_errors():
         "Make them on one of these devices, under tf.device, or add their device to devices=."
     )
     assert str(found.value) == said
-    is_none_of_them = pytest.raises(gs.ArgumentError, match="A replicated variable must be on one of")
+    is_none_of_them = pytest.raises(gs.errors.ArgumentError, match="A replicated variable must be on one of")
     with is_none_of_them, gs.variable_layout("replicated", devices=2), tf.device("CPU:3"):
         tf.Variable(numbers(20, 20), name="table")
     gs.set_variable_layout([variable, count], "replicated", 4)

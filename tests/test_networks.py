@@ -24,7 +24,7 @@ Made = Callable[[], Training]
 
 def assert_training(
     made: Made, rows: tuple[int, ...], *, at_home: tuple[str, ...] = (), tolerance: float = EXACT, **options: Any
-) -> gs.Plan:
+) -> gs.inspect.Plan:
     """Train both ways on batches of these sizes; what carries the batch and runs at home is exactly `at_home`."""
 
     def make() -> tuple[Callable[..., Any], Any]:

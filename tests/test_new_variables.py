@@ -187,12 +187,15 @@ def test_training_with_what_was_born_in_parts():
 
 
 def test_errors():
-    idle = pytest.raises(gs.ArgumentError, match="No variable's name fits 'tabel'")
+    idle = pytest.raises(gs.errors.ArgumentError, match="No variable's name fits 'tabel'")
     with idle, gs.variable_layout({"tabel": "sharded"}, devices=2):
         tf.Variable(numbers(60, 40), name="table")
-    with pytest.raises(gs.ArgumentError, match="names axes of a mesh"), gs.variable_layout((None, "model"), devices=2):
+    with (
+        pytest.raises(gs.errors.ArgumentError, match="names axes of a mesh"),
+        gs.variable_layout((None, "model"), devices=2),
+    ):
         pass
-    short = pytest.raises(gs.ArgumentError, match="dimension 1 has 1 entries, and 'model' has 2 devices")
+    short = pytest.raises(gs.errors.ArgumentError, match="dimension 1 has 1 entries, and 'model' has 2 devices")
     with short, gs.variable_layout({"table": (None, "model")}, mesh=MESH):
         tf.Variable(numbers(60, 1), name="table")
 

@@ -270,7 +270,7 @@ def test_the_plan_says_where_a_stage_reads_variables_from_elsewhere():
 
 
 def test_a_functional_keras_model_cannot_have_a_stage():
-    with pytest.raises(gs.UnsupportedError) as error:
+    with pytest.raises(gs.errors.UnsupportedError) as error:
         gs.on_device(keras.layers.Dense(3, name="encoder"), "CPU:2")(keras.Input((4,)))
     assert str(error.value) == (
         "encoder, which on_device returned, is called on a symbolic Keras tensor. A functional model keeps layers, not "
@@ -280,7 +280,7 @@ def test_a_functional_keras_model_cannot_have_a_stage():
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_another_number_of_devices_than_the_function_around_is_refused(count):
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         gs.parallelize(network(on(STAGE))[0], devices=count)(rows())
     assert str(error.value) == (
         f"The function runs on {count} device{'s' if count != 1 else ''}, but on_device gives stages of it other "
@@ -300,20 +300,22 @@ def test_another_number_of_devices_than_the_function_around_is_refused(count):
     ],
 )
 def test_what_is_no_stage_is_refused(fn, device, message):
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         gs.on_device(fn, device)
     assert str(error.value) == message
 
 
 def test_a_device_that_does_not_exist():
-    with pytest.raises(gs.DeviceError, match=r"^device='CPU:9': CPU:9 does not exist\. This process has:"):
+    with pytest.raises(gs.errors.DeviceError, match=r"^device='CPU:9': CPU:9 does not exist\. This process has:"):
         gs.on_device(tf.tanh, "CPU:9")(rows())
-    with pytest.raises(gs.DeviceError, match=r"^device=\['CPU:1', 'CPU:9'\]: CPU:9 does not exist\. This process has:"):
+    with pytest.raises(
+        gs.errors.DeviceError, match=r"^device=\['CPU:1', 'CPU:9'\]: CPU:9 does not exist\. This process has:"
+    ):
         gs.on_device(tf.tanh, ["CPU:1", "CPU:9"])(rows())
 
 
 def test_a_plan_with_other_positions_than_shards_is_refused():
     plan = gs.parallelize(network(on(STAGE))[0], devices=OUTER).plan(rows())
     plan.check()
-    with pytest.raises(gs.CheckError, match="positions"):
+    with pytest.raises(gs.errors.CheckError, match="positions"):
         dataclasses.replace(plan, mesh=dataclasses.replace(plan.mesh, positions=(0,))).check()

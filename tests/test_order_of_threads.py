@@ -36,7 +36,7 @@ def orders() -> dict[str, list[str]]:
         return loss
 
     split, x = gs.parallelize(step, devices=1), tf.ones([_ROWS, _WIDTH])
-    recorded = gs.timeline_of(split, x)
+    recorded = gs.inspect.timeline(split, x)
     predicted = gs.predict(split, x, machine=rough(), devices=1)
     tasks, placed = predicted._tasks.tasks, predicted._tasks.placed
     queue = replay(tasks, dict.fromkeys(predicted._tasks.resources, Resource()))

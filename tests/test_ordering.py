@@ -32,12 +32,12 @@ def images_and_labels(batch: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def plan() -> gs.Plan:
+def plan() -> gs.inspect.Plan:
     given = images_and_labels(7)
     return assert_law(lambda: training(True), [given, given], sharded=["Conv2DBackpropFilter", "MatMul"])
 
 
-def test_gradients_of_weights_wait_for_those_that_lead_on(plan: gs.Plan):
+def test_gradients_of_weights_wait_for_those_that_lead_on(plan: gs.inspect.Plan):
     ops = plan.program.ops
     pairs = sorted((ops[later].type, ops[first].type) for later, first in plan.order.items())
     assert pairs == [("Conv2DBackpropFilter", "Conv2DBackpropInput")] * 2 + [("MatMul", "MatMul")] * 2
@@ -57,15 +57,15 @@ def test_where_nobody_waits_nothing_is_ordered():
     assert not gs.parallelize(step, devices=1).plan(*images_and_labels(7)).order
 
 
-def test_a_broken_order_is_seen(plan: gs.Plan):
+def test_a_broken_order_is_seen(plan: gs.inspect.Plan):
     [later, first] = next(iter(plan.order.items()))
     ops = plan.program.ops
     [shared] = set(ops[later].inputs) & set(ops[first].inputs)
-    with pytest.raises(gs.CheckError, match="which follows from it"):
+    with pytest.raises(gs.errors.CheckError, match="which follows from it"):
         dataclasses.replace(plan, order={shared.op: first}).check()
     steps = list(plan.steps)
     steps[first] = Step(home=True)
-    with pytest.raises(gs.CheckError):
+    with pytest.raises(gs.errors.CheckError):
         dataclasses.replace(plan, steps=tuple(steps), order={later: first}).check()
 
 

@@ -30,7 +30,7 @@ with tf.Graph().as_default() as graph:
     loss = tf.reduce_mean(tf.square(tf.matmul(x, weights())), name="loss")
     v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
     v1.global_variables_initializer()
-result = gs.transpile_graph_def(graph.as_graph_def(), "x", ["loss", "train"], 2)
+result = gs.serving.transpile_graph_def(graph.as_graph_def(), "x", ["loss", "train"], 2)
 for one in (graph.as_graph_def(), result):
     with tf.Graph().as_default(), v1.Session(config=devices) as session:
         tf.graph_util.import_graph_def(one, name="")
@@ -94,7 +94,7 @@ def strategy():
 
 def test_inside_of_a_strategys_run(strategy):
     parallel, x = gs.parallelize(named, devices=2), rows(4, 3)
-    with pytest.raises(gs.UnsupportedError) as error:
+    with pytest.raises(gs.errors.UnsupportedError) as error:
         strategy.run(parallel, args=(x,))
     expected = (
         "named is called in MirroredStrategy.run by each of 2 replicas, which already have their rows; it would split "
@@ -102,18 +102,20 @@ def test_inside_of_a_strategys_run(strategy):
         "strategy.scope(), once, on the whole batch."
     )
     assert str(error.value) == expected
-    with pytest.raises(gs.UnsupportedError, match=r"named is called in MirroredStrategy\.run"):
+    with pytest.raises(gs.errors.UnsupportedError, match=r"named is called in MirroredStrategy\.run"):
         tf.function(lambda x: strategy.run(parallel, args=(x,)))(x)
     with strategy.scope():
         assert parallel(x).shape == []
-    with pytest.raises(gs.UnsupportedError, match=r"named is called in MirroredStrategy\.run"):  # compiled by now
+    with pytest.raises(
+        gs.errors.UnsupportedError, match=r"named is called in MirroredStrategy\.run"
+    ):  # compiled by now
         strategy.run(parallel, args=(x,))
 
 
 def test_what_a_strategy_has_spread(strategy):
     dataset = tf.data.Dataset.from_tensor_slices(rows(8, 3)).batch(4)
     batch = next(iter(strategy.experimental_distribute_dataset(dataset)))
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         gs.parallelize(lambda pair: named(pair["x"]), devices=2)({"x": batch})
     assert str(error.value) == (
         "<lambda> is called on values that a tf.distribute strategy has spread over its replicas:\n"

@@ -100,7 +100,7 @@ def test_elements_put_into_each_row(kind: str):
     assert not [move for move in plan.moves if move.kind in ("gather", "all-gather")]
     op = next(op for op in plan.sharded_ops if op.type == f"TensorScatter{kind.title()}")
     step = plan.steps[op.index]
-    with pytest.raises(gs.CheckError, match="numbers entries"):
+    with pytest.raises(gs.errors.CheckError, match="numbers entries"):
         check_step(plan.program, op, replace(step, shards=replace(step.shards, shift={})), plan.mesh)
 
 

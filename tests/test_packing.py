@@ -63,7 +63,7 @@ def test_biases_and_their_gradients_travel_as_one(normalized: bool, batch: int):
     assert "bucketed reduce: " in str(plan)
 
 
-def transfers(plan: gs.Plan) -> int:
+def transfers(plan: gs.inspect.Plan) -> int:
     nodes = emit(plan).nodes
     device_of = {node.name: node.device for node in nodes}
     read = {(r, node.device) for node in nodes for r in node.input if r[0] != "^"}
@@ -120,7 +120,7 @@ def test_large_tensors_and_other_dtypes_travel_alone():
     assert parallel.plan(x).buckets == ()
 
 
-def with_buckets(plan: gs.Plan, buckets: Sequence[Sequence[Move]]) -> gs.Plan:
+def with_buckets(plan: gs.inspect.Plan, buckets: Sequence[Sequence[Move]]) -> gs.inspect.Plan:
     """Return a plan in which other moves are made as one."""
     made = bucketed(find_collectives(plan.program, plan.mesh, plan.home, plan.moves), buckets)
     return dataclasses.replace(plan, collectives=tuple(made))
@@ -141,9 +141,9 @@ def test_a_broken_pack_is_seen():
     assert len(sums) == 2
     assert [move.tensor.op for move in sent] == [product]
     for moves in (sums, (*sent, *later)):
-        with pytest.raises(gs.CheckError, match="wait for each other"):
+        with pytest.raises(gs.errors.CheckError, match="wait for each other"):
             check_buckets(plan.program, plan.steps, [Collective(moves, (), ())])
-    with pytest.raises(gs.CheckError, match="wait for each other"):
+    with pytest.raises(gs.errors.CheckError, match="wait for each other"):
         with_buckets(plan, [sums]).check()
 
 

@@ -322,7 +322,7 @@ def test_a_warning_names_what_makes_it_trace_again_and_again():
     parallel = gs.parallelize(lambda x, factor: x * factor, devices=2)
     for count in range(2, 9):
         parallel(rows(count), 2)
-    with pytest.warns(gs.RetracingWarning) as caught:
+    with pytest.warns(gs.errors.RetracingWarning) as caught:
         parallel(rows(9), 2)
     assert str(caught[0].message).splitlines()[:2] == [
         "<lambda> has been called with 8 signatures, and has a plan for each:",

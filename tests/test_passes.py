@@ -92,7 +92,7 @@ def with_large_weights(**options: Any) -> gs.ParallelFunction:
 class OnHosts:
     """A function of a variable that another host has than that of the first device."""
 
-    def plan(self, x: tf.TensorSpec) -> gs.Plan:
+    def plan(self, x: tf.TensorSpec) -> gs.inspect.Plan:
         with tf.device("CPU:1"):
             weight = tf.Variable(np.ones(12))
         return plan_on_hosts(lambda x: x * weight, (1, 1), x)
@@ -121,8 +121,8 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, set[str]]]:
     """Which fields of the plan each pass changes, in order."""
     found: list[tuple[str, set[str]]] = []
 
-    def watched(decide: Callable[[gs.Plan], gs.Plan]) -> Callable[[gs.Plan], gs.Plan]:
-        def run(before: gs.Plan) -> gs.Plan:
+    def watched(decide: Callable[[gs.inspect.Plan], gs.inspect.Plan]) -> Callable[[gs.inspect.Plan], gs.inspect.Plan]:
+        def run(before: gs.inspect.Plan) -> gs.inspect.Plan:
             after = decide(before)
             names = [field.name for field in dataclasses.fields(after)]
             changed = {name for name in names if getattr(before, name) is not getattr(after, name)}

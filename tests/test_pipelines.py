@@ -13,7 +13,6 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.emission import emit
-from graphsplit.inspect import timeline_of
 from graphsplit.planning.memory import live_bytes
 from graphsplit.planning.schedule.schedules import KINDS, Slot, make_schedule
 from tests.helpers.law import assert_law
@@ -52,7 +51,7 @@ def training(stages: int, place: Any):
     return step, weights
 
 
-def assert_pipeline(stages: int, places: list[Any], **options: Any) -> gs.Plan:
+def assert_pipeline(stages: int, places: list[Any], **options: Any) -> gs.inspect.Plan:
     """Compare a training step of stages on devices with that of one device."""
     twins = iter([lambda fn, _: fn, lambda fn, number: named(gs.on_device(fn, places[number]), number)])
     given = rows(11, 6), rows(11, 6)
@@ -105,7 +104,7 @@ def test_broken_schedules_are_seen():
         (Slot(1, "F", 0), 0, "F0 of stage 1 begins before F0, which it needs, ends"),
         (Slot(0, "F", 2), 1, "two slots"),
     ]:
-        with pytest.raises(gs.CheckError, match=found):
+        with pytest.raises(gs.errors.CheckError, match=found):
             dataclasses.replace(schedule, starts={**starts, slot: time}).check()
 
 
@@ -114,7 +113,7 @@ def test_picture(tmp_path: Any):
     make_schedule("interleaved", 4, 4, 2).save(tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
     expected = "'chart.txt': a schedule is written as .png or .svg."
-    assert message(gs.ArgumentError, lambda: make_schedule("gpipe", 2, 2).save("chart.txt")) == expected
+    assert message(gs.errors.ArgumentError, lambda: make_schedule("gpipe", 2, 2).save("chart.txt")) == expected
 
 
 # What runs
@@ -240,7 +239,7 @@ def test_normalization_in_a_stage_makes_all_wait():
     assert {phase.level for phase in plan.phases} != {0}
 
 
-def assert_follows(plan: gs.Plan) -> None:
+def assert_follows(plan: gs.inspect.Plan) -> None:
     """Assert that what each stage's device runs, in any order that the graph allows, is what the schedule says."""
     graph, schedule = emit(plan), plan.schedule
     base = set(plan.devices)
@@ -274,9 +273,9 @@ def assert_follows(plan: gs.Plan) -> None:
 
 def test_turns_against_the_order_are_seen():
     plan = assert_pipeline(2, ["CPU:0", "CPU:1"], devices=["CPU:0"], micro_batches=2, schedule="gpipe")
-    with pytest.raises(gs.CheckError, match="before phase 0, on which it may depend"):
+    with pytest.raises(gs.errors.CheckError, match="before phase 0, on which it may depend"):
         dataclasses.replace(plan, turns=plan.turns[::-1]).check()
-    with pytest.raises(gs.CheckError, match="A shard runs a phase twice, or not at all"):
+    with pytest.raises(gs.errors.CheckError, match="A shard runs a phase twice, or not at all"):
         dataclasses.replace(plan, turns=plan.turns[1:]).check()
 
 
@@ -300,7 +299,7 @@ def test_a_step_runs_in_the_order_of_the_chart():
     plan = parallel.plan(*given)
     task_of = {plan.program.ops[i].name: phase.task for phase in plan.phases for i in phase.ops}
     seen: dict[str, list[str]] = {}
-    for event in sorted(timeline_of(parallel, *given).events, key=lambda event: event.start_s):
+    for event in sorted(gs.inspect.timeline(parallel, *given).events, key=lambda event: event.start_s):
         shard, _, name = event.name.partition("/")
         if event.type in ("Tanh", "TanhGrad"):
             seen.setdefault(event.device[-5:], []).append(f"{task_of[name].kind}{shard.removeprefix('shard_')}")
@@ -313,10 +312,10 @@ def test_a_step_runs_in_the_order_of_the_chart():
 
 def test_bad_schedules():
     known = "'gpipe', '1f1b', 'interleaved', 'zero-bubble'"
-    assert message(gs.ArgumentError, lambda: gs.parallelize(abs, schedule="pipe")) == (
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(abs, schedule="pipe")) == (
         f"schedule='pipe' is not known; choose one of {known}, or None for no pipeline."
     )
-    assert message(gs.ArgumentError, lambda: gs.parallelize(abs, schedule="1f1b", random="independent")) == (
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(abs, schedule="1f1b", random="independent")) == (
         "schedule='1f1b' with random='independent': a pipeline has the numbers of one device, whatever its stages and "
         "micro-batches. Drop random."
     )
@@ -325,7 +324,7 @@ def test_bad_schedules():
 
 def test_a_schedule_without_the_stages_that_it_needs():
     parallel = gs.parallelize(lambda x: 2 * x, devices=1, micro_batches=2, schedule="gpipe")
-    assert message(gs.ArgumentError, lambda: parallel(rows(4, 2))) == (
+    assert message(gs.errors.ArgumentError, lambda: parallel(rows(4, 2))) == (
         "schedule='gpipe' is the order in which shards go through stages, and the function has none. Have it cut into "
         "some by stages=, give layers or functions that it calls devices of their own with graphsplit.on_device, or "
         "drop schedule."
@@ -333,13 +332,13 @@ def test_a_schedule_without_the_stages_that_it_needs():
     doubled, halved = gs.on_device(lambda x: 2 * x, "CPU:1"), gs.on_device(lambda x: x / 2, "CPU:2")
     named(doubled, 0), named(halved, 1)
     parallel = gs.parallelize(lambda x: halved(doubled(x)), devices=1, micro_batches=2, schedule="interleaved")
-    assert message(gs.ArgumentError, lambda: parallel(rows(4, 2))) == (
+    assert message(gs.errors.ArgumentError, lambda: parallel(rows(4, 2))) == (
         "schedule='interleaved' needs several stages on each device, which take turns: CPU:0, CPU:1, CPU:0, CPU:1. The "
         "function has\n  - stage 0: part0 on CPU:1\n  - stage 1: part1 on CPU:2\n"
         "Place them like that, or choose '1f1b'."
     )
     parallel = gs.parallelize(lambda x: doubled(halved(doubled(x))), devices=1, micro_batches=2, schedule="1f1b")
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         parallel(rows(4, 2))
     assert "part0 on CPU:1 reads at " in str(error.value)
     assert str(error.value).endswith(

@@ -9,7 +9,8 @@ import tensorflow as tf
 import tf_keras
 
 import graphsplit as gs
-from graphsplit.inspect import Edge, PlacedOp, Placement, PlacementError, placement_of_graph
+from graphsplit.errors import PlacementError
+from graphsplit.inspect import Edge, PlacedOp, Placement, placement_of_graph
 from graphsplit.inspect.views.pages import page_data
 from graphsplit.planning.costs.machine import Device, Link, Machine
 from tests.helpers.placements import placeholder, synthetic, two_device_graph
@@ -113,7 +114,7 @@ def test_layers_are_called_as_in_their_model(module):
 def test_titles_are_names():
     concrete = tf.function(named).get_concrete_function(tf.TensorSpec([4, 2]))
     for fn in (named, tf.function(named), concrete, gs.parallelize(named, devices=2)):
-        assert gs.placement_of(fn, tf.TensorSpec([4, 2])).title == "named"
+        assert gs.placement(fn, tf.TensorSpec([4, 2])).title == "named"
 
 
 def named(x):
@@ -122,12 +123,12 @@ def named(x):
 
 def test_a_graph_that_is_there_takes_what_it_takes():
     concrete = tf.function(named).get_concrete_function(tf.TensorSpec([None, 2], name="x"))
-    assert gs.placement_of(concrete, tf.TensorSpec([4, 2])).title == "named"
-    with pytest.raises(gs.ArgumentError) as error:
-        gs.placement_of(concrete, tf.TensorSpec([2]))
+    assert gs.placement(concrete, tf.TensorSpec([4, 2])).title == "named"
+    with pytest.raises(gs.errors.ArgumentError) as error:
+        gs.placement(concrete, tf.TensorSpec([2]))
     assert str(error.value) == ("named does not take these arguments:\n  - x is float32[?,2], given is float32[2]")
-    with pytest.raises(gs.ArgumentError) as error:
-        gs.placement_of(concrete, tf.TensorSpec([4, 2]), tf.TensorSpec([4, 2]))
+    with pytest.raises(gs.errors.ArgumentError) as error:
+        gs.placement(concrete, tf.TensorSpec([4, 2]), tf.TensorSpec([4, 2]))
     assert str(error.value) == "named does not take these arguments:\n  - it takes 1 tensor, given are 2"
 
 
@@ -138,8 +139,8 @@ def test_a_transpiled_model_is_not_warned_of(tmp_path):
     spec = tf.TensorSpec([None, 4], tf.float32, "x")
     module.serve = tf.function(lambda x: {"y": tf.nn.softmax(x @ module.w)}, input_signature=[spec])
     tf.saved_model.save(module, str(tmp_path / "one"), signatures=module.serve)
-    gs.transpile_saved_model(tmp_path / "one", tmp_path / "two", 3)
-    found = gs.placement_of(tmp_path / "two").warnings
+    gs.serving.transpile_saved_model(tmp_path / "one", tmp_path / "two", 3)
+    found = gs.placement(tmp_path / "two").warnings
     assert [warning for warning in found if not warning.startswith("sizes of ")] == []
 
 
@@ -223,7 +224,7 @@ def test_bodies_of_calls_loops_and_branches_are_included():
             _, b = tf.while_loop(lambda i, c: i < n, lambda i, c: (i + 1, inner(c)), [0, a])
         return tf.cond(tf.reduce_sum(b) > 0, lambda: inner(b) * 2.0, lambda: b @ w)
 
-    placement = gs.placement_of(outer, tf.ones([4, 8]), tf.constant(3))
+    placement = gs.placement(outer, tf.ones([4, 8]), tf.constant(3))
     products = {op.name: op for op in placement.select("MatMul")}
     assert {name: op.device[-5:] for name, op in products.items()} == {
         "StatefulPartitionedCall/matmul": "CPU:1",
@@ -241,22 +242,22 @@ def test_bodies_of_calls_loops_and_branches_are_included():
 
 def test_keras_model_and_saved_model(tmp_path):
     model = tf.keras.Sequential([tf.keras.Input((5,)), tf.keras.layers.Dense(3, name="dense")])
-    placement = gs.placement_of(model, tf.ones([2, 5]))
+    placement = gs.placement(model, tf.ones([2, 5]))
     assert placement.select("MatMul")[0].flops == 2 * 2 * 5 * 3
     assert [op.parameter_bytes for op in placement.ops.values() if "kernel" in op.variable] == [5 * 3 * 4]
     model.export(str(tmp_path), verbose=False)
-    saved = gs.placement_of(str(tmp_path))
+    saved = gs.placement(str(tmp_path))
     assert saved.select("MatMul")[0].shapes == ((None, 3),)
     assert "serving_default" in saved.title
-    with pytest.raises(gs.ArgumentError, match=r"has no signature 'other'; it has .*'serving_default'"):
-        gs.placement_of(str(tmp_path), signature="other")
-    with pytest.raises(gs.ArgumentError, match=r"does not exist; give the directory of a SavedModel"):
-        gs.placement_of(str(tmp_path / "nowhere"))
+    with pytest.raises(gs.errors.ArgumentError, match=r"has no signature 'other'; it has .*'serving_default'"):
+        gs.placement(str(tmp_path), signature="other")
+    with pytest.raises(gs.errors.ArgumentError, match=r"does not exist; give the directory of a SavedModel"):
+        gs.placement(str(tmp_path / "nowhere"))
 
 
 def test_not_a_function():
-    with pytest.raises(gs.ArgumentError, match="takes a function"):
-        gs.placement_of(3)
+    with pytest.raises(gs.errors.ArgumentError, match="takes a function"):
+        gs.placement(3)
 
 
 def test_large_placement_has_answers():

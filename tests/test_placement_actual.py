@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.inspect import PlacedOp, PlacementError
+from graphsplit.errors import PlacementError
+from graphsplit.inspect import PlacedOp
 from graphsplit.inspect.actual import match_op, plain_name, require_graphs
 from graphsplit.inspect.reasons import Facts, RanNode
 from tests.helpers.keras_cases import CASES
@@ -53,7 +54,7 @@ def backward_products(placement):
 @pytest.mark.parametrize("actual", [False, True])
 def test_towers_by_hand_have_their_backward_pass_on_device_0(actual):
     step, _ = make_step(["CPU:1", "CPU:2"])
-    placement = gs.placement_of(step, *data(), actual=actual)
+    placement = gs.placement(step, *data(), actual=actual)
     products = backward_products(placement)
     assert len(products) == 6
     assert {op.device for op in products} == {CPU0}
@@ -104,27 +105,27 @@ def test_a_function_that_has_been_called_before_is_reported_all_the_same():
         parallel(*arguments)
         function(arguments[0])
     assert parallel.placement(*arguments, actual=True).select("MatMul")[0].actual
-    assert gs.placement_of(function, arguments[0], actual=True).select("MatMul")[0].actual == CPU0
+    assert gs.placement(function, arguments[0], actual=True).select("MatMul")[0].actual == CPU0
 
 
 def test_without_partition_graphs_the_error_says_the_way_out():
     with pytest.raises(
-        gs.GraphsplitError, match=r"first instantiates a function.*placement_of\(fn, \*args, actual=True"
+        gs.GraphsplitError, match=r"first instantiates a function.*gs.placement\(fn, \*args, actual=True"
     ):
         require_graphs([], {"MatMul"})
 
 
 def test_actual_needs_tensors_and_eager_code():
     spec = tf.TensorSpec([2, 3])
-    assert gs.placement_of(tf.square, spec).select("Square")
-    with pytest.raises(gs.ArgumentError, match="needs tensors, not specifications"):
-        gs.placement_of(tf.square, spec, actual=True)
+    assert gs.placement(tf.square, spec).select("Square")
+    with pytest.raises(gs.errors.ArgumentError, match="needs tensors, not specifications"):
+        gs.placement(tf.square, spec, actual=True)
 
     @tf.function
     def inside(x):
-        gs.placement_of(tf.square, x, actual=True)
+        gs.placement(tf.square, x, actual=True)
 
-    with pytest.raises(gs.ArgumentError, match=r"outside of tf.function"):
+    with pytest.raises(gs.errors.ArgumentError, match=r"outside of tf.function"):
         inside(tf.ones([2]))
 
 
@@ -137,7 +138,7 @@ def test_loops_and_branches_ran_where_asked():
         with tf.device("CPU:3"):
             return tf.cond(tf.reduce_sum(x) > 0, lambda: tf.exp(x), lambda: tf.sin(x))
 
-    placement = gs.placement_of(fn, tf.ones([3, 4]), tf.constant(2), actual=True)
+    placement = gs.placement(fn, tf.ones([3, 4]), tf.constant(2), actual=True)
     actual = {op.type: op.actual for op in placement.ops.values() if op.type in ("MatMul", "Tanh", "Exp", "Sin")}
     assert actual == {
         "MatMul": "/device:CPU:2",
@@ -155,7 +156,7 @@ def test_a_device_that_is_not_there_is_reported_as_moved():
         with tf.device("GPU:7"):
             return tf.strings.length(tf.strings.as_string(x))
 
-    placement = gs.placement_of(fn, tf.ones([3]), actual=True)
+    placement = gs.placement(fn, tf.ones([3]), actual=True)
     moved = {op.type: op for op in placement.moved}
     assert set(moved) >= {"AsString", "StringLength"}
     assert moved["StringLength"].actual == CPU0
@@ -194,7 +195,7 @@ def test_fused_folded_pruned_and_merged_ops_say_so():
             - tf.exp(tf.cos(x, name="two"))
         )
 
-    placement = gs.placement_of(fn, tf.ones([4, 8]), actual=True)
+    placement = gs.placement(fn, tf.ones([4, 8]), actual=True)
     reasons = {op.name: op.reason for op in placement.ops.values()}
     assert reasons["unused"] == "pruned: no result and no effect depends on it"
     assert reasons["matmul"].startswith("fused into Relu (_")
@@ -219,7 +220,7 @@ def test_saved_model_runs():
                 return {"y": tf.nn.relu(x) * 2.0}
 
     doubler = Doubler()
-    placement = gs.placement_of(doubler.__call__, tf.ones([3, 2]), actual=True)
+    placement = gs.placement(doubler.__call__, tf.ones([3, 2]), actual=True)
     assert doubler.calls.numpy() == 0
     placement.assert_on("Relu", "CPU:1")
 
@@ -227,7 +228,7 @@ def test_saved_model_runs():
 def test_partial_requests():
     assert not PlacedOp("a", "Relu", "/device:CPU:*", "/device:CPU:1").moved
     assert PlacedOp("a", "Relu", "/device:GPU:*", "/device:CPU:1").moved
-    called = gs.placement_of(lambda x: tf.py_function(lambda y: y * 2, [x], tf.float32), tf.ones([3]), actual=True)
+    called = gs.placement(lambda x: tf.py_function(lambda y: y * 2, [x], tf.float32), tf.ones([3]), actual=True)
     assert called.moved == ()
 
 
@@ -239,7 +240,7 @@ def test_compiled_calls_and_tables_say_so():
         with tf.device("CPU:1"):
             return compiled(x), table.lookup(s)
 
-    placement = gs.placement_of(fn, tf.ones([3]), tf.constant(["a"]), actual=True)
+    placement = gs.placement(fn, tf.ones([3]), tf.constant(["a"]), actual=True)
     assert placement.select("Sin")[0].reason == "compiled by XLA as part of PartitionedCall"
     assert "variable or table" in placement.select("LookupTableFindV2")[0].reason
 
@@ -278,7 +279,7 @@ def test_sends_in_the_partition_graphs_are_the_transfers():
             if node.op == "_Send" and node.attr["T"].type == tf.float32.as_datatype_enum:
                 route = [node.attr[key].s.decode()[-5:] for key in ("send_device", "recv_device")]
                 sends.add((node.input[0].split(":")[0], *route))
-    placement = gs.placement_of(fn, x, actual=True)
+    placement = gs.placement(fn, x, actual=True)
     found = {(t.source, t.source_device[-5:], t.target_device[-5:]) for t in placement.transfers}
     renamed = {(("x" if name.startswith("a0") or name == "x" else name), a, b) for name, a, b in sends}
     assert {(a, b) for _, a, b in found} == {(a, b) for _, a, b in renamed}

@@ -77,7 +77,9 @@ def test_a_picture(two_devices, tmp_path):
 
 @pytest.mark.parametrize("suffix", [".bmp", ".dot", ".graphml", ".png"])
 def test_unknown_suffix(two_devices, suffix):
-    with pytest.raises(gs.ArgumentError, match=rf"^'p{suffix}': a placement is not written as '{suffix}'. There are"):
+    with pytest.raises(
+        gs.errors.ArgumentError, match=rf"^'p{suffix}': a placement is not written as '{suffix}'. There are"
+    ):
         two_devices.save(f"p{suffix}")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import graphsplit as gs
-from graphsplit.inspect import PlacedOp, Placement, Timeline, timeline_of
+from graphsplit.inspect import PlacedOp, Placement, Timeline
 from graphsplit.inspect.recorded.profiles import OpEvent
 from graphsplit.inspect.recorded.recorded_steps import find_turns
 from graphsplit.inspect.views.lanes import Lane, lanes_of
@@ -95,7 +95,7 @@ def test_the_turns_of_a_step_are_those_of_the_chart():
     step, _ = perceptron(6, 48)()
     parallel = gs.parallelize(step, devices=2, stages=2, micro_batches=3, schedule="1f1b")
     given = rows(96, 48), rows(96, 48)
-    plan, timeline = parallel.plan(*given), timeline_of(parallel, *given)
+    plan, timeline = parallel.plan(*given), gs.inspect.timeline(parallel, *given)
     products = [event for event in timeline.events if event.type in ("MatMul", "Tanh", "TanhGrad")]
     turns = find_turns(products, timeline.placement.ops)
     for device, place in enumerate((HERE, THERE)):

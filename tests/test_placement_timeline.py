@@ -12,7 +12,7 @@ import graphsplit as gs
 from graphsplit.cli import app
 from graphsplit.cli.targets import example, parse_spec
 from graphsplit.core.tensorflow_internals import parse_profile
-from graphsplit.inspect import Placement, Timeline, timeline_of
+from graphsplit.inspect import Placement, Timeline
 from graphsplit.inspect.recorded.profiles import OpEvent, Recorded, missing_in, read_events
 
 WEIGHTS = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
@@ -57,7 +57,9 @@ def test_chrome_trace(by_hand, tmp_path):
 
 @pytest.mark.parametrize("suffix", [".html", ".png", ".txt", ""])
 def test_other_suffixes(by_hand, suffix):
-    with pytest.raises(gs.ArgumentError, match=rf"^'t{suffix}': a timeline is written as .json, which ui.perfetto.dev"):
+    with pytest.raises(
+        gs.errors.ArgumentError, match=rf"^'t{suffix}': a timeline is written as .json, which ui.perfetto.dev"
+    ):
         by_hand.save(f"t{suffix}")
 
 
@@ -72,7 +74,7 @@ def test_a_recorded_step():
         w.assign_sub(tape.gradient(loss, w))
         return loss
 
-    timeline = timeline_of(gs.parallelize(step, devices=3), tf.random.normal([12, 32]))
+    timeline = gs.inspect.timeline(gs.parallelize(step, devices=3), tf.random.normal([12, 32]))
     assert count.numpy() == 0
     products = {(e.name, e.device) for e in timeline.events if "MatMul" in e.type}
     assert {(f"shard_{d}/matmul", f"/device:CPU:{d}") for d in range(3)} <= products
@@ -98,7 +100,7 @@ def test_what_was_fused_sends_what_it_stands_for(rows):
         return loss
 
     function, x = gs.parallelize(step, devices=2), tf.random.normal([rows, 8, 8, 3])
-    timeline = timeline_of(function, x)
+    timeline = gs.inspect.timeline(function, x)
     planned = {(t.source_device, t.target_device): 0 for t in function.placement(x).transfers}
     for transfer in function.placement(x).transfers:
         planned[transfer.source_device, transfer.target_device] += transfer.bytes
@@ -213,14 +215,14 @@ def test_specs(text, spec):
 
 @pytest.mark.parametrize("text", ["float32", "float31[2]", "float32[a]", "[3]"])
 def test_specs_that_are_none(text):
-    with pytest.raises(gs.ArgumentError, match="is not understood; write it like"):
+    with pytest.raises(gs.errors.ArgumentError, match="is not understood; write it like"):
         parse_spec(text)
 
 
 def test_examples_fit():
     assert example(tf.TensorSpec([2, 3], tf.float16)).shape == (2, 3)
     assert example(tf.TensorSpec([2], tf.string)).dtype == tf.string
-    with pytest.raises(gs.ArgumentError, match="a size that is not known; name all sizes"):
+    with pytest.raises(gs.errors.ArgumentError, match="a size that is not known; name all sizes"):
         example(tf.TensorSpec([None]))
 
 

@@ -17,7 +17,7 @@ from tests.helpers.processes import python
 from tests.helpers.saved_model_cases import tensorflow_1
 
 
-def shards(placement: gs.Placement, op_type: str) -> dict[int | None, int]:
+def shards(placement: gs.inspect.Placement, op_type: str) -> dict[int | None, int]:
     """Return how many operations of a type each shard has."""
     return dict(Counter(op.shard for op in placement.ops.values() if op.type == op_type))
 
@@ -26,8 +26,8 @@ def test_shards_of_a_saved_model(tmp_path: Path):
     layers = [keras.layers.Dense(4, "relu", name="encoder"), keras.layers.Dense(2, name="head")]
     model = keras.Sequential([keras.Input((6,), name="rows"), *layers], name="net")
     model.export(str(tmp_path / "one"), verbose=False)
-    gs.transpile_saved_model(tmp_path / "one", tmp_path / "four", 4)
-    before, after = (gs.placement_of(str(tmp_path / name)) for name in ("one", "four"))
+    gs.serving.transpile_saved_model(tmp_path / "one", tmp_path / "four", 4)
+    before, after = (gs.placement(str(tmp_path / name)) for name in ("one", "four"))
     assert shards(before, "MatMul") == {None: 2}
     assert shards(after, "MatMul") == {0: 2, 1: 2, 2: 2, 3: 2}
     alike = [lane["together"] for lane in page_data(after)["lanes"] if lane["alike"] == 4]
@@ -49,8 +49,8 @@ def test_what_a_shard_calls_belongs_to_it(tmp_path: Path):
     module = tf.Module()
     module.loop = loop
     tf.saved_model.save(module, str(tmp_path / "one"), signatures=loop)
-    gs.transpile_saved_model(tmp_path / "one", tmp_path / "two", 2)
-    assert shards(gs.placement_of(str(tmp_path / "two")), "Tanh") == {0: 1, 1: 1}
+    gs.serving.transpile_saved_model(tmp_path / "one", tmp_path / "two", 2)
+    assert shards(gs.placement(str(tmp_path / "two")), "Tanh") == {0: 1, 1: 1}
 
 
 def test_why_something_is_at_home(tmp_path: Path):
@@ -61,8 +61,8 @@ def test_why_something_is_at_home(tmp_path: Path):
     module = tf.Module()
     module.distinct = distinct
     tf.saved_model.save(module, str(tmp_path / "one"), signatures=distinct)
-    gs.transpile_saved_model(tmp_path / "one", tmp_path / "two", 2)
-    placement = gs.placement_of(str(tmp_path / "two"))
+    gs.serving.transpile_saved_model(tmp_path / "one", tmp_path / "two", 2)
+    placement = gs.placement(str(tmp_path / "two"))
     assert [op.type for op in placement.home_ops_with_batch] == ["Unique"]
     assert placement.warnings[0] == (
         "rows gathered on one device by Unique: which entries are new depends on all rows; rewrite it row by row, or "
@@ -75,16 +75,16 @@ def test_shards_of_a_graph():
         x = tf.compat.v1.placeholder(tf.float32, [5, 2], name="x")
         tf.tanh(x, name="y")
     with tf.Graph().as_default() as split:
-        tf.graph_util.import_graph_def(gs.transpile_graph_def(graph.as_graph_def(), "x", "y", 2), name="loaded")
-    placement = gs.placement_of(split)
+        tf.graph_util.import_graph_def(gs.serving.transpile_graph_def(graph.as_graph_def(), "x", "y", 2), name="loaded")
+    placement = gs.placement(split)
     assert shards(placement, "Tanh") == {0: 1, 1: 1}
 
 
 @pytest.mark.long
 def test_shards_of_a_model_of_tensorflow_1(tmp_path: Path):
     requests = tensorflow_1(str(tmp_path / "one"))
-    gs.transpile_saved_model(tmp_path / "one", tmp_path / "three", 3)
-    placement = gs.placement_of(str(tmp_path / "three"), signature=next(iter(requests)))
+    gs.serving.transpile_saved_model(tmp_path / "one", tmp_path / "three", 3)
+    placement = gs.placement(str(tmp_path / "three"), signature=next(iter(requests)))
     assert {0, 1, 2} <= shards(placement, "MatMul").keys()
 
 
@@ -93,7 +93,7 @@ def on_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("on_three")
     net = keras.Sequential([keras.Input((6,), name="rows"), keras.layers.Dense(4, "relu"), keras.layers.Dense(2)])
     net.export(str(folder / "one"), verbose=False)
-    gs.transpile_saved_model(folder / "one", folder / "three", 3)
+    gs.serving.transpile_saved_model(folder / "one", folder / "three", 3)
     return folder / "three"
 
 
@@ -118,9 +118,9 @@ def test_inspect_splits_nothing_twice(on_three: Path):
 
 
 def test_a_device_that_is_missing_is_why_a_fused_operation_ran_elsewhere(on_three: Path, tmp_path: Path):
-    gs.transpile_saved_model(on_three.parent / "one", tmp_path / "gpus", ["GPU:0", "GPU:1"])
+    gs.serving.transpile_saved_model(on_three.parent / "one", tmp_path / "gpus", ["GPU:0", "GPU:1"])
     loaded = tf.saved_model.load(str(tmp_path / "gpus"))
-    placement = gs.placement_of(loaded.signatures["serving_default"], rows=tf.ones((5, 6)), actual=True)
+    placement = gs.placement(loaded.signatures["serving_default"], rows=tf.ones((5, 6)), actual=True)
     reasons = {op.reason.split(";")[0] for op in placement.select("MatMul") if op.moved}
     assert reasons == {f"GPU:{d} does not exist in this process" for d in range(2)}
 
@@ -132,7 +132,7 @@ def test_signatures_come_in_one_order(tmp_path: Path):
         for name in ("serve", "b", "serving_default", "a")
     }
     tf.saved_model.save(module, str(tmp_path / "one"), signatures=functions)
-    report = gs.transpile_saved_model(tmp_path / "one", tmp_path / "two", 2)
+    report = gs.serving.transpile_saved_model(tmp_path / "one", tmp_path / "two", 2)
     assert [signature.name for signature in report.signatures] == ["a", "b", "serve", "serving_default"]
 
 
@@ -140,8 +140,10 @@ def test_replicated_weights_do_not_seem_to_travel(tmp_path: Path):
     net = keras.Sequential([keras.Input((20,)), keras.layers.Dense(64)])
     net.export(str(tmp_path / "one"), verbose=False)
     devices = [f"GPU:{d}" for d in range(3)]
-    gs.transpile_saved_model(str(tmp_path / "one"), str(tmp_path / "three"), devices=devices, replicate_weights=True)
-    placement = gs.placement_of(str(tmp_path / "three"), tf.TensorSpec((32, 20)))
+    gs.serving.transpile_saved_model(
+        str(tmp_path / "one"), str(tmp_path / "three"), devices=devices, replicate_weights=True
+    )
+    placement = gs.placement(str(tmp_path / "three"), tf.TensorSpec((32, 20)))
     weights = 4 * (20 * 64 + 64)
     assert {d: placement.devices[f"/device:{d}"].parameter_bytes for d in devices} == dict.fromkeys(devices, weights)
     assert not [sent for sent in placement.transfers if "ReadVariableOp" in sent.source]

@@ -31,7 +31,7 @@ def test_specifications_stand_for_tensors():
     assert plan.rows == (3, 2, 2)
     assert parallel.plan(rows(7, 4), spec(7, 4)) is plan, "the same signature is traced once"
     assert parallel.placement(spec(7, 4), spec(7, 4)).rows == (3, 2, 2)
-    assert gs.placement_of(parallel, spec(7, 4), y=spec(7, 4)).rows == (3, 2, 2)
+    assert gs.placement(parallel, spec(7, 4), y=spec(7, 4)).rows == (3, 2, 2)
     assert "Tanh" in {node.op for node in parallel.graph_def(spec(7, 4), spec(7, 4)).node}
     assert not parallel.variables(spec(7, 4), spec(7, 4))
     assert "Tanh" in {op.type for op in parallel.gradient_plan(spec(7, 4), spec(7, 4)).sharded_ops}
@@ -62,10 +62,10 @@ def test_a_plan_is_made_without_writing_its_graph(monkeypatch: pytest.MonkeyPatc
 def test_specifications_do_not_run():
     parallel = gs.parallelize(mean, devices=2)
     text = "TensorSpec(shape=(7, 4), dtype=tf.float64, name=None)"
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         parallel.placement(spec(7, 4), rows(7, 4), actual=True)
     assert str(error.value) == (f"actual=True runs the function once, so it needs tensors, not specifications: {text}.")
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         gs.verify(parallel, spec(7, 4), rows(7, 4))
     assert str(error.value) == f"verify runs the function, so it needs tensors, not specifications: {text}."
 
@@ -83,7 +83,7 @@ def test_without_arguments_the_calls_that_ran_most():
 
 
 def test_without_arguments_before_any_call():
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         gs.parallelize(mean, devices=2).plan()
     assert str(error.value) == (
         "Without arguments, this is about the calls of mean that ran most, and none has run yet. Pass arguments; "
@@ -107,7 +107,7 @@ def test_devices_of_another_machine():
     assert set(placement.devices) == {f"/device:{name}" for name in (*EIGHT, "CPU:0")}  # (where the rows come from)
     expected = f"devices={EIGHT}: {', '.join(EIGHT)} do not exist. {HERE}{MORE}"
     for run in (lambda: parallel(x), lambda: list(parallel.map([x])), lambda: gs.verify(parallel, x)):
-        with pytest.raises(gs.DeviceError) as error:
+        with pytest.raises(gs.errors.DeviceError) as error:
             run()
         assert str(error.value) == expected
 
@@ -116,7 +116,7 @@ def test_stages_on_devices_of_another_machine():
     stage = gs.on_device(tf.tanh, "GPU:1")
     parallel = gs.parallelize(lambda x: stage(x) + 1, devices=2)
     assert "stage tanh on GPU:1" in str(parallel.plan(rows(4, 3)))
-    with pytest.raises(gs.DeviceError) as error:
+    with pytest.raises(gs.errors.DeviceError) as error:
         parallel(rows(4, 3))
     assert str(error.value) == (f"<lambda> would run on GPU:1, which this process does not have. It has:\n{CPUS}{MORE}")
 

@@ -185,7 +185,7 @@ def test_threads_send_signals_as_they_send_tensors():
     signals = [event for event in sent if event.type == "signal"]
     assert signals
     assert all(event.end_s - event.start_s == pytest.approx(1e-3) and not event.bytes for event in signals)
-    assert len(sent) == sum(event.type == "_Send" for event in gs.timeline_of(split, x).events)
+    assert len(sent) == sum(event.type == "_Send" for event in gs.inspect.timeline(split, x).events)
 
 
 def test_the_critical_path_of_a_placement_has_the_same_costs():
@@ -249,7 +249,7 @@ def test_where_nothing_says_how_large_sizes_are_that_is_said():
 @pytest.mark.parametrize("size", [-1, (1, 128), "many", True])
 def test_bad_unknown_sizes(size):
     with raises(
-        gs.ArgumentError,
+        gs.errors.ArgumentError,
         f"unknown_size={size!r}: it is a number, what a size counts as that follows from data: 128.",
     ):
         gs.predict(positive, X, machine=boxed(), devices=1, unknown_size=size)
@@ -288,14 +288,14 @@ def test_what_is_saved(tmp_path: Path):
     counted = [event for event in trace["traceEvents"] if event["ph"] == "C" and names[event["pid"]] == "GPU:0"]
     alive = [event["args"]["bytes"] for event in counted]
     assert max(alive) == found.memory["/device:GPU:0"].live_bytes
-    with raises(gs.ArgumentError, "'step.html': a prediction is written as .json, which ui.perfetto.dev opens."):
+    with raises(gs.errors.ArgumentError, "'step.html': a prediction is written as .json, which ui.perfetto.dev opens."):
         found.save("step.html")
 
 
 def test_what_was_predicted_is_shown_beside_what_was_measured():
     x = tf.ones([128, 64])
     found = gs.predict(train, x, machine="cpu", devices=2)
-    recorded = gs.timeline_of(gs.parallelize(train, devices=2), x)
+    recorded = gs.inspect.timeline(gs.parallelize(train, devices=2), x)
     lines = found.beside(recorded).splitlines()
     assert re.fullmatch(
         r"2 of cpu: predicted \d+\.\d\d ms, recorded \d+\.\d\d ms from the first operation to the last "

@@ -47,13 +47,13 @@ ROOT = Path(__file__).parent.parent
     ],
 )
 def test_bad_options(options, message: str):
-    with raises(gs.ArgumentError, message):
+    with raises(gs.errors.ArgumentError, message):
         gs.predict(product, X, machine=boxed(), **options)
 
 
 def test_sizes_of_arguments_are_known():
     with raises(
-        gs.ArgumentError,
+        gs.errors.ArgumentError,
         "A prediction needs all sizes of the arguments, and some are not known:\n"
         "  - x: float32[?,64]\n"
         "Give tensors, or a tf.TensorSpec with every size, like tf.TensorSpec([256, 224, 224, 3]).",
@@ -62,16 +62,18 @@ def test_sizes_of_arguments_are_known():
 
 
 def test_no_function():
-    with raises(gs.ArgumentError, "predict takes a function and its arguments, got 3 for the function."):
+    with raises(gs.errors.ArgumentError, "predict takes a function and its arguments, got 3 for the function."):
         gs.predict(3, X, machine=boxed())  # type: ignore[arg-type]
 
 
 def test_bad_scaling():
-    with raises(gs.ArgumentError, "devices=[0]: scaling takes numbers of devices, each at least 1: [1, 2, 4, 8]."):
+    with raises(
+        gs.errors.ArgumentError, "devices=[0]: scaling takes numbers of devices, each at least 1: [1, 2, 4, 8]."
+    ):
         gs.scaling(product, X, machine=boxed(), devices=[0])
-    with raises(gs.ArgumentError, "kinds=['square']: there are 'strong', 'weak'."):
+    with raises(gs.errors.ArgumentError, "kinds=['square']: there are 'strong', 'weak'."):
         gs.scaling(product, X, machine=boxed(), devices=[1], kinds=["square"])
-    with raises(gs.ArgumentError, "Weak scaling of product: no argument is split, so there are no rows to add."):
+    with raises(gs.errors.ArgumentError, "Weak scaling of product: no argument is split, so there are no rows to add."):
         gs.scaling(gs.parallelize(product, split=None), X, machine=boxed(), devices=[1, 2], kinds=["weak"])
 
 
@@ -79,7 +81,7 @@ def test_graphs_that_are_too_large(monkeypatch: pytest.MonkeyPatch):
     """`predict` raises; a table has the other points, and says which it lacks."""
     monkeypatch.setattr(predictions, "MOST_TASKS", 20)
     why = "the devices would run and send about 56 things, and a prediction replays at most 20"
-    with raises(gs.UnsupportedError, f"product on 8 devices: {why}. Choose fewer devices."):
+    with raises(gs.errors.UnsupportedError, f"product on 8 devices: {why}. Choose fewer devices."):
         gs.predict(product, X, machine=boxed(), devices=8)
     found = gs.scaling(product, X, machine=boxed(), devices=[1, 8], kinds=["weak"])
     assert [(point.devices, point.rows) for point in found.points] == [(1, 128)]

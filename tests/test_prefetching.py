@@ -229,10 +229,10 @@ def test_no_gradients_are_recorded_and_that_is_said():
         "<lambda>.map is called under a gradient tape or accumulator. It sends batches ahead of the call and records "
         "no gradients: put the tape inside of the function, or call the function batch by batch."
     )
-    with pytest.raises(gs.UnsupportedError) as error, tf.GradientTape():
+    with pytest.raises(gs.errors.UnsupportedError) as error, tf.GradientTape():
         list(parallel.map([rows(3)]))
     assert str(error.value) == message
-    with pytest.raises(gs.UnsupportedError), tf.autodiff.ForwardAccumulator(w, tf.ones_like(w)):
+    with pytest.raises(gs.errors.UnsupportedError), tf.autodiff.ForwardAccumulator(w, tf.ones_like(w)):
         list(parallel.map([rows(3)]))
     with tf.GradientTape(watch_accessed_variables=False):
         assert len(list(parallel.map([rows(3)]))) == 1
@@ -240,14 +240,14 @@ def test_no_gradients_are_recorded_and_that_is_said():
 
 @pytest.mark.parametrize("prefetch", [-1, 1.5, True, None])
 def test_prefetch_is_a_number_of_batches(prefetch):
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         gs.parallelize(tf.sin, devices=DEVICES).map([rows(3)], prefetch=prefetch)
     assert str(error.value) == f"prefetch takes a number of batches, 0 or more, got {prefetch!r}."
 
 
 def test_in_a_graph_it_is_refused():
     parallel = gs.parallelize(tf.sin, devices=DEVICES)
-    with pytest.raises(gs.UnsupportedError, match="runs batch by batch, eagerly"):
+    with pytest.raises(gs.errors.UnsupportedError, match="runs batch by batch, eagerly"):
         tf.function(lambda: parallel.map([rows(3)]))()
 
 

@@ -159,11 +159,11 @@ def test_transpiling_says_its_parts_unless_somebody_asked_for_them(said: Callabl
     module.double = tf.function(lambda x: 2.0 * x, input_signature=[tf.TensorSpec([6, 2], name="x")])
     source = str(tmp_path / "one")
     tf.saved_model.save(module, source, signatures=module.double)
-    gs.transpile_saved_model(source, str(tmp_path / "two"), 2)
+    gs.serving.transpile_saved_model(source, str(tmp_path / "two"), 2)
     parts = [f"transpiling {source}: {part}" for part in (f"loading {source}", "planning serving_default")]
     assert [text for text in said() if text in parts] == parts
     told: list[str] = []
-    gs.transpile_saved_model(source, str(tmp_path / "three"), 2, progress=told.append)
+    gs.serving.transpile_saved_model(source, str(tmp_path / "three"), 2, progress=told.append)
     assert told[:2] == [f"loading {source}", "planning serving_default"]
 
 
@@ -173,7 +173,7 @@ def test_calibrating_says_its_parts(said: Callable, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(microbenchmarks, "measure", measure)
     with pytest.raises(RuntimeError, match="as far"):
-        gs.calibrate()
+        gs.simulate.calibrate()
     measuring = "measuring products, convolutions, memory, copies and launching, for about two minutes"
     assert said() == [f"calibrating: {measuring}", "calibrating"]
 

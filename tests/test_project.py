@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import types
 from collections.abc import Set
 from pathlib import Path
 
@@ -24,6 +25,7 @@ import graphsplit as gs
 from graphsplit.api.automatic_choice import Automatic
 from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import MeshAxes
+from graphsplit.core.renamed import NAMES
 from graphsplit.core.requirements import NEWEST, OLDEST
 from tests.conftest import LONG, QUICK
 from tests.helpers.processes import python
@@ -31,6 +33,7 @@ from tests.helpers.processes import python
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "graphsplit"
 FLOORS = [  # from the ground up; a file may import from lower floors and from its own, without circles
+    "errors.py",
     "core",
     "program",
     "tracing",
@@ -97,7 +100,7 @@ def imports_of(module: str) -> set[str]:
 def test_every_folder_is_a_floor():
     assert sorted({m.split("/")[0] for m in MODULES if m not in DOORS}) == sorted(FLOORS)
     listed = re.findall(r"^\| `(\w+)/` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
-    assert listed == FLOORS[::-1], "CONTRIBUTING.md lists other floors"
+    assert listed == FLOORS[:0:-1], "CONTRIBUTING.md lists other floors"
 
 
 def test_every_room_is_listed_and_says_what_it_is():
@@ -328,10 +331,21 @@ def test_import_is_light():
     assert done.stdout.split() == ["False", "False"]
 
 
+def public_names(module: types.ModuleType) -> dict[str, object]:
+    """Return what a module offers, and what those modules offer that it does, by how users write them."""
+    found: dict[str, object] = {}
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.ismodule(value):
+            found |= {f"{name}.{inner}": own for inner, own in public_names(value).items()}
+        else:
+            found[name] = value
+    return found
+
+
 def test_public_names_and_signatures():
     lines = []
-    for name in gs.__all__:
-        value = getattr(gs, name)
+    for name, value in public_names(gs).items():
         if inspect.isfunction(value):
             lines.append(f"{name}{inspect.signature(value)}")
         else:
@@ -340,11 +354,22 @@ def test_public_names_and_signatures():
             lines.append(f"class {name}: {', '.join(sorted(members))}" if members else f"class {name}")
     golden = ROOT / "tests" / "public_names.txt"
     assert lines == golden.read_text().splitlines(), "\n".join(["public names changed:", *lines])
+    assert len([name for name in gs.__all__ if not inspect.ismodule(getattr(gs, name))]) <= 20
 
 
 def test_every_public_name_is_documented():
-    for name in gs.__all__:
-        assert inspect.getdoc(getattr(gs, name)), name
+    for name, value in public_names(gs).items():
+        assert inspect.getdoc(value), name
+
+
+def test_a_name_that_changed_says_what_it_is_now():
+    now = public_names(gs)
+    assert [name for name, new in NAMES.items() if new not in now or name in now] == []
+    with pytest.raises(AttributeError, match=r"no attribute 'timeline_of'. It is gs.inspect.timeline now.$"):
+        gs.timeline_of  # noqa: B018
+    modules = sorted({new.partition(".")[0] for new in NAMES.values() if "." in new}, reverse=True)
+    printed = python("-c", "\n".join(f"import graphsplit.{name} as m; print(*m.__all__)" for name in modules)).stdout
+    assert printed.splitlines() == [" ".join(getattr(gs, name).__all__) for name in modules]
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.errors import CheckError
 from graphsplit.emission import check_emitted, emit
+from graphsplit.errors import CheckError
 from tests.helpers.mesh_cases import devices_of
 from tests.test_mesh_loops import flows
 
@@ -38,13 +38,13 @@ def laid(name: str, shape: tuple[int, ...], axis: int, dtype: tf.DType, mesh: di
     return variable
 
 
-def drawing(plan: gs.Plan) -> list[tuple[int, ...]]:
+def drawing(plan: gs.inspect.Plan) -> list[tuple[int, ...]]:
     """Return the shapes of what is drawn."""
     ops = [op for op in (*plan.sharded_ops, *plan.home_ops) if op.type.startswith("Stateless") and "Get" not in op.type]
     return [op.out_shapes[0] for op in dict.fromkeys(ops)]
 
 
-def check(plan: gs.Plan) -> None:
+def check(plan: gs.inspect.Plan) -> None:
     plan.check()
     check_emitted(plan, emit(plan))
 

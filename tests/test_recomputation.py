@@ -214,7 +214,7 @@ def test_along_an_axis():
     ],
 )
 def test_what_cannot_be_meant(step: Step, asked: Any, expected: str):
-    with pytest.raises(gs.ArgumentError, match=re.escape(expected)):
+    with pytest.raises(gs.errors.ArgumentError, match=re.escape(expected)):
         gs.parallelize(step, devices=2, recompute=asked).plan(rows(5, 6, 8), rows(5, 6, 3))
 
 

@@ -33,7 +33,7 @@ def training() -> tuple[Callable[..., Any], Any]:
     return squares_step(network())
 
 
-def sharded(plan: gs.Plan) -> list[str]:
+def sharded(plan: gs.inspect.Plan) -> list[str]:
     plan.check()
     check_emitted(plan, emit(plan))
     return [op.type for op in plan.sharded_ops if op.type.startswith("Cudnn")]

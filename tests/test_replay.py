@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from graphsplit.core.errors import CheckError
+from graphsplit.errors import CheckError
 from graphsplit.simulate.prediction.buffers import Buffer, live_memory
 from graphsplit.simulate.prediction.replay import Resource, Task, replay
 

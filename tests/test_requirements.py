@@ -62,7 +62,7 @@ def test_extras_are_named_by_what_can_be_typed(monkeypatch: pytest.MonkeyPatch, 
     plan = gs.parallelize(lambda x: stage(x) + 1, devices=1, micro_batches=2, schedule=next(iter(KINDS))).plan(
         rows(4, 3)
     )
-    with pytest.raises(gs.UnsupportedError) as error:
+    with pytest.raises(gs.errors.UnsupportedError) as error:
         plan.schedule.save(str(tmp_path / "chart.png"))
     assert str(error.value) == (
         "Saving a schedule needs matplotlib: pip install matplotlib, or, in a clone of graphsplit, pip install "

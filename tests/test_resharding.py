@@ -32,13 +32,13 @@ def deep(layout: str, devices: int, **options: Any) -> tuple[list[tf.Variable], 
 X = numbers(ROWS, WIDTH, seed=9)
 
 
-def check(plan: gs.Plan) -> None:
+def check(plan: gs.inspect.Plan) -> None:
     plan.check()
     plan.program.check()
     check_emitted(plan, emit(plan))
 
 
-def most_at_a_time(plan: gs.Plan, graphs: Sequence[Any]) -> int:
+def most_at_a_time(plan: gs.inspect.Plan, graphs: Sequence[Any]) -> int:
     """Return how many weights a device may have whole at a time, whatever is quick and whatever is slow."""
     ops, before, graph = plan.program.ops, ancestors_of(graphs), emit(plan)
     name_of = {(origin.op, origin.shard): name for name, origin in graph.origins.items() if origin.role == "op"}
@@ -104,12 +104,12 @@ def test_wherever_it_is_put_together_again(kind: str):
     assert gates(plan)
 
 
-def gates(plan: gs.Plan) -> list[str]:
+def gates(plan: gs.inspect.Plan) -> list[str]:
     """Return what puts weights together again, one after the other."""
     return [op.name for op in plan.home_ops if op.name.startswith("gate_")]
 
 
-def alive(plan: gs.Plan) -> int:
+def alive(plan: gs.inspect.Plan) -> int:
     return max(live_bytes(plan).values())
 
 

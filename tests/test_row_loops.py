@@ -258,7 +258,7 @@ def test_gradients_of_mapped_rows_from_outside(name: str, known: bool):
     _assert_all_loops_are_split(parallel.gradient_plan(*signature))
 
 
-def _assert_all_loops_are_split(plan: gs.Plan) -> None:
+def _assert_all_loops_are_split(plan: gs.inspect.Plan) -> None:
     assert "StatelessWhile" in {op.type for op in plan.sharded_ops}, str(plan)
     assert "StatelessWhile" not in {op.type for op in plan.home_ops}, str(plan)
     assert not plan.stayed_home, str(plan)

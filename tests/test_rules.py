@@ -51,7 +51,7 @@ def partial_sums_are_kept_as_in_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward_propagation, "forks", lambda *_, **__: set())
 
 
-def check_whole_plan(plan: gs.Plan) -> None:
+def check_whole_plan(plan: gs.inspect.Plan) -> None:
     plan.check()
     plan.program.check()
     emit(plan).check()
@@ -87,7 +87,7 @@ def test_sharded_equals_unsharded(case: Case, runs: list[tuple[int, int]]) -> No
             check_layouts(case, plan)
 
 
-def check_layouts(case: Case, plan: gs.Plan) -> None:
+def check_layouts(case: Case, plan: gs.inspect.Plan) -> None:
     """The op runs on the shards, as the case expects, and what it expects at home is all that is there."""
     assert len(plan.stayed_home) == case.at_home, str(plan)
     pairs = zip(plan.program.ops, plan.steps, strict=True)

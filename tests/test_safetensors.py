@@ -67,7 +67,7 @@ def test_loaded(layout: str, kind: str, tmp_path: Path, monkeypatch: pytest.Monk
         for file in set(of.values()):
             written({name: value for name, value in tensors.items() if of[name] == file}, tmp_path / file)
         path.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": of}))
-    with gs.without_values(), gs.variable_layout(**LAYOUTS[layout]):
+    with gs.keras.without_values(), gs.variable_layout(**LAYOUTS[layout]):
         model = made()
     if layout != "replicated":  # (of which one copy takes the value: the others are old, until they are next read)
         monkeypatch.setattr(VariableParts, "put_together", lambda parts: pytest.fail(f"{parts.path} is put together"))
@@ -97,16 +97,18 @@ def test_dtypes_and_scalars(tmp_path: Path):
 def test_what_does_not_fit(tmp_path: Path):
     w, more = tf.Variable(tf.zeros((3, 5)), name="w"), tf.Variable(tf.zeros(3), name="more")
     path = written({"w": np.ones((5, 3), "float32"), "rotary.freq": np.ones(2)}, tmp_path / "some.safetensors")
-    with pytest.raises(gs.ArgumentError) as found:
+    with pytest.raises(gs.errors.ArgumentError) as found:
         gs.load_weights([w, more], path)
     assert str(found.value).splitlines()[1:4] == [
         "  - w: shape (3, 5), and 'w' gives (5, 3)",
         "  - more: no tensor 'more'",
         "  - tensor 'rotary.freq': no variable takes it",
     ]
-    with pytest.raises(gs.ArgumentError, match="more: names has none for it"):
+    with pytest.raises(gs.errors.ArgumentError, match="more: names has none for it"):
         gs.load_weights([w, more], path, names={"w": "w"})
-    with pytest.raises(gs.ArgumentError, match=r"w: \(2, 0\) is no order of the axes of 'w', which has shape \(5, 3\)"):
+    with pytest.raises(
+        gs.errors.ArgumentError, match=r"w: \(2, 0\) is no order of the axes of 'w', which has shape \(5, 3\)"
+    ):
         gs.load_weights(w, path, names={"w": ("w", (2, 0))})
     assert not w.numpy().any()
     gs.load_weights([w, more], path, names={"w": ("w", (1, 0))}, ignore=["more", "rotary.*"])
@@ -114,9 +116,9 @@ def test_what_does_not_fit(tmp_path: Path):
     gs.load_weights(w, path, names={"w": ("w", (1, 0))}, ignore="rotary.*")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"w": "gone.safetensors"}}))
-    with pytest.raises(gs.ArgumentError, match=r"names files that are not there:\n.*gone.safetensors"):
+    with pytest.raises(gs.errors.ArgumentError, match=r"names files that are not there:\n.*gone.safetensors"):
         gs.load_weights(w, index)
-    with pytest.raises(gs.ArgumentError, match="names and ignore are for safetensors"):
+    with pytest.raises(gs.errors.ArgumentError, match="names and ignore are for safetensors"):
         gs.load_weights(w, "some.keras", ignore=["w"])
 
 
@@ -124,7 +126,7 @@ def test_variables_of_one_name(tmp_path: Path):
     two = [tf.Variable(tf.zeros((3, 5)), name="w") for _ in range(2)]
     other = tf.Variable(tf.zeros(3), name="other")
     path = written({"w": np.ones((3, 5), "float32"), "other": np.ones(3, "float32")}, tmp_path / "some.safetensors")
-    with pytest.raises(gs.ArgumentError) as found:
+    with pytest.raises(gs.errors.ArgumentError) as found:
         gs.load_weights([*two, other], path)
     assert str(found.value).splitlines()[1:-1] == ["  - w: 2 variables have this name; load each in a call of its own"]
     assert not any(v.numpy().any() for v in (*two, other))
@@ -144,7 +146,7 @@ def test_other_kinds_of_numbers(layout: str, tmp_path: Path):
     dtypes = {"a": tf.float32, "b": tf.int32, "c": tf.int32, "d": tf.int64}
     target = [tf.Variable(tf.zeros(values[name].shape, dtype), name=name) for name, dtype in dtypes.items()]
     gs.set_variable_layout(target, layout, devices=3)
-    with pytest.raises(gs.ArgumentError) as found:
+    with pytest.raises(gs.errors.ArgumentError) as found:
         gs.load_weights(target, path)
     assert str(found.value).splitlines()[1:-1] == [
         "  - a: float32, and 'a' is int32",
@@ -158,7 +160,7 @@ def test_other_kinds_of_numbers(layout: str, tmp_path: Path):
 
 def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(gs.UnsupportedError, match="needs safetensors: pip install safetensors"):
+    with pytest.raises(gs.errors.UnsupportedError, match="needs safetensors: pip install safetensors"):
         gs.load_weights(tf.Variable(1.0), tmp_path / "some.safetensors")
 
 
@@ -166,7 +168,7 @@ PEAK = """
 from safetensors.numpy import save_file
 
 for size in (64, 8192):
-    with gs.without_values(), gs.variable_layout("sharded", devices=2):
+    with gs.keras.without_values(), gs.variable_layout("sharded", devices=2):
         layers = [keras.layers.Dense(size, use_bias=False, name=name) for name in "ab"]
         for layer in layers:
             layer.build((None, size))

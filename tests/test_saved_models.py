@@ -33,7 +33,7 @@ class Made:
     original: str
     requests: Requests
     transpiled: dict[int, str]
-    reports: dict[int, gs.TranspileReport]
+    reports: dict[int, gs.serving.TranspileReport]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def make(tmp_path_factory: pytest.TempPathFactory):
             tf.keras.utils.set_random_seed(0)
             requests = CASES[name](original)
             transpiled = {n: str(folder / f"on_{n}") for n in (DEVICES if name in MOST else (3,))}
-            reports = {n: gs.transpile_saved_model(original, path, n) for n, path in transpiled.items()}
+            reports = {n: gs.serving.transpile_saved_model(original, path, n) for n, path in transpiled.items()}
             made[name] = Made(original, requests, transpiled, reports)
         return made[name]
 
@@ -75,7 +75,7 @@ def assert_same(found: list[dict], models: int) -> None:
     assert not wrong, wrong
 
 
-def assert_sharded(report: gs.TranspileReport, key: str, devices: int) -> None:
+def assert_sharded(report: gs.serving.TranspileReport, key: str, devices: int) -> None:
     """Require that a signature really is split over the devices, and that what it computes with runs on all."""
     assert key in report.plans, str(report)
     plan = report.plans[key]
@@ -127,13 +127,13 @@ def test_other_forms_on_fewer_devices_than_asked_for(make, tmp_path: Path):
     text, old, dense, words = (make(name) for name in ("text", "tensorflow_1", "dense", "transformer"))
     stripped, again, copies = (str(tmp_path / name) for name in ("stripped", "again", "copies"))
     for made in (dense, old):
-        report = gs.transpile_saved_model(made.transpiled[3], again, 4, overwrite=True)
+        report = gs.serving.transpile_saved_model(made.transpiled[3], again, 4, overwrite=True)
         assert not report.plans
         assert "serving_default: kept as it is: The graph was transpiled before; transpile the original" in str(report)
-    assert gs.strip_devices(dense.transpiled[4], stripped) > 20
+    assert gs.serving.strip_devices(dense.transpiled[4], stripped) > 20
     assert b"/device:CPU:3" in Path(dense.transpiled[4], "saved_model.pb").read_bytes()
     assert b"/device:CPU:" not in Path(stripped, "saved_model.pb").read_bytes()
-    report = gs.transpile_saved_model(words.original, copies, 4, replicate_weights=True)
+    report = gs.serving.transpile_saved_model(words.original, copies, 4, replicate_weights=True)
     assert_sharded(report, "fixed", 4)
     _assert_weights_stay(report, words, copies)
     jobs = [
@@ -146,7 +146,7 @@ def test_other_forms_on_fewer_devices_than_asked_for(make, tmp_path: Path):
     assert_same(compare(tmp_path, jobs, devices=2), 5)
 
 
-def _assert_weights_stay(report: gs.TranspileReport, made: Made, copies: str) -> None:
+def _assert_weights_stay(report: gs.serving.TranspileReport, made: Made, copies: str) -> None:
     sent = {s.name: s.sent_bytes for s in report.signatures}
     before = {s.name: s.sent_bytes for s in made.reports[4].signatures}
     assert before["fixed"] > 1000
@@ -169,9 +169,9 @@ def test_what_is_sent_together_counts(make):
 
 def test_where_copies_of_weights_are(make, tmp_path: Path):
     made = make("dense")
-    gs.transpile_saved_model(made.original, tmp_path / "copies", 3, replicate_weights=True)
+    gs.serving.transpile_saved_model(made.original, tmp_path / "copies", 3, replicate_weights=True)
     loaded = tf.saved_model.load(tmp_path / "copies")
-    placement = gs.placement_of(loaded.signatures["fixed"], x=tf.constant(made.requests["fixed"]["x"][:7]), actual=True)
+    placement = gs.placement(loaded.signatures["fixed"], x=tf.constant(made.requests["fixed"]["x"][:7]), actual=True)
     reads = [op.actual for op in placement.select("ReadVariableOp")]
     assert {device.rpartition("device:")[2] for device in reads} == {"CPU:0", "CPU:1", "CPU:2"}
     assert made.reports[3].plans["fixed"].buckets
@@ -214,11 +214,11 @@ def test_large_constants_are_stored_once(version: int, tmp_path: Path):
     else:
         function = tf.function(lambda x: {"y": x @ weights}, input_signature=[tf.TensorSpec([None, 128], name="x")])
         tf.saved_model.save(tf.Module(), source, signatures=function)
-    report = gs.transpile_saved_model(source, target, 5)
+    report = gs.serving.transpile_saved_model(source, target, 5)
     assert report.graph_bytes_after < report.graph_bytes_before + weights.nbytes
     assert report.signatures[0].sent_bytes >= 4 * weights.nbytes
     assert len({op.type for op in report.plans["serving_default"].sharded_ops} & {"MatMul"}) == 1
-    report = gs.transpile_saved_model(source, copies, 5, replicate_weights=True)
+    report = gs.serving.transpile_saved_model(source, copies, 5, replicate_weights=True)
     assert report.graph_bytes_after > report.graph_bytes_before + 4 * weights.nbytes
     assert report.signatures[0].sent_bytes == 0
     rows = tf.constant(np.random.default_rng(1).standard_normal([7, 128]), tf.float32)

@@ -64,52 +64,64 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_what_is_no_saved_model(tmp_path: Path):
     out = tmp_path / "out"
-    assert "does not exist" in message(gs.ArgumentError, gs.transpile_saved_model, tmp_path / "nothing", out, 2)
+    assert "does not exist" in message(
+        gs.errors.ArgumentError, gs.serving.transpile_saved_model, tmp_path / "nothing", out, 2
+    )
     (tmp_path / "weights.h5").write_bytes(b"")
-    found = message(gs.ArgumentError, gs.transpile_saved_model, tmp_path, out, 2)
+    found = message(gs.errors.ArgumentError, gs.serving.transpile_saved_model, tmp_path, out, 2)
     assert "is not a SavedModel: it has no saved_model.pb; it holds weights.h5" in found
     (tmp_path / "saved_model.pb").write_bytes(b"\xff\xff garbage")
-    assert "cannot be read as a SavedModel" in message(gs.ArgumentError, gs.transpile_saved_model, tmp_path, out, 2)
+    assert "cannot be read as a SavedModel" in message(
+        gs.errors.ArgumentError, gs.serving.transpile_saved_model, tmp_path, out, 2
+    )
     (tmp_path / "saved_model.pb").write_bytes(b"")
-    assert "holds no graph: " in message(gs.ArgumentError, gs.transpile_saved_model, tmp_path, out, 2)
+    assert "holds no graph: " in message(gs.errors.ArgumentError, gs.serving.transpile_saved_model, tmp_path, out, 2)
     assert not out.exists()
 
 
 def test_a_missing_signature_lists_those_there_are(model: str, tmp_path: Path):
-    found = message(gs.ArgumentError, gs.transpile_saved_model, model, tmp_path / "out", 2, signatures=["scael"])
+    found = message(
+        gs.errors.ArgumentError, gs.serving.transpile_saved_model, model, tmp_path / "out", 2, signatures=["scael"]
+    )
     assert "no signature 'scael'. It has:\n  - count\n  - scale\n  - unique" in found
 
 
 def test_a_model_without_signatures(tmp_path: Path):
     tf.saved_model.save(tf.Module(), str(tmp_path / "empty"))
     assert "has no signatures" in message(
-        gs.ArgumentError, gs.transpile_saved_model, tmp_path / "empty", tmp_path / "o"
+        gs.errors.ArgumentError, gs.serving.transpile_saved_model, tmp_path / "empty", tmp_path / "o"
     )
 
 
 def test_arguments_that_do_not_exist(model: str, tmp_path: Path):
-    found = message(gs.ArgumentError, gs.transpile_saved_model, model, tmp_path / "out", 2, split={"z": 0})
+    found = message(
+        gs.errors.ArgumentError, gs.serving.transpile_saved_model, model, tmp_path / "out", 2, split={"z": 0}
+    )
     assert "split names 'z', which no signature takes. They take:\n  - " in found
     assert "no axis 7" in message(
-        gs.ArgumentError, gs.transpile_saved_model, model, tmp_path / "out", 2, split={"x": 7}
+        gs.errors.ArgumentError, gs.serving.transpile_saved_model, model, tmp_path / "out", 2, split={"x": 7}
     )
-    assert "got '0'" in message(gs.ArgumentError, gs.transpile_saved_model, model, tmp_path / "out", 2, split="0")
-    assert "at least one" in message(gs.ArgumentError, gs.transpile_saved_model, model, tmp_path / "out", 0)
+    assert "got '0'" in message(
+        gs.errors.ArgumentError, gs.serving.transpile_saved_model, model, tmp_path / "out", 2, split="0"
+    )
+    assert "at least one" in message(
+        gs.errors.ArgumentError, gs.serving.transpile_saved_model, model, tmp_path / "out", 0
+    )
 
 
 def test_split_is_followed(model: str, tmp_path: Path):
-    report = gs.transpile_saved_model(model, tmp_path / "out", 2, split={"x": 1}, signatures=["scale"])
+    report = gs.serving.transpile_saved_model(model, tmp_path / "out", 2, split={"x": 1}, signatures=["scale"])
     assert [str(layout) for layout in report.plans["scale"].input_layouts] == ["shard(1)"]
     assert "count: kept as it is: not asked for" in str(report)
-    report = gs.transpile_saved_model(model, tmp_path / "whole", 2, split=None)
+    report = gs.serving.transpile_saved_model(model, tmp_path / "whole", 2, split=None)
     assert not report.plans
 
 
 def test_strict(model: str, tmp_path: Path):
-    found = message(gs.StrictError, gs.transpile_saved_model, model, tmp_path / "out", 2, strict=True)
+    found = message(gs.errors.StrictError, gs.serving.transpile_saved_model, model, tmp_path / "out", 2, strict=True)
     assert "Unique" in found
     assert not (tmp_path / "out").exists()
-    gs.transpile_saved_model(model, tmp_path / "out", 2, strict=True, signatures=["scale"])
+    gs.serving.transpile_saved_model(model, tmp_path / "out", 2, strict=True, signatures=["scale"])
 
 
 def test_strict_on_the_command_line_has_no_dataset(tmp_path: Path):
@@ -155,29 +167,38 @@ def test_old_control_flow_is_kept_whole(tmp_path: Path):
             v1.saved_model.simple_save(session, source, {"x": x}, {"y": y})
     finally:
         v1.enable_control_flow_v2()
-    report = gs.transpile_saved_model(source, tmp_path / "out", 2)
+    report = gs.serving.transpile_saved_model(source, tmp_path / "out", 2)
     assert "kept as it is: The outputs depend on TensorFlow 1 control flow" in str(report)
-    found = message(gs.UnsupportedError, gs.transpile_saved_model, source, tmp_path / "strict", 2, strict=True)
+    found = message(
+        gs.errors.UnsupportedError, gs.serving.transpile_saved_model, source, tmp_path / "strict", 2, strict=True
+    )
     assert "enable_control_flow_v2" in found
     assert not (tmp_path / "strict").exists()
     loaded = tf.saved_model.load(tmp_path / "out")
     tf.saved_model.save(loaded, str(tmp_path / "new"), signatures=loaded.signatures)  # in a function of TensorFlow 2's
-    report = gs.transpile_saved_model(tmp_path / "new", tmp_path / "newer", 2)
+    report = gs.serving.transpile_saved_model(tmp_path / "new", tmp_path / "newer", 2)
     assert "kept as it is: The outputs depend on TensorFlow 1 control flow" in str(report)
     result = tf.saved_model.load(tmp_path / "newer").signatures["serving_default"](x=tf.ones([3, 2]))
     assert float(tf.reduce_sum(result["y"])) == 48.0
 
 
 def test_copies_of_weights_that_change(model: str, tmp_path: Path):
-    found = message(gs.UnsupportedError, gs.transpile_saved_model, model, tmp_path / "out", 2, replicate_weights=True)
+    found = message(
+        gs.errors.UnsupportedError, gs.serving.transpile_saved_model, model, tmp_path / "out", 2, replicate_weights=True
+    )
     assert "the signature 'count' changes variables, of which copies would go stale:\n  - factor" in found
-    gs.transpile_saved_model(model, tmp_path / "out", 2, replicate_weights=True, signatures=["scale"])
+    gs.serving.transpile_saved_model(model, tmp_path / "out", 2, replicate_weights=True, signatures=["scale"])
 
 
 def test_copies_of_variables_of_the_old_kind(tmp_path: Path):
     tensorflow_1(str(tmp_path / "old"))
     found = message(
-        gs.UnsupportedError, gs.transpile_saved_model, tmp_path / "old", tmp_path / "out", 2, replicate_weights=True
+        gs.errors.UnsupportedError,
+        gs.serving.transpile_saved_model,
+        tmp_path / "old",
+        tmp_path / "out",
+        2,
+        replicate_weights=True,
     )
     assert "variables of the old kind (use_resource=False)" in found
 
@@ -187,7 +208,9 @@ def test_an_operation_that_is_not_registered(model: str, tmp_path: Path):
     proto.meta_graphs[0].graph_def.node.add(name="mine", op="MyOwnOp")
     (tmp_path / "custom").mkdir()
     (tmp_path / "custom" / "saved_model.pb").write_bytes(proto.SerializeToString())
-    found = message(gs.UnsupportedError, gs.transpile_saved_model, tmp_path / "custom", tmp_path / "out", 2)
+    found = message(
+        gs.errors.UnsupportedError, gs.serving.transpile_saved_model, tmp_path / "custom", tmp_path / "out", 2
+    )
     assert "not registered in this process:\n  - MyOwnOp (node 'mine')\n" in found
     assert "tf.load_op_library" in found
 
@@ -197,7 +220,7 @@ def test_several_sets_of_tags(model: str, tmp_path: Path):
     proto.meta_graphs.add().meta_info_def.tags.extend(["serve", "gpu"])
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "saved_model.pb").write_bytes(proto.SerializeToString())
-    found = message(gs.UnsupportedError, gs.transpile_saved_model, tmp_path / "two", tmp_path / "out", 2)
+    found = message(gs.errors.UnsupportedError, gs.serving.transpile_saved_model, tmp_path / "two", tmp_path / "out", 2)
     assert "holds 2 graphs, one for each set of tags:\n  - serve\n  - serve, gpu" in found
 
 
@@ -206,11 +229,11 @@ def test_what_exists_is_not_replaced_unless_asked(model: str, tmp_path: Path):
     out = tmp_path / "out"
     save(out, 3.0)
     old = contents(out)
-    assert message(gs.ArgumentError, gs.transpile_saved_model, model, out, 2) == (
+    assert message(gs.errors.ArgumentError, gs.serving.transpile_saved_model, model, out, 2) == (
         f"{str(out)!r} exists; name another place, or allow overwriting it (overwrite=True, --overwrite)."
     )
     assert contents(out) == old
-    gs.transpile_saved_model(model, out, 2, overwrite=True)
+    gs.serving.transpile_saved_model(model, out, 2, overwrite=True)
     assert tf.saved_model.load(out).signatures["scale"](x=tf.ones([5, 2]))["y"][0, 0] == 2.0
     assert os.listdir(tmp_path) == ["out"]
     assert contents(Path(model)) == before
@@ -218,7 +241,7 @@ def test_what_exists_is_not_replaced_unless_asked(model: str, tmp_path: Path):
 
 def test_the_input_is_never_the_output(model: str, tmp_path: Path):
     for target in (model, f"{model}/inside", str(Path(model).parent)):
-        found = message(gs.ArgumentError, gs.transpile_saved_model, model, target, 2, overwrite=True)
+        found = message(gs.errors.ArgumentError, gs.serving.transpile_saved_model, model, target, 2, overwrite=True)
         assert "is, contains or is inside of the input" in found
 
 
@@ -227,7 +250,7 @@ def test_the_input_is_never_the_output(model: str, tmp_path: Path):
 )
 def test_a_disk_that_is_full(error: Exception, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     out = tmp_path / "out"
-    gs.transpile_saved_model(save(tmp_path / "other", 3.0), out, 2)
+    gs.serving.transpile_saved_model(save(tmp_path / "other", 3.0), out, 2)
     old, original = contents(out), contents(Path(model))
 
     def fail_midway(module: Any, folder: str, **options: Any) -> None:
@@ -236,7 +259,7 @@ def test_a_disk_that_is_full(error: Exception, model: str, tmp_path: Path, monke
         raise error
 
     monkeypatch.setattr(tf.saved_model, "save", fail_midway)
-    found = message(gs.StorageError, gs.transpile_saved_model, model, out, 2, overwrite=True)
+    found = message(gs.errors.StorageError, gs.serving.transpile_saved_model, model, out, 2, overwrite=True)
     assert "failed, and it was left as it was" in found
     assert ("No space left" in found) or ("full" in found)
     assert contents(out) == old
@@ -246,7 +269,7 @@ def test_a_disk_that_is_full(error: Exception, model: str, tmp_path: Path, monke
 
 def test_a_place_that_may_not_be_written(model: str, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    found = message(gs.StorageError, gs.transpile_saved_model, model, tmp_path / "file" / "out", 2)
+    found = message(gs.errors.StorageError, gs.serving.transpile_saved_model, model, tmp_path / "file" / "out", 2)
     assert found == (
         f"Writing {str(tmp_path / 'file' / 'out')!r} failed, and it was left as it was: {str(tmp_path / 'file')!r}: "
         "File exists."
@@ -325,6 +348,6 @@ def test_assets_from_outside_of_the_model_are_refused(tmp_path: Path, how: str):
         stored.meta_graphs[0].asset_file_def[0].filename = str(secret) if "absolute" in how else "../../secret.txt"
         (model / "saved_model.pb").write_bytes(stored.SerializeToString())
         (model / "fingerprint.pb").unlink(missing_ok=True)
-    with pytest.raises(gs.ArgumentError, match="has assets that lie outside of it, by their names or as links"):
-        gs.transpile_saved_model(model, tmp_path / "out", ["CPU:0", "CPU:1"])
+    with pytest.raises(gs.errors.ArgumentError, match="has assets that lie outside of it, by their names or as links"):
+        gs.serving.transpile_saved_model(model, tmp_path / "out", ["CPU:0", "CPU:1"])
     assert not (tmp_path / "out").exists()

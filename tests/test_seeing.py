@@ -97,12 +97,12 @@ def test_micro_batches_are_no_devices(capsys: pytest.CaptureFixture[str]):
 
 
 def test_what_lies_nowhere():
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         gs.visualize_layout(7)
     assert str(error.value) == (
         "visualize_layout takes a variable, what has variables, a tensor or a parallelized function, got 7."
     )
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         gs.visualize_layout(tf.ones(3), tf.ones(3))
     assert str(error.value) == "visualize_layout takes arguments beside a parallelized function; EagerTensor is none."
 
@@ -129,7 +129,7 @@ def test_prompts_and_failed_assertions_show_what_print_shows():
     for shown in (
         square.plan(x),
         gs.verify(square, x),
-        gs.timeline_of(square, x),
+        gs.inspect.timeline(square, x),
         gs.predict(square, x, machine=machine),
         gs.scaling(square, x, machine=machine, devices=[1, 2]),
         square.placement(x).critical_path(),
@@ -155,7 +155,7 @@ def test_headlines_of_predictions_have_numbers():
 
 
 def test_html_of_a_report_that_does_not_pass():
-    report = gs.Report((gs.Difference("<loss>", 1.0, 1.0, 0.1),), ("CPU:0", "CPU:1"))
+    report = gs.inspect.Report((gs.inspect.Difference("<loss>", 1.0, 1.0, 0.1),), ("CPU:0", "CPU:1"))
     assert "color:#9a6700" in report._repr_html_()
     assert "&lt;loss&gt;" in report._repr_html_()
 
@@ -165,11 +165,11 @@ def test_placement_of_a_graph():
         x = tf.compat.v1.placeholder(tf.float32, [4, 3], name="x")
         with tf.device("/gpu:1"):
             tf.tanh(x, name="y")
-    placement = gs.placement_of(graph)
+    placement = gs.placement(graph)
     assert placement.ops["y"].device == "/device:GPU:1"
-    with pytest.raises(gs.ArgumentError) as error:
-        gs.placement_of(graph, tf.ones((4, 3)))
+    with pytest.raises(gs.errors.ArgumentError) as error:
+        gs.placement(graph, tf.ones((4, 3)))
     assert str(error.value) == "A tf.Graph takes no arguments here: its placeholders stand for them."
-    with pytest.raises(gs.ArgumentError) as error:
-        gs.placement_of(graph, actual=True)
+    with pytest.raises(gs.errors.ArgumentError) as error:
+        gs.placement(graph, actual=True)
     assert str(error.value) == "actual=True runs the function; a bare graph cannot be run. Give the function itself."

@@ -49,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("copies", DEVICES, True),
         ("copies on GPUs", [f"GPU:{d}" for d in range(3)], True),
     ):
-        gs.transpile_saved_model(folder / "one", folder / name, devices, replicate_weights=copies)
+        gs.serving.transpile_saved_model(folder / "one", folder / name, devices, replicate_weights=copies)
     return folder
 
 

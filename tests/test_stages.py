@@ -275,7 +275,7 @@ def test_a_keras_network_with_normalization_and_skips():
     assert plan.stage_cuts.balance <= 1.15
 
 
-def assert_together(plan: gs.Plan) -> None:
+def assert_together(plan: gs.inspect.Plan) -> None:
     """Check by TensorFlow's names of gradients that convolutions' are where these are."""
     stage_of = {op.name: op.stage for op in plan.sharded_ops}
     pairs = [(n, n.removeprefix("gradient_tape/").rpartition("/")[0]) for n in stage_of if "Conv2DBackprop" in n]
@@ -319,7 +319,9 @@ def test_stages_begin_at_layers_and_scopes_by_name():
     first = [plan.program.ops[cut.first].name for cut in plan.stage_cuts.stages]
     assert "/block_2_1/" in first[1], first
     assert first[2] == "joint/Sin"
-    with pytest.raises(gs.ArgumentError, match=re.escape("stages=['blok_2']: no operation is in a layer whose name")):
+    with pytest.raises(
+        gs.errors.ArgumentError, match=re.escape("stages=['blok_2']: no operation is in a layer whose name")
+    ):
         gs.parallelize(make()[0], devices=2, stages=["blok_2"]).plan(*given)
 
 
@@ -349,12 +351,12 @@ def test_a_broken_cut_is_seen():
         ops = list(plan.program.ops)
         ops[last.index] = dataclasses.replace(last, provenance=dataclasses.replace(last.provenance, stage=stage))
         program = dataclasses.replace(plan.program, ops=tuple(ops))
-        assert message(gs.CheckError, dataclasses.replace(plan, program=program).check) == expected
+        assert message(gs.errors.CheckError, dataclasses.replace(plan, program=program).check) == expected
 
 
 @pytest.mark.parametrize("stages", [0, -1, 1.5, True, "2", [], [3]])
 def test_bad_numbers(stages: Any):
-    assert message(gs.ArgumentError, lambda: gs.parallelize(abs, stages=stages)) == (
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(abs, stages=stages)) == (
         f"stages={stages!r}: it is the number of parts, at least 1, into which the function is cut, each with devices "
         "of its own; or patterns of names of the layers at which new ones begin, ['block4_*', 'block9_*']; None leaves "
         "it whole."
@@ -362,29 +364,31 @@ def test_bad_numbers(stages: Any):
 
 
 def test_stages_have_the_numbers_of_one_device():
-    assert message(gs.ArgumentError, lambda: gs.parallelize(abs, stages=2, random="independent")) == (
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(abs, stages=2, random="independent")) == (
         "stages=2 with random='independent': stages have the numbers of one device, whatever they are and however "
         "many. Drop random."
     )
 
 
 def test_devices_that_make_no_pipelines():
-    assert message(gs.ArgumentError, lambda: gs.parallelize(abs, stages=2, devices=3)) == (
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(abs, stages=2, devices=3)) == (
         "stages=2 on 3 devices: each of 2 stages has a device of its own in each pipeline, so they need 2, 4 or more "
         "devices. Choose other devices or stages, or schedule='interleaved', which has several stages on each device."
     )
-    assert message(gs.ArgumentError, lambda: gs.parallelize(abs, stages=3, devices=2, schedule="interleaved")) == (
+    assert message(
+        gs.errors.ArgumentError, lambda: gs.parallelize(abs, stages=3, devices=2, schedule="interleaved")
+    ) == (
         "stages=3 with schedule='interleaved' on 2 devices: each device has several stages, 4, 6 or more altogether. "
         "Choose one of these numbers, or '1f1b'."
     )
-    assert message(gs.ArgumentError, lambda: gs.parallelize(abs, stages=2, devices=4, weights=[1, 2, 3])) == (
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(abs, stages=2, devices=4, weights=[1, 2, 3])) == (
         "weights=[1, 2, 3] has 3 entries for 2 pipelines; give one for each pipeline."
     )
 
 
 def test_more_stages_than_can_be_cut():
     parallel = gs.parallelize(lambda x: tf.square(2 * x), devices=3, stages=3)
-    assert message(gs.ArgumentError, lambda: parallel(rows(4, 2))) == (
+    assert message(gs.errors.ArgumentError, lambda: parallel(rows(4, 2))) == (
         "stages=3: the function has 2 operations forward that take time, and each stage needs one of its own. Choose "
         "fewer stages."
     )
@@ -393,7 +397,7 @@ def test_more_stages_than_can_be_cut():
 def test_stages_of_a_function_that_has_some():
     inner = gs.on_device(tf.square, "CPU:1")
     parallel = gs.parallelize(lambda x: inner(2 * x), devices=2, stages=2)
-    assert message(gs.ArgumentError, lambda: parallel(rows(4, 2))) == (
+    assert message(gs.errors.ArgumentError, lambda: parallel(rows(4, 2))) == (
         "stages=2 would cut the function into stages, but it already has stages from on_device:\n"
         "  - square on CPU:1\n"
         "Drop the stages, or on_device."
@@ -414,7 +418,9 @@ def test_stages_for_which_devices_have_no_room():
     asked = dataclasses.replace(plan.stage_cuts.asked, memory=2000)
     assert len(cut_into_stages(plan.program, plan.steps, plan.mesh, asked, "gpipe").stages) == 2
     asked = dataclasses.replace(asked, memory=1000)
-    assert message(gs.ArgumentError, lambda: cut_into_stages(plan.program, plan.steps, plan.mesh, asked, "gpipe")) == (
+    assert message(
+        gs.errors.ArgumentError, lambda: cut_into_stages(plan.program, plan.steps, plan.mesh, asked, "gpipe")
+    ) == (
         "stages=2: no cut leaves each stage within the 1.0 kB that it may take of its device; all together need 2.5 "
         "kB. Choose more stages, more micro_batches, or schedule='1f1b', which keeps fewer of them alive."
     )

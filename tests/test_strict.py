@@ -40,7 +40,7 @@ def test_the_plan_lists_what_follows_from_an_operation_at_home():
 
 def test_strict_refuses_work_on_rows_that_are_born_inside():
     parallel = gs.parallelize(born_whole, devices=3, strict=True)
-    with pytest.raises(gs.StrictError, match="% of the floating-point operations work on the batch") as caught:
+    with pytest.raises(gs.errors.StrictError, match="% of the floating-point operations work on the batch") as caught:
         parallel(rows(13, 3))
     assert "and so does what follows it (2 Cumsum" in str(caught.value)
     gs.verify(gs.parallelize(born_whole, devices=3, strict=1.0), rows(13, 3))
@@ -53,13 +53,13 @@ def test_strict_takes_the_share_that_may_stay():
         return tf.reduce_sum(x @ w) + tf.reduce_sum(tf.sort(x, 0))
 
     gs.parallelize(f, devices=2, strict=0.1)(rows(13, 6))
-    with pytest.raises(gs.StrictError, match="would run on one device"):
+    with pytest.raises(gs.errors.StrictError, match="would run on one device"):
         gs.parallelize(f, devices=2, strict=True)(rows(13, 6))
 
 
 @pytest.mark.parametrize("strict", [-0.1, 1.5, "yes", None])
 def test_strict_is_a_truth_value_or_a_share(strict):
-    with pytest.raises(gs.ArgumentError, match="strict is True, False, or the share"):
+    with pytest.raises(gs.errors.ArgumentError, match="strict is True, False, or the share"):
         gs.parallelize(born_whole, strict=strict)
 
 
@@ -90,7 +90,7 @@ def test_a_loop_for_all_shards_says_why_and_what_is_at_home_in_its_turns():
     plan = gs.parallelize(f, devices=2).plan(rows(7, 3))
     assert "one for all shards, which meet in every turn: StatelessWhile" in str(plan)
     assert plan.stayed_home
-    with pytest.raises(gs.StrictError, match="would run on one device"):
+    with pytest.raises(gs.errors.StrictError, match="would run on one device"):
         gs.parallelize(f, devices=2, strict=True)(rows(7, 3))
 
 
@@ -113,9 +113,11 @@ def test_which_ids_a_batch_has_is_found_at_home():
     assert [op.type for op, _ in plan.stayed_home] == ["Unique"]
     assert plan.gathered_bytes(plan.stayed_home[0][0]) == 8 * 13 * 5
     assert "UnsortedSegmentSum" in {op.type for op in plan.sharded_ops}
-    with pytest.raises(gs.StrictError, match="which entries are new depends on all rows"):
+    with pytest.raises(gs.errors.StrictError, match="which entries are new depends on all rows"):
         gs.parallelize(lambda x: tf.unique(x)[1], devices=3, strict=True).plan(rows(13, 1)[:, 0])
-    with pytest.raises(gs.StrictError, match="which entries are new depends on all rows"):  # no variable needs these
+    with pytest.raises(
+        gs.errors.StrictError, match="which entries are new depends on all rows"
+    ):  # no variable needs these
         gs.parallelize(lambda x, ids: (2 * x, tf.unique(ids).y), devices=3, strict=True).plan(rows(13, 3), ids[:, 0])
 
 
@@ -131,7 +133,7 @@ def test_options_reach_what_is_planned_for_gradients():
     assert parallel.plan(x).asked.bucket_bytes == 600
     with tf.GradientTape() as tape:
         tape.watch(x)
-        with pytest.raises(gs.StrictError, match="Unique"):
+        with pytest.raises(gs.errors.StrictError, match="Unique"):
             parallel(x)
     loose = gs.parallelize(counted, devices=3, strict=0.9, bucket_bytes=600, random="independent")
     assert loose.gradient_plan(x).asked == loose.plan(x).asked

@@ -218,7 +218,7 @@ def test_a_mapping_that_cannot_be_made_again_is_named():
         def __init__(self, size: int, **entries: Any):
             super().__init__(**entries)
 
-    with pytest.raises(gs.UnsupportedError) as error:
+    with pytest.raises(gs.errors.UnsupportedError) as error:
         gs.parallelize(lambda mapping: mapping["x"], devices=2)(Sized(1, x=numbers(4)))
     name = f"{__name__}.{Sized.__qualname__}"
     assert (
@@ -234,7 +234,7 @@ def test_a_mapping_that_cannot_be_made_again_is_named():
 
 def test_an_extension_type_is_split_by_an_axis_only():
     parallel = gs.parallelize(lambda value: value.x, devices=2, split={"value": {"x": 0}})
-    with pytest.raises(gs.ArgumentError) as error:
+    with pytest.raises(gs.errors.ArgumentError) as error:
         parallel(Extension(numbers(4), numbers(4)))
     assert str(error.value) == (
         "split gives {'x': 0} for value, a Extension, whose tensors are split alike; give an axis or None."

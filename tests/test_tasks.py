@@ -47,7 +47,7 @@ PROGRAMS = [
 AROUND = {"constant", "sizes", "order", "relay"}  # what nodes have besides: rows counted, turns kept
 
 
-def emitted(plan: gs.Plan, graph: EmittedGraph) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
+def emitted(plan: gs.inspect.Plan, graph: EmittedGraph) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
     """Return how many nodes of each type each device computes, and the bytes that each sends to each."""
     sizes, devices = sizes_of(plan, graph), {node.name: node.device for node in graph.nodes}
     nodes, sent, seen = Counter(), Counter(), set()
@@ -64,7 +64,7 @@ def emitted(plan: gs.Plan, graph: EmittedGraph) -> tuple[Counter[tuple[str, str]
 
 
 @pytest.fixture
-def plans_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Sequence[tuple[gs.Plan, EmittedGraph]]]:
+def plans_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Sequence[tuple[gs.inspect.Plan, EmittedGraph]]]:
     """Return what makes a recorded program, and returns its plans and emitted graphs."""
     found, emit = [], emitted_graphs.emit
     monkeypatch.setattr(emitted_graphs, "emit", lambda plan: found.append((plan, emit(plan))) or found[-1][1])
@@ -118,7 +118,7 @@ def on_five_devices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RECORDED, name, replace(own, devices=5) if several else own)
 
 
-def check_alike(plan: gs.Plan) -> int:
+def check_alike(plan: gs.inspect.Plan) -> int:
     """Check that few shards tell of all; return of how many others do."""
     every, few = tasks_of(plan), few_tasks_of(plan)
     assert traffic(plan, few) == traffic(plan, every)

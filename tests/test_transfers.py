@@ -17,11 +17,11 @@ from tests.test_exchanges import trained
 from tests.test_parallelize import rows
 
 
-def planned(function: Callable[..., Any], *arguments: Any, **options: Any) -> gs.Plan:
+def planned(function: Callable[..., Any], *arguments: Any, **options: Any) -> gs.inspect.Plan:
     return gs.parallelize(function, **{"devices": 3, **options}).plan(*arguments)
 
 
-def trains() -> gs.Plan:
+def trains() -> gs.inspect.Plan:
     weight, biases = tf.Variable(numbers(6, 6)), [tf.Variable(numbers(6)) for _ in range(8)]
 
     def step(x: tf.Tensor) -> tf.Tensor:
@@ -38,11 +38,11 @@ def trains() -> gs.Plan:
     return planned(step, numbers(7, 6))
 
 
-def in_turns() -> gs.Plan:
+def in_turns() -> gs.inspect.Plan:
     return planned(lambda x: (tf.reduce_sum(tf.tanh(x), 0), tf.reduce_max(tf.tanh(x))), rows(13, 6), micro_batches=2)
 
 
-def blocks() -> gs.Plan:
+def blocks() -> gs.inspect.Plan:
     def function(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         both = tf.concat([tf.tanh(x), tf.sin(x)], 0)
         return both, tf.concat([x, x], 0)[:, ::-1] * both
@@ -50,7 +50,7 @@ def blocks() -> gs.Plan:
     return planned(function, numbers(7, 4))
 
 
-def filled() -> gs.Plan:
+def filled() -> gs.inspect.Plan:
     w = tf.Variable(numbers(4))
 
     def function(x: tf.Tensor) -> tf.Tensor:
@@ -62,11 +62,11 @@ def filled() -> gs.Plan:
     return planned(function, numbers(7, 4))
 
 
-def exchanged() -> gs.Plan:
+def exchanged() -> gs.inspect.Plan:
     return planned(trained, rows(41, 64))
 
 
-def mirrored() -> gs.Plan:
+def mirrored() -> gs.inspect.Plan:
     weights = [tf.Variable(numbers(8, 8, seed=k)) for k in range(2)]
     gs.set_variable_layout(weights, "replicated", 3)
     return planned(deep_step(weights), numbers(7, 8))
@@ -76,11 +76,11 @@ PLANS = {made.__name__: made for made in (trains, in_turns, blocks, filled, exch
 
 
 @pytest.fixture(scope="module")
-def plans() -> dict[str, gs.Plan]:
+def plans() -> dict[str, gs.inspect.Plan]:
     return {name: made() for name, made in PLANS.items()}
 
 
-def test_all_kinds_of_moves_and_primitives_are_here(plans: dict[str, gs.Plan]):
+def test_all_kinds_of_moves_and_primitives_are_here(plans: dict[str, gs.inspect.Plan]):
     """So each of them is changed below."""
     collectives = [collective for plan in plans.values() for collective in plan.collectives]
     kinds = {collective.kind for collective in collectives}
@@ -129,16 +129,16 @@ def changes(value: Value, before: int) -> Iterator[Value]:
         yield dataclasses.replace(value, host="elsewhere")
 
 
-def changed(plan: gs.Plan, k: int, collective: Collective) -> gs.Plan:
+def changed(plan: gs.inspect.Plan, k: int, collective: Collective) -> gs.inspect.Plan:
     collectives = list(plan.collectives)
     collectives[k] = collective
     return dataclasses.replace(plan, collectives=tuple(collectives))
 
 
-def is_refused(plan: gs.Plan) -> bool:
+def is_refused(plan: gs.inspect.Plan) -> bool:
     try:
         plan.check()
-    except gs.CheckError:
+    except gs.errors.CheckError:
         return True
     return False
 
@@ -150,7 +150,7 @@ def with_value(collective: Collective, i: int, value: Value) -> Collective:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_every_change_of_any_value_is_found(plans: dict[str, gs.Plan], name: str):
+def test_every_change_of_any_value_is_found(plans: dict[str, gs.inspect.Plan], name: str):
     plan, found = plans[name], 0
     plan.check()
     for k, collective in enumerate(plan.collectives):
@@ -163,7 +163,7 @@ def test_every_change_of_any_value_is_found(plans: dict[str, gs.Plan], name: str
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_every_other_reader_is_found(plans: dict[str, gs.Plan], name: str):
+def test_every_other_reader_is_found(plans: dict[str, gs.inspect.Plan], name: str):
     plan = plans[name]
     for k, collective in enumerate(plan.collectives):
         for m, reads in enumerate(collective.reads):

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
-def plan() -> gs.Plan:
+def plan() -> gs.inspect.Plan:
     def normalize(x):
         results = tf.raw_ops.FusedBatchNormV3(
             x=x, scale=[1.0], offset=[0.0], mean=[0.0], variance=[1.0], is_training=False
@@ -46,17 +46,17 @@ def test_the_table_names_outputs_that_exist(op_type: str):
     assert any(found), op_type
 
 
-def test_nothing_is_folded_from_them(plan: gs.Plan):
+def test_nothing_is_folded_from_them(plan: gs.inspect.Plan):
     plan.program.check()
     broken = with_op(plan.program, "Tanh", constants={0: np.zeros(1, np.int32)})
     name = plan.program.ops[position(plan.program, "FusedBatchNormV3")].name
     message = f"Operation 'Tanh' takes output 3 of {name!r} for known, which TensorFlow leaves undefined."
-    with pytest.raises(gs.CheckError) as caught:
+    with pytest.raises(gs.errors.CheckError) as caught:
         broken.check()
     assert str(caught.value) == message
 
 
-def test_nothing_travels_for_them(plan: gs.Plan):
+def test_nothing_travels_for_them(plan: gs.inspect.Plan):
     plan.check()
     step = plan.steps[position(plan.program, "FusedBatchNormV3")]
     assert step.shards
@@ -64,7 +64,7 @@ def test_nothing_travels_for_them(plan: gs.Plan):
     gives[2] = Partial("sum")
     broken = with_step(plan, "FusedBatchNormV3", sharded(gives=tuple(gives)))
     name = plan.program.ops[position(plan.program, "FusedBatchNormV3")].name
-    with pytest.raises(gs.CheckError) as caught:
+    with pytest.raises(gs.errors.CheckError) as caught:
         broken.check()
     assert str(caught.value) == (
         f"{name!r} gives partial(sum) as output 2, which TensorFlow leaves undefined: nothing may travel for it."

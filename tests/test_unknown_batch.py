@@ -13,10 +13,10 @@ from keras import layers
 
 import graphsplit as gs
 from benchmarks.coverage_models import MODELS
-from graphsplit.core.errors import CheckError
 from graphsplit.core.sizes.symbolic_sizes import rows as rows_
 from graphsplit.emission import emit
 from graphsplit.emission.shards.random_numbers import own_numbers
+from graphsplit.errors import CheckError
 from tests.helpers.float64 import EXACT, float64
 from tests.helpers.law import assert_close, assert_law
 from tests.rule_cases import CASES, Case
@@ -163,7 +163,7 @@ def test_gradients_from_outside(network: Callable[[], tuple[keras.Model, tuple[i
     assert not plan.stayed_home, str(plan)
 
 
-def last_plan(function: gs.ParallelFunction) -> gs.Plan:
+def last_plan(function: gs.ParallelFunction) -> gs.inspect.Plan:
     compiled = [found for several in function._traces.compiled.values() for found in several]
     return compiled[-1].pair().plan
 
@@ -334,7 +334,7 @@ def test_two_traces_and_no_more() -> None:
 
 def test_strict_sees_what_needs_all_rows() -> None:
     f = tf.function(lambda x: tf.sort(x, axis=0), input_signature=[tf.TensorSpec((None, 2))])
-    with pytest.raises(gs.StrictError, match="a row"):
+    with pytest.raises(gs.errors.StrictError, match="a row"):
         gs.parallelize(f, devices=2, strict=True)(tf.ones((4, 2)))
 
 

@@ -13,7 +13,7 @@ from tests.helpers.law import assert_close
 from tests.test_parallelize import rows
 
 
-def kinds(plan: gs.Plan) -> tuple[Counter, Counter]:
+def kinds(plan: gs.inspect.Plan) -> tuple[Counter, Counter]:
     """Return how many ops of each type run on the shards and at home."""
     return Counter(op.type for op in plan.sharded_ops), Counter(op.type for op in plan.home_ops)
 

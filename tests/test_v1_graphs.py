@@ -102,12 +102,14 @@ def test_named_devices_and_constants():
 
 
 def test_what_cannot_be_split():
-    assert message(gs.ArgumentError, make_parallel, lambda a, b: a + b, 2, a=tf.zeros([4]), b=tf.constant(1.0)) == (
+    assert message(
+        gs.errors.ArgumentError, make_parallel, lambda a, b: a + b, 2, a=tf.zeros([4]), b=tf.constant(1.0)
+    ) == (
         "make_parallel splits every input along its first axis; these have none:\n"
         "  - b has shape []\n"
         "Let the function capture them instead: functools.partial(fn, ...)."
     )
-    assert message(gs.ArgumentError, make_parallel, tf.identity, 0, input=tf.zeros([4])) == (
+    assert message(gs.errors.ArgumentError, make_parallel, tf.identity, 0, input=tf.zeros([4])) == (
         "num_gpus=0: at least one device is needed."
     )
 
@@ -115,7 +117,9 @@ def test_what_cannot_be_split():
 def test_variables_that_towers_do_not_share():
     """Each device would train a model of its own, and nobody would notice."""
     x = v1.placeholder(tf.float32, [None, 3])
-    found = message(gs.ArgumentError, make_parallel, lambda x: x @ tf.Variable(tf.ones([3, 1]), name="w"), 2, x=x)
+    found = message(
+        gs.errors.ArgumentError, make_parallel, lambda x: x @ tf.Variable(tf.ones([3, 1]), name="w"), 2, x=x
+    )
     assert found == (
         "make_parallel runs the function once for each device, and each run made new variables, so devices would train "
         "different models.\n"
@@ -132,7 +136,7 @@ def test_variables_that_towers_do_not_share():
 
 def test_outputs_without_rows():
     x = v1.placeholder(tf.float32, [None])
-    found = message(gs.ArgumentError, make_parallel, lambda x: (x, tf.reduce_sum(x)), 2, x=x)
+    found = message(gs.errors.ArgumentError, make_parallel, lambda x: (x, tf.reduce_sum(x)), 2, x=x)
     assert found == (
         "make_parallel joins outputs along their first axis; these have none:\n  - output 1, tower_0/Sum:0\nReturn a "
         "value for each row and reduce what make_parallel returns: tf.reduce_mean(make_parallel(...))."

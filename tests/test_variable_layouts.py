@@ -182,7 +182,7 @@ def test_a_program_in_parts_is_a_program():
     divided.program.check()
     assert divided.origins[:3] == ((0, 0), (0, 1), (0, 2))
     assert len(divided.program.captures) == len(program.captures) + 2
-    with pytest.raises(gs.CheckError):  # (the check can fail)
+    with pytest.raises(gs.errors.CheckError):  # (the check can fail)
         type(program)(**{**divided.program.__dict__, "ops": divided.program.ops[:-5]}).check()
 
 

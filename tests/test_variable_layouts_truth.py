@@ -267,7 +267,7 @@ def test_a_variable_behind_a_bare_handle_is_one_object():
 def test_patterns_fit_from_any_slash_on():
     model = keras.Sequential([keras.layers.Embedding(1000, 64), keras.layers.Dense(2)], name="net")
     model.build((None, 3))
-    with pytest.raises(gs.ArgumentError) as raised:
+    with pytest.raises(gs.errors.ArgumentError) as raised:
         gs.set_variable_layout(model, {"embeding/*": "sharded", "bedding*": "home"}, devices=2)
     table, kernel, bias = (variable.path for variable in model.variables)
     layer = table.split("/")[1]
@@ -282,20 +282,22 @@ def test_patterns_fit_from_any_slash_on():
 
 def test_errors():
     variable = tf.Variable(numbers(20, 20), name="table")
-    with pytest.raises(gs.ArgumentError, match=r"Unknown layout 'split'\. Layouts: 'home', 'replicated', 'sharded'"):
+    with pytest.raises(
+        gs.errors.ArgumentError, match=r"Unknown layout 'split'\. Layouts: 'home', 'replicated', 'sharded'"
+    ):
         gs.set_variable_layout(variable, "split")
-    with pytest.raises(gs.ArgumentError) as raised:
+    with pytest.raises(gs.errors.ArgumentError) as raised:
         gs.set_variable_layout(variable, {"tabel*": "sharded"})
     assert str(raised.value) == (
         "No variable's name fits 'tabel*'. The variables are:\n  - table\nNear 'tabel*': 'table'."
     )
-    with pytest.raises(gs.ArgumentError, match="found no variables in"):
+    with pytest.raises(gs.errors.ArgumentError, match="found no variables in"):
         gs.set_variable_layout(tf.Module(), "sharded")
-    with pytest.raises(gs.ArgumentError, match="are for variables, modules, models and optimizers, got 3"):
+    with pytest.raises(gs.errors.ArgumentError, match="are for variables, modules, models and optimizers, got 3"):
         gs.set_variable_layout(3, "sharded")
-    with pytest.raises(gs.DeviceError):
+    with pytest.raises(gs.errors.DeviceError):
         gs.set_variable_layout(variable, "sharded", 99)
-    with pytest.raises(gs.UnsupportedError, match="while a graph is built"):
+    with pytest.raises(gs.errors.UnsupportedError, match="while a graph is built"):
         tf.function(lambda: gs.set_variable_layout(variable, "home"))()
 
 

@@ -70,7 +70,7 @@ def test_a_sequence_is_cut_for_the_bytes_of_the_sums():
     size = x.shape.num_elements() * 8  # what each of the four moves sends, over both devices
     small = 2 * WIDTH * 8 + 8  # the scale, its gradient, the loss
     ends = x[:, : LENGTH // 2].shape.num_elements() * 8  # of the argument, and of what is returned
-    ran = gs.placement_of(parallel, x, actual=True)
+    ran = gs.placement(parallel, x, actual=True)
     sent = sum(transfer.bytes for transfer in ran.transfers)
     assert sent == sum(traffic(parallel.plan(x)).by_kind.values())
     assert 4 * size + 2 * ends <= sent <= 4 * size + 2 * ends + small
@@ -163,21 +163,25 @@ def planned(layout: Any, *shape: int | None) -> Callable[[], Any]:
 @pytest.mark.parametrize(
     ("call", "kind", "expected"),
     [
-        (asked(("batch", "model"), 2, 3, 4), gs.ArgumentError, "has 2 dimensions, the tensor 3"),
-        (asked(("model", "model"), 2, 3), gs.ArgumentError, "'model' is named twice"),
-        (asked("model", 2), gs.ArgumentError, "a layout has the name of an axis, or None, for each dimension"),
-        (asked((0, 1), 2, 3), gs.ArgumentError, "a layout has the name of an axis, or None, for each dimension"),
-        (asked((None,), given=[1.0]), gs.ArgumentError, "takes a tensor and its layout, got [1.0]"),
-        (asked((None,), given=keras.Input([])), gs.UnsupportedError, "called on a symbolic Keras tensor"),
+        (asked(("batch", "model"), 2, 3, 4), gs.errors.ArgumentError, "has 2 dimensions, the tensor 3"),
+        (asked(("model", "model"), 2, 3), gs.errors.ArgumentError, "'model' is named twice"),
+        (asked("model", 2), gs.errors.ArgumentError, "a layout has the name of an axis, or None, for each dimension"),
+        (asked((0, 1), 2, 3), gs.errors.ArgumentError, "a layout has the name of an axis, or None, for each dimension"),
+        (asked((None,), given=[1.0]), gs.errors.ArgumentError, "takes a tensor and its layout, got [1.0]"),
+        (asked((None,), given=keras.Input([])), gs.errors.UnsupportedError, "called on a symbolic Keras tensor"),
         (
             planned(("batch", "modle"), 4, 6),
-            gs.ArgumentError,
+            gs.errors.ArgumentError,
             "there is no axis 'modle'; there are 'batch', 'model'. Did",
         ),
-        (planned((None, "model"), 4, 2), gs.ArgumentError, "dimension 1 has 2 entries, and 'model' has 3 devices"),
+        (
+            planned((None, "model"), 4, 2),
+            gs.errors.ArgumentError,
+            "dimension 1 has 2 entries, and 'model' has 3 devices",
+        ),
         (
             planned((None, "model"), 4, None),
-            gs.UnsupportedError,
+            gs.errors.UnsupportedError,
             "the length of dimension 1 is not known when planning",
         ),
     ],

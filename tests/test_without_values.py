@@ -47,7 +47,7 @@ def test_planned_then_initialized_then_trained(layout: str):
     expected_model, expected_optimizer = small_network()
     plain = tf.function(step_of(expected_model, expected_optimizer))
     options = {key: value for key, value in LAYOUTS[layout].items() if key == "mesh"} or {"devices": 3}
-    with gs.without_values(), gs.variable_layout(**LAYOUTS[layout]):
+    with gs.keras.without_values(), gs.variable_layout(**LAYOUTS[layout]):
         model, optimizer = small_network()
     names = {name.partition(":")[0].rpartition("/")[2] for name in with_values([model, optimizer])}
     assert names == {"seed_generator_state", "iteration", "learning_rate"}
@@ -57,10 +57,10 @@ def test_planned_then_initialized_then_trained(layout: str):
     prediction = gs.predict(step.function, X, machine="8xA100-SXM4-80GB", **options)
     if layout == "home":  # as with values
         assert prediction.memory_bytes == gs.predict(plain, X, machine="8xA100-SXM4-80GB", devices=3).memory_bytes
-    with pytest.raises(gs.ArgumentError, match="These variables have no values yet"):
+    with pytest.raises(gs.errors.ArgumentError, match="These variables have no values yet"):
         step(X)
     assert len(with_values([model, optimizer])) == len(names)  # nothing of this made one
-    gs.initialize([model, optimizer])
+    gs.keras.initialize([model, optimizer])
     for a, b in zip(variables_of([model, optimizer]), variables_of([expected_model, expected_optimizer]), strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.name)
     parts = [held for v in variables_of([model, optimizer]) if (held := parts_of_variable(v)) is not None]
@@ -79,7 +79,7 @@ def test_loaded(library: Any, kind: str, tmp_path: Path, monkeypatch: pytest.Mon
         tf.train.Checkpoint(model=source).write(str(path))
     else:
         (source.save if kind.endswith(".keras") else source.save_weights)(path)
-    with gs.without_values(), gs.variable_layout("sharded", devices=3):
+    with gs.keras.without_values(), gs.variable_layout("sharded", devices=3):
         model, _ = small_network(library)
     monkeypatch.setattr(VariableParts, "put_together", lambda parts: pytest.fail(f"{parts.path} is put together"))
     gs.load_weights(tf.train.Checkpoint(model=model) if kind == "checkpoint" else model, path)
@@ -89,7 +89,7 @@ def test_loaded(library: Any, kind: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_laid_out_later_and_back():
-    with gs.without_values():
+    with gs.keras.without_values():
         layer = keras.layers.Dense(60)
         layer.build((None, 31))
     for layout in ("sharded", "replicated", "home", "sharded", "home"):
@@ -97,16 +97,16 @@ def test_laid_out_later_and_back():
         assert not with_values(layer)
         step = gs.parallelize(lambda x: layer(x), devices=3)
         assert step.plan(X).mesh.shards == 3
-        with pytest.raises(gs.ArgumentError, match="have no values yet"):
+        with pytest.raises(gs.errors.ArgumentError, match="have no values yet"):
             step(X)
     gs.set_variable_layout(layer, "sharded", devices=3)
-    with pytest.raises(gs.ArgumentError) as found:
+    with pytest.raises(gs.errors.ArgumentError) as found:
         layer.get_weights()
     assert str(found.value).splitlines()[1].startswith("  - dense")
     assert str(found.value).splitlines()[1].endswith("/kernel")
     layer.set_weights([np.ones((31, 60), "float32"), np.zeros(60, "float32")])
     np.testing.assert_allclose(gs.parallelize(lambda x: layer(x), devices=3)(X)[:, 0], tf.reduce_sum(X, 1), rtol=1e-4)
-    gs.initialize(layer)  # what has a value keeps it
+    gs.keras.initialize(layer)  # what has a value keeps it
     assert layer.kernel.numpy().min() == 1.0
 
 
@@ -120,11 +120,11 @@ def blocks(*contexts: Any) -> contextlib.ExitStack:
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])
 @pytest.mark.parametrize("values_first", [True, False])
 def test_all_devices_get_a_value_that_is_given_later(layout: str, values_first: bool, tmp_path: Path):
-    contexts = [gs.without_values(), gs.variable_layout(layout, devices=3)]
+    contexts = [gs.keras.without_values(), gs.variable_layout(layout, devices=3)]
     with blocks(*contexts[:: 1 if values_first else -1]):
         layer = keras.layers.Dense(60, use_bias=False)
         layer.build((None, 31))
-    gs.initialize(layer)
+    gs.keras.initialize(layer)
     step, variable = gs.parallelize(lambda x: layer(x), devices=3), layer.kernel.value
     parts = parts_of_variable(variable)
     path = str(tmp_path / "saved")
@@ -154,7 +154,7 @@ def test_all_devices_get_a_value_that_is_given_later(layout: str, values_first: 
 
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])
 def test_a_second_value_before_the_first_call(layout: str):
-    with gs.without_values():
+    with gs.keras.without_values():
         layer = keras.layers.Dense(60, use_bias=False)
         layer.build((None, 31))
     layer.kernel.assign(tf.ones((31, 60)))
@@ -170,7 +170,7 @@ def test_a_value_may_come_from_a_variable_in_parts(layout: str):
     gs.set_variable_layout(source, "sharded", devices=3)
     gs.parallelize(lambda x: x @ source, devices=3)(X)
     assert parts_of_variable(source).in_parts
-    with gs.without_values(), gs.variable_layout(layout, devices=3):
+    with gs.keras.without_values(), gs.variable_layout(layout, devices=3):
         layer = keras.layers.Dense(60, use_bias=False)
         layer.build((None, 31))
     layer.kernel.value.assign(source)
@@ -180,7 +180,7 @@ def test_a_value_may_come_from_a_variable_in_parts(layout: str):
 
 @pytest.mark.parametrize("layout", ["home", "sharded", "replicated"])
 def test_whoever_reads_gets_an_error_that_names_the_variable(layout: str, tmp_path: Path):
-    with gs.without_values(), gs.variable_layout(layout, devices=3):
+    with gs.keras.without_values(), gs.variable_layout(layout, devices=3):
         layer = keras.layers.Dense(60, name="large")
         model = keras.Sequential([keras.layers.Input((31,)), layer])
     reads = [
@@ -193,7 +193,7 @@ def test_whoever_reads_gets_an_error_that_names_the_variable(layout: str, tmp_pa
     reads += [lambda: layer.kernel.assign_add(tf.ones((31, 60))), lambda: tf.function(model)(X)]
     reads += [lambda: gs.multi_gpu_model(model, 3).predict(X, verbose=0)]
     for read in reads:
-        with pytest.raises(gs.ArgumentError, match=r"no values yet, (.|\n)*/large/(.|\n)*gs.initialize"):
+        with pytest.raises(gs.errors.ArgumentError, match=r"no values yet, (.|\n)*/large/(.|\n)*gs.keras.initialize"):
             read()
     assert "unavailable" in repr(layer.kernel.value)
     layer.kernel.assign(tf.fill((31, 60), 2.0))
@@ -212,20 +212,20 @@ def test_values_are_drawn_in_the_order_in_which_variables_were_made():
         return found
 
     expected = layers()
-    with gs.without_values():
+    with gs.keras.without_values():
         found = layers()
-    gs.initialize(found[::-1])
+    gs.keras.initialize(found[::-1])
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(a.kernel, b.kernel)
     assert np.any(found[0].kernel.numpy() != found[1].kernel.numpy())
 
 
 def test_the_plan_that_fits_is_chosen_without_values():
-    with gs.without_values():
+    with gs.keras.without_values():
         model, optimizer = small_network()
     step = gs.parallelize(step_of(model, optimizer), devices=2, memory="1GB")
     assert [note for note in step.plan(X).notes if note.startswith("chosen automatically: ")]
-    gs.initialize([model, optimizer])
+    gs.keras.initialize([model, optimizer])
     expected_model, expected_optimizer = small_network()
     np.testing.assert_allclose(step(X), step_of(expected_model, expected_optimizer)(X), rtol=1e-5)
 
@@ -235,14 +235,14 @@ def test_under_model_parallel():
     layout_map = keras.distribution.LayoutMap(mesh)
     layout_map[".*kernel"] = (None, "model")
     distribution = keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
-    with gs.enable_keras_distribution(), distribution.scope():
-        with gs.without_values():
+    with gs.keras.enable_distribution(), distribution.scope():
+        with gs.keras.without_values():
             layer = keras.layers.Dense(60, kernel_initializer=keras.initializers.GlorotUniform(seed=3))
             layer.build((None, 31))
         parts = parts_of_variable(layer.kernel.value)
         assert parts.devices == ("/device:CPU:0", "/device:CPU:1")
         assert not with_values(layer)
-        gs.initialize(layer)
+        gs.keras.initialize(layer)
         assert list(parts.bytes_on_devices().values()) == [31 * 30 * 4] * 2
         whole = keras.initializers.GlorotUniform(seed=3)((31, 60))
         np.testing.assert_array_equal(layer.kernel.numpy(), whole)
@@ -271,7 +271,7 @@ class Block(keras.Layer):
         return x + self.down(self.up(self.norms[1](x)))
 
 before = memory("VmRSS")
-with gs.without_values(), gs.variable_layout("sharded", devices=8):
+with gs.keras.without_values(), gs.variable_layout("sharded", devices=8):
     words = layers.Input((128,), dtype="int32")
     x = layers.Embedding(32000, 4096)(words)
     for _ in range(33):
@@ -285,7 +285,7 @@ print(model.count_params(), memory("VmHWM") - before)
 
 LOADED = """
 def made(width, count):
-    with gs.without_values(), gs.variable_layout("sharded", devices=8):
+    with gs.keras.without_values(), gs.variable_layout("sharded", devices=8):
         dense = [keras.layers.Dense(width, use_bias=False) for _ in range(count)]
         return keras.Sequential([keras.layers.Input((width,)), *dense])
 
@@ -305,7 +305,7 @@ folder, kind, is_source = sys.argv[1:]
 for width, count in ((64, 1), (8192, 2)):
     model, name = made(width, count), os.path.join(folder, f"{width}{kind}")
     if is_source == "yes":
-        gs.initialize(model)
+        gs.keras.initialize(model)
         save(model, name)
         continue
     before = memory_from_now_on()

@@ -80,17 +80,17 @@ def test_names_of_devices():
     ],
 )
 def test_what_is_no_address(wrong: object):
-    with pytest.raises(gs.ArgumentError) as raised:
+    with pytest.raises(gs.errors.ArgumentError) as raised:
         gs.connect([wrong])
     assert str(raised.value) == f"{wrong!r} is not the address of a worker; write it like '10.0.0.1:2222'."
 
 
 def test_lists_of_workers():
-    with pytest.raises(gs.ArgumentError) as raised:
+    with pytest.raises(gs.errors.ArgumentError) as raised:
         gs.connect("10.0.0.1:2222")
     assert str(raised.value) == "connect takes a list of addresses, ['10.0.0.1:2222'], got '10.0.0.1:2222'."
     for workers in ([], ["a:1", "a:1"]):
-        with pytest.raises(gs.ArgumentError) as raised:
+        with pytest.raises(gs.errors.ArgumentError) as raised:
             gs.connect(workers)
         assert str(raised.value) == f"connect takes one or more workers, each once; got {workers}."
 
@@ -104,13 +104,13 @@ def test_cluster_resolvers():
     alone = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": ["a:1"]}), task_type="worker", task_id=0
     )
-    with pytest.raises(gs.ArgumentError, match="SimpleClusterResolver knows of no workers but this process"):
+    with pytest.raises(gs.errors.ArgumentError, match="SimpleClusterResolver knows of no workers but this process"):
         addresses.worker_addresses(alone)
 
 
 def test_after_variables_were_made():
     variable = tf.Variable(1.0, name="early")
-    with pytest.raises(gs.UnsupportedError) as raised:
+    with pytest.raises(gs.errors.UnsupportedError) as raised:
         gs.connect(["127.0.0.1:9"])
     assert str(raised.value).startswith("connect was called after variables were made (")
     assert str(raised.value).endswith("Call it first in the program, before any tensor, variable or model is made.")
@@ -120,7 +120,7 @@ def test_after_variables_were_made():
 def test_a_worker_that_does_not_answer():
     script = (
         "import graphsplit as gs\n"
-        "try:\n    gs.connect(['127.0.0.1:9'], timeout_s=0.5)\nexcept gs.DeviceError as error:\n    print(error)"
+        "try:\n    gs.connect(['127.0.0.1:9'], timeout_s=0.5)\nexcept gs.errors.DeviceError as error:\n    print(error)"
     )
     ran = python("-c", script)
     assert ran.stdout == (
@@ -131,12 +131,12 @@ def test_a_worker_that_does_not_answer():
 
 def test_resilient_without_workers():
     step = gs.parallelize(lambda x: x, devices=2)
-    with pytest.raises(gs.UnsupportedError, match=r"call graphsplit\.connect first"):
-        gs.resilient(step)
-    with pytest.raises(gs.ArgumentError, match="resilient takes a function that parallelize returned, got"):
-        gs.resilient(lambda x: x)
-    with pytest.raises(gs.ArgumentError, match="on_lost='wait'"):
-        gs.resilient(step, on_lost="wait")
+    with pytest.raises(gs.errors.UnsupportedError, match=r"call graphsplit\.connect first"):
+        gs.workers.resilient(step)
+    with pytest.raises(gs.errors.ArgumentError, match="resilient takes a function that parallelize returned, got"):
+        gs.workers.resilient(lambda x: x)
+    with pytest.raises(gs.errors.ArgumentError, match="on_lost='wait'"):
+        gs.workers.resilient(step, on_lost="wait")
 
 
 def test_batches_are_kept_only_since_a_checkpoint(tmp_path: Path):
@@ -145,7 +145,7 @@ def test_batches_are_kept_only_since_a_checkpoint(tmp_path: Path):
     step = gs.parallelize(lambda x: tf.reduce_sum(x * weight, 1), devices=2)
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(weight=weight), str(tmp_path), 1)
     cluster: Any = SimpleNamespace(health=lambda: SimpleNamespace(lost=()))
-    resilient: Any = gs.Resilient(step, cluster, manager)
+    resilient: Any = gs.workers.Resilient(step, cluster, manager)
 
     def given() -> weakref.ref[Any]:
         batch = tf.ones((4, 3)) * 2.0
@@ -167,8 +167,8 @@ def test_batches_are_kept_only_since_a_checkpoint(tmp_path: Path):
 
 @pytest.mark.parametrize("number", [0, True, 1.5])
 def test_numbers_of_local_workers(number: object):
-    with pytest.raises(gs.ArgumentError) as raised:
-        gs.LocalWorkers(number)  # type: ignore[arg-type]
+    with pytest.raises(gs.errors.ArgumentError) as raised:
+        gs.workers.LocalWorkers(number)  # type: ignore[arg-type]
     assert str(raised.value) == f"LocalWorkers(count={number!r}): it is a number, at least 1."
 
 
@@ -177,17 +177,21 @@ def test_a_port_in_use_and_a_public_address(monkeypatch: pytest.MonkeyPatch):
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(gs.DeviceError) as raised:
+        with pytest.raises(gs.errors.DeviceError) as raised:
             addresses.check_port(port, insecure=True)
         assert str(raised.value) == (f"Port {port} is in use here. Choose another --port, or end what listens there.")
     [port] = addresses.free_ports(1)
     monkeypatch.setattr(addresses, "public_addresses", lambda: ["8.8.8.8"])
-    with pytest.raises(gs.UnsupportedError, match=r"^This machine has a public address, 8\.8\.8\.8\. .*--insecure"):
+    with pytest.raises(
+        gs.errors.UnsupportedError, match=r"^This machine has a public address, 8\.8\.8\.8\. .*--insecure"
+    ):
         addresses.check_port(port, insecure=False)
     addresses.check_port(port, insecure=True)
-    with pytest.raises(gs.UnsupportedError, match=r"^This machine has a public address, 8\.8\.8\.8\. .*insecure=True"):
-        gs.LocalWorkers(1)
-    gs.LocalWorkers(1, insecure=True).close()
+    with pytest.raises(
+        gs.errors.UnsupportedError, match=r"^This machine has a public address, 8\.8\.8\.8\. .*insecure=True"
+    ):
+        gs.workers.LocalWorkers(1)
+    gs.workers.LocalWorkers(1, insecure=True).close()
 
 
 def test_addresses_of_this_machine():
@@ -219,10 +223,10 @@ def test_a_worker_ends_cleanly():
 LOSES_ONE = """
 import sys
 import tensorflow as tf, graphsplit as gs
-workers = gs.LocalWorkers(2)
+workers = gs.workers.LocalWorkers(2)
 gs.connect(workers)
 mesh = {"batch": len(gs.available_devices())}  # of the batch's axis alone, it is as many devices as there are
-step = gs.resilient(gs.parallelize(lambda x: tf.reduce_sum(x * x), mesh=mesh))
+step = gs.workers.resilient(gs.parallelize(lambda x: tf.reduce_sum(x * x), mesh=mesh))
 step(tf.ones((4, 2)))
 workers.kill(1)
 print("lost", file=sys.stderr, flush=True)

@@ -141,11 +141,13 @@ def test_a_model_before_compile():
 
 def test_patterns_of_slots():
     weight = tf.Variable(tf.ones((90, 8)), name="weight")
-    with pytest.raises(gs.ArgumentError, match=r"'slots of \*' is for the slots of an optimizer, and"):
+    with pytest.raises(gs.errors.ArgumentError, match=r"'slots of \*' is for the slots of an optimizer, and"):
         gs.set_variable_layout(weight, ZERO_1, 3)
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build([weight])
     gs.set_variable_layout([weight, optimizer], {"slots of *": "sharded", "weight": "replicated"}, 3)  # it has none
     assert layouts_of([weight]) == {"replicated"}
-    with pytest.raises(gs.ArgumentError, match=r"No variable's name fits 'slots of wait'(?s:.*)Near 'slots of wait': "):
+    with pytest.raises(
+        gs.errors.ArgumentError, match=r"No variable's name fits 'slots of wait'(?s:.*)Near 'slots of wait': "
+    ):
         gs.set_variable_layout([weight, optimizer], {"slots of wait": "sharded"}, 3)

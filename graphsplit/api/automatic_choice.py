@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from graphsplit.core.errors import ArgumentError
+from graphsplit.errors import ArgumentError
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import machine as machine_of
 

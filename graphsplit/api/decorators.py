@@ -14,9 +14,9 @@ from graphsplit.api.automatic_choice import checked_automatic
 from graphsplit.api.calls.parallel_function import P, ParallelFunction, R
 from graphsplit.api.options import DevicesLike, Options, Split
 from graphsplit.core.device_mesh import mesh_axes
-from graphsplit.core.errors import ArgumentError
 from graphsplit.core.patterns import suggesting_options
 from graphsplit.core.tensorflow_internals import is_compiled_function
+from graphsplit.errors import ArgumentError
 from graphsplit.planning.costs.machine import Machine
 
 Given = ParamSpec("Given")  # the options

@@ -10,7 +10,7 @@ import tensorflow as tf
 from graphsplit.api.calls.parallel_function import P, ParallelFunction, R
 from graphsplit.api.options import Options
 from graphsplit.core.devices import canonical_name, resolve_devices
-from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.program.stages import marked
 from graphsplit.tracing.trace import inside_trace
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from graphsplit.api.automatic_choice import Automatic
 from graphsplit.core.device_mesh import STAGE_AXIS, MeshAxes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices
-from graphsplit.core.errors import ArgumentError
+from graphsplit.errors import ArgumentError
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.options import PlanOptions
 from graphsplit.planning.schedule.automatic_stages import Beginnings

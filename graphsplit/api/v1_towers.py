@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.devices import names_of_devices
-from graphsplit.core.errors import ArgumentError, bullet_list
+from graphsplit.errors import ArgumentError, bullet_list
 
 v1 = tf.compat.v1
 

@@ -14,9 +14,9 @@ import tensorflow as tf
 from graphsplit.api.calls.parallel_function import P, ParallelFunction, R
 from graphsplit.api.stepping import Stepping, step_of
 from graphsplit.core import structures
-from graphsplit.core.errors import ArgumentError
 from graphsplit.core.notebooks import text_html
 from graphsplit.core.stand_ins import answering
+from graphsplit.errors import ArgumentError
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.plan import Plan
 
@@ -111,7 +111,7 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
 
     Args:
       function: made by `parallelize`; or a model made by `multi_gpu_model`, or under `keras.distribution`, see
-        `enable_keras_distribution`.
+        `gs.keras.enable_distribution`.
       *args, **kwargs: its arguments, tensors; of a model a batch, `x, y, sample_weight`: its training step is run, or
         without `y` its prediction; or that which is named, `step="test"`.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from graphsplit.core.errors import ArgumentError
 from graphsplit.core.storage import files
+from graphsplit.errors import ArgumentError
 
 CALIBRATED = "written by graphsplit calibrate"
 """What a machine file says of itself that may be replaced by another one."""

@@ -14,12 +14,12 @@ import graphsplit as gs
 from graphsplit.cli import predict_commands
 from graphsplit.cli.checks import names_in, parse_devices, parse_split
 from graphsplit.cli.running import Commands, number, start_tensorflow
-from graphsplit.core.errors import ArgumentError
 from graphsplit.core.progress import phase, phases
 from graphsplit.core.storage import forms
 from graphsplit.core.storage.files import write
 from graphsplit.core.storage.model_files import GRAPH_SUFFIXES, is_graph_file
 from graphsplit.core.version import __version__
+from graphsplit.errors import ArgumentError
 from graphsplit.workers.addresses import check_port
 
 app = typer.Typer(
@@ -123,7 +123,7 @@ def inspect(
     fn, arguments = targets.called(target, signature, spec or (), places, actual or timeline is not None)
     doing = "Running" if actual else "Tracing"
     with phase(doing.lower()), targets.users_code(f"{doing} {target!r}"):
-        placement = gs.placement_of(fn, *arguments, actual=actual)
+        placement = gs.placement(fn, *arguments, actual=actual)
     if {op.type for op in placement.ops.values()} <= _NO_WORK:
         raise ArgumentError(f"{target!r} computes nothing with TensorFlow: there is nothing to place.")
     print(placement)
@@ -132,7 +132,7 @@ def inspect(
             placement.save(path)
     if timeline is not None:
         with phase("recording a step"), targets.users_code(f"Running {target!r}"):
-            recorded = gs.timeline_of(fn, *arguments)
+            recorded = gs.inspect.timeline(fn, *arguments)
         recorded.save(timeline)
         print(recorded)
 
@@ -195,7 +195,7 @@ def transpile(
     from graphsplit.serving.transpiling import transpile_directory
 
     if strip:
-        print(f"Removed {gs.strip_devices(source, target, overwrite=overwrite)} requests for devices: {target}")
+        print(f"Removed {gs.serving.strip_devices(source, target, overwrite=overwrite)} requests for devices: {target}")
         return
     with phases(f"transpiling {source}") as progress:
         options = TranspileOptions(

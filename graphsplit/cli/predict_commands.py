@@ -142,7 +142,7 @@ def calibrate(
 
     _start(devices)
     fn, arguments = (None, []) if target is None else function_of(target, spec or ())
-    found = gs.calibrate(fn, *map(example, arguments), micro_batches=counts)
+    found = gs.simulate.calibrate(fn, *map(example, arguments), micro_batches=counts)
     files.write(output, f"# {CALIBRATED}\n{machine_text(found)}".encode(), why_not_calibrated)
     print(f"Written: {output}. Name it as the machine: graphsplit predict ... --machine {output}")
 
@@ -178,7 +178,7 @@ def validate(
         f"Measured: {measured * 1e3:.2f} ms a step, the median of up to {rounds} rounds. Predicted: "
         f"{prediction.step_s * 1e3:.2f} ms, {abs(off):.1%} {'more' if off > 0 else 'less'}."
     )
-    print(prediction.beside(gs.timeline_of(split, *tensors)))
+    print(prediction.beside(gs.inspect.timeline(split, *tensors)))
 
 
 COMMANDS = (predict, machines, calibrate, validate)

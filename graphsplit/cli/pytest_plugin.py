@@ -55,9 +55,9 @@ def make_devices(count: int) -> tuple[str, ...]:
 
     try:
         return gs.use_logical_devices(count)
-    except gs.ArgumentError as error:
+    except gs.errors.ArgumentError as error:
         raise pytest.UsageError(f"{_OPTION} {count}: {error}") from error
-    except gs.DeviceError as error:
+    except gs.errors.DeviceError as error:
         raise pytest.UsageError(
             f"{error}\nSomething started it before the tests: a conftest.py, a plugin, or the top of a module that "
             f"makes a tensor, variable or model. Run pytest {_OPTION} {count}, which comes before them all, or start "

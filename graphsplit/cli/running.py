@@ -13,8 +13,8 @@ from typing import Any
 
 import typer
 
-from graphsplit.core.errors import GraphsplitError, StrictError
 from graphsplit.core.requirements import explained
+from graphsplit.errors import GraphsplitError, StrictError
 
 
 class Commands(typer.core.TyperGroup):

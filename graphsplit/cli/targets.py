@@ -17,7 +17,6 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.core.devices import canonical_name, short_name
-from graphsplit.core.errors import ArgumentError, GraphsplitError, bullet_list
 from graphsplit.core.gpus.logical_gpus import has_gpus
 from graphsplit.core.progress import phase
 from graphsplit.core.protos.marks import is_marked
@@ -26,6 +25,7 @@ from graphsplit.core.storage.stored_models import read_saved_model
 from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import eager_context_started
 from graphsplit.core.user_code import place_of_error
+from graphsplit.errors import ArgumentError, GraphsplitError, bullet_list
 from graphsplit.inspect.sources import load_signature
 
 _SPEC = re.compile(r"^\s*(?P<dtype>[a-z]+[0-9]*)\s*\[(?P<sizes>[^\]]*)\]\s*$")

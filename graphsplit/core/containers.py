@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, MappingView, MutableMapping, Sequ
 from dataclasses import dataclass
 from typing import Any
 
-from graphsplit.core.errors import UnsupportedError
+from graphsplit.errors import UnsupportedError
 
 # sequences without room for a tensor
 _CONTENT = (str, bytes, bytearray, memoryview, array.array, range, collections.UserString)

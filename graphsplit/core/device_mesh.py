@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from graphsplit.core.devices import resolve_devices, short_name
-from graphsplit.core.errors import ArgumentError
 from graphsplit.core.patterns import meant
+from graphsplit.errors import ArgumentError
 
 BATCH_AXIS = "batch"
 """The name of the axis over which the rows of the batch are shared out, unless another one is given, or "data" is."""

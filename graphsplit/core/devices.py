@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.errors import ArgumentError, DeviceError, bullet_list
 from graphsplit.core.gpus.logical_gpus import count_gpus, cut_gpus, too_late
 from graphsplit.core.tensorflow_internals import eager_context_started, own_task
 from graphsplit.core.user_code import user_stack_level
+from graphsplit.errors import ArgumentError, DeviceError, bullet_list
 
 _OF_TASK = re.compile(r"^/job:(\w+)/replica:\d+/task:(\d+)/device:")
 _SHORT_OF_TASK = re.compile(r"^(?!(?i:[cg]pu):)(\w+):(\d+)/(?=\w+:)")  # (of a worker, not of a device)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.errors import ArgumentError
 from graphsplit.core.keras_internals import new_variable_of
 from graphsplit.core.tensorflow_internals import function_graph, in_save_context, value_at_call
 from graphsplit.core.variables.parted_classes import are_raw, end_wait, let_wait, raw_handles, waiting_of
@@ -25,6 +24,7 @@ from graphsplit.core.variables.parted_variables import (
     name_of,
     parts_of_variable,
 )
+from graphsplit.errors import ArgumentError
 
 _HOST = "CPU:0"
 

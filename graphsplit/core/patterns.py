@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar
 
-from graphsplit.core.errors import ArgumentError
+from graphsplit.errors import ArgumentError
 
 P = ParamSpec("P")
 R = TypeVar("R")

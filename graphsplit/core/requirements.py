@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from graphsplit.core.errors import UnsupportedError
+from graphsplit.errors import UnsupportedError
 
 OLDEST, NEWEST = (2, 16, 2), (2, 22)  # of TensorFlow, as in setup.cfg
 

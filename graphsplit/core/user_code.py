@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
-from graphsplit.core.errors import GraphsplitError
+from graphsplit.errors import GraphsplitError
 
 P = ParamSpec("P")
 R = TypeVar("R")

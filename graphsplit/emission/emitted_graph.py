@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from graphsplit.core.errors import CheckError
 from graphsplit.core.protos.graphdefs import GraphDef, source_of
+from graphsplit.errors import CheckError
 from graphsplit.planning.plan import Plan
 from graphsplit.program.graph.graph import Graph
 from graphsplit.program.graph.walks import reached

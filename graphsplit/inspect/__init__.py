@@ -1,26 +1,26 @@
-"""Placement: which operation of a graph runs on which device, requested and actual; tables, pictures, questions."""
+"""Which operation of a graph runs on which device, asked for and actual: tables, a page, questions, a timeline."""
 
-from __future__ import annotations
-
-from graphsplit.inspect.builders import placement_of, placement_of_graph, placement_of_plan
-from graphsplit.inspect.graph import PlacementError
+from graphsplit.api.verification import Difference, Report
+from graphsplit.inspect.builders import placement, placement_of_graph
 from graphsplit.inspect.placements import Placement
 from graphsplit.inspect.recorded.recorded_steps import Timeline
-from graphsplit.inspect.recorded.timeline import timeline_of
+from graphsplit.inspect.recorded.timeline import timeline
 from graphsplit.inspect.records import Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
+from graphsplit.planning.plan import Plan
 
 __all__ = [
     "Change",
     "CriticalPath",
     "DeviceTotals",
+    "Difference",
     "Edge",
     "PlacedOp",
     "Placement",
-    "PlacementError",
+    "Plan",
+    "Report",
     "Timeline",
     "Transfer",
-    "placement_of",
+    "placement",
     "placement_of_graph",
-    "placement_of_plan",
-    "timeline_of",
+    "timeline",
 ]

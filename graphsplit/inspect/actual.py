@@ -10,10 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.errors import ArgumentError, GraphsplitError
 from graphsplit.core.gpus.kernel_devices import kernel_devices
 from graphsplit.core.protos.graphdefs import source_of
 from graphsplit.core.tensorflow_internals import partition_graphs
+from graphsplit.errors import ArgumentError, GraphsplitError
 from graphsplit.inspect.flattening import FlatNode
 from graphsplit.inspect.reading import full_name
 from graphsplit.inspect.reasons import Facts, RanNode, explain_absence, explain_move, fused_by_onednn
@@ -63,7 +63,7 @@ def require_graphs(graphs: Sequence[Any], names: Collection[str]) -> list[Any]:
         raise GraphsplitError(
             "TensorFlow reported no graph for this function. It hands its graphs out when it first instantiates a "
             "function, so one that has been called before is not reported again. Take the placement of the function "
-            "(placement_of(fn, *args, actual=True) makes a fresh instance of it), or collect the graphs around its "
+            "(gs.placement(fn, *args, actual=True) makes a fresh instance of it), or collect the graphs around its "
             "first call in this process."
         )
     return list(graphs)

@@ -1,4 +1,4 @@
-"""`placement_of` and its relatives: from a function, model or graph to its `Placement`."""
+"""`placement` and its relatives: from a function, model or graph to its `Placement`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.errors import ArgumentError
 from graphsplit.core.stand_ins import answering
+from graphsplit.errors import ArgumentError
 from graphsplit.inspect.actual import match, run_and_collect
 from graphsplit.inspect.flattening import flatten
 from graphsplit.inspect.placements import Placement
@@ -26,7 +26,7 @@ from graphsplit.inspect.sources import (
 )
 
 
-def placement_of(
+def placement(
     fn: Any, *args: Any, actual: bool = False, signature: str = "serving_default", **kwargs: Any
 ) -> Placement:
     """Return where every operation of a function runs: any function, graphsplit's or not.
@@ -49,8 +49,8 @@ def placement_of(
         `actual=True` and arguments are missing.
 
     >>> import tensorflow as tf, graphsplit as gs
-    >>> placement = gs.placement_of(lambda x: tf.reduce_sum(x * 2.0), tf.zeros([8, 4]))
-    >>> placement.select("Mul")[0].flops
+    >>> placed = gs.placement(lambda x: tf.reduce_sum(x * 2.0), tf.zeros([8, 4]))
+    >>> placed.select("Mul")[0].flops
     32
     """
     source, arguments, title = source_of(fn, args, kwargs, signature)
@@ -60,7 +60,7 @@ def placement_of(
 def source_of(
     fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], signature: str = "serving_default"
 ) -> tuple[PlacementSource, Sequence[Any], str]:
-    """Return the graph of anything that `placement_of` takes, its flat arguments, and what to call it."""
+    """Return the graph of anything that `placement` takes, its flat arguments, and what to call it."""
     fn = answering(fn)
     if isinstance(fn, Planning):
         planned = fn._planned(*args, **kwargs)

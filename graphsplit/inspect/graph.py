@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from graphsplit.core.devices import canonical_name, short_name
-from graphsplit.core.errors import CheckError, bullet_list
+from graphsplit.errors import PlacementError, bullet_list
 from graphsplit.inspect import questions
 from graphsplit.inspect.gradients import GradientPair, pair_gradients
 from graphsplit.inspect.placed_times import placed_times
@@ -19,10 +19,6 @@ from graphsplit.planning.costs.machine_files import machine as machine_of
 
 if TYPE_CHECKING:
     import networkx as nx
-
-
-class PlacementError(CheckError):
-    """An assertion about a placement does not hold."""
 
 
 _MACHINES = {"GPU": "dgx-a100", "CPU": "cpu"}  # by whose costs the longest chain is found, by kind of device

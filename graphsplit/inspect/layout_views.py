@@ -11,10 +11,10 @@ import tensorflow as tf
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.layouts.layout_targets import variables_of
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.errors import ArgumentError
 from graphsplit.core.layouts import MeshDivision, Nested, Shard, axis_of, part_ranges
 from graphsplit.core.variables.copied_variables import VariableCopies
 from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
+from graphsplit.errors import ArgumentError
 from graphsplit.inspect.views.layout_pictures import Piece, picture, table
 from graphsplit.inspect.views.pages import shape_text
 from graphsplit.planning.amounts import count_text

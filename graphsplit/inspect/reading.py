@@ -10,11 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.errors import ArgumentError
 from graphsplit.core.gpus.kernel_devices import kernel_devices
 from graphsplit.core.protos.graphdefs import make_node, source_of, split_reference, with_inputs
 from graphsplit.core.protos.marks import home_reason_of, role_of
 from graphsplit.core.tensorflow_internals import import_operations
+from graphsplit.errors import ArgumentError
 from graphsplit.inspect.flattening import FlatNode
 from graphsplit.inspect.records import NO_DATA, Edge, PlacedOp, Shape
 from graphsplit.inspect.sources import PlacementSource, Value

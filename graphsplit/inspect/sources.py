@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, missing_devices
-from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.gpus.logical_gpus import has_gpus
 from graphsplit.core.layouts import part_shapes
 from graphsplit.core.protos.graphdefs import function_definition
@@ -27,6 +26,7 @@ from graphsplit.core.variables.parted_variables import parts_of
 from graphsplit.emission.compiled_calls import compile_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
+from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.executable import make_executable
 from graphsplit.runtime.handles import captured
@@ -274,7 +274,7 @@ def _concrete(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return fn.get_concrete_function(*args, **kwargs)
     if not callable(fn):
         raise ArgumentError(
-            f"placement_of takes a function, a Keras model, a SavedModel directory or a tf.Graph, got {fn!r}."
+            f"placement takes a function, a Keras model, a SavedModel directory or a tf.Graph, got {fn!r}."
         )
     rewritten = rewritten_by_autograph(fn)  # so that errors speak of the user's lines alone
     return tf.function(lambda *a, **k: rewritten(*a, **k), autograph=False).get_concrete_function(*args, **kwargs)

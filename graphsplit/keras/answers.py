@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.errors import ArgumentError
+from graphsplit.errors import ArgumentError
 from graphsplit.keras.batches import BatchFunction, parts_of_batch
 from graphsplit.keras.flavors import flavor_of
 

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.core import structures
-from graphsplit.core.errors import CheckError
 from graphsplit.core.user_code import user_stack_level
+from graphsplit.errors import CheckError
 from graphsplit.keras.seen_shapes import Retracing, SeenShapes, is_open, tree_of_elements, with_open_rows
 from graphsplit.planning.plan import Plan
 from graphsplit.rules.families.random import has_seeded_kernels

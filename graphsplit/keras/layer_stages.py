@@ -9,7 +9,7 @@ import fnmatch
 from collections.abc import Iterator
 from typing import Any
 
-from graphsplit.core.errors import ArgumentError, bullet_list
+from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.keras.flavors import KERAS_3, Flavor
 from graphsplit.planning.schedule.automatic_stages import Beginnings
 

@@ -20,7 +20,6 @@ from graphsplit.api.layouts.new_variables import variable_layout
 from graphsplit.api.layouts.variable_layouts import idle_patterns, set_variable_layout
 from graphsplit.api.options import Options
 from graphsplit.core.devices import short_name
-from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.keras_internals import (
     SharedState,
     compilation_of,
@@ -32,6 +31,7 @@ from graphsplit.core.keras_internals import (
 from graphsplit.core.patterns import SLOTS
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.core.variables.parted_variables import name_of
+from graphsplit.errors import UnsupportedError
 from graphsplit.inspect.placements import Placement
 from graphsplit.inspect.sources import Planned
 from graphsplit.keras.answers import STEPS, arguments_of, busiest, kind_of_step

@@ -18,10 +18,10 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.api.layouts.layout_targets import variables_of
-from graphsplit.core.errors import ArgumentError, GraphsplitError, UnsupportedError, bullet_list
 from graphsplit.core.patterns import fits
 from graphsplit.core.requirements import how_to_install
 from graphsplit.core.variables.parted_variables import name_of
+from graphsplit.errors import ArgumentError, GraphsplitError, UnsupportedError, bullet_list
 
 SUFFIXES = (".safetensors", ".safetensors.index.json")
 _AT_A_TIME = 1 << 24  # bytes that are read at once

@@ -14,10 +14,10 @@ from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, check_
 from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import device_mesh, devices_of, mesh_axes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name
-from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.gpus.logical_gpus import has_gpus
 from graphsplit.core.keras_internals import layers_not_built
 from graphsplit.core.patterns import suggesting_options
+from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.keras.answers import STEPS
 from graphsplit.keras.flavors import KERAS_3, Flavor, flavor_of
 from graphsplit.keras.layer_stages import stages_of_model

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.recomputation import Recompute
 from graphsplit.planning.schedule.automatic_stages import Beginnings
 from graphsplit.planning.schedule.schedules import KINDS

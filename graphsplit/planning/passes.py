@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from graphsplit.core.devices import short_name
-from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import SINGLE_DEVICE
+from graphsplit.errors import CheckError
 from graphsplit.planning import recomputation, strictness
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.communication import collectives

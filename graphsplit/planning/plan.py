@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from graphsplit.core.errors import CheckError
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import PARTIAL_SUM
 from graphsplit.core.notebooks import text_html
+from graphsplit.errors import CheckError
 from graphsplit.planning.communication.bucketing import check_buckets
 from graphsplit.planning.communication.moves import find_moves
 from graphsplit.planning.communication.transfer_checks import check_transfers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from graphsplit.core.errors import StrictError, bullet_list
+from graphsplit.errors import StrictError, bullet_list
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.shares import shares_of
 from graphsplit.planning.text.advice import advice_on

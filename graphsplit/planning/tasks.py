@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from graphsplit.core.errors import CheckError
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, SingleDevice, is_whole
+from graphsplit.errors import CheckError
 from graphsplit.planning.alike_shards import AlikeShards, find_alike_shards, kinds_of_shards
 from graphsplit.planning.buffers import kept_each_turn
 from graphsplit.planning.communication.transfers import Own, Slice, Sum, Value

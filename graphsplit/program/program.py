@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Shard
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import ROWS, Shape
 from graphsplit.core.tensorflow_internals import op_definition
+from graphsplit.errors import CheckError
 from graphsplit.program.row_numbers import InOrder, Numbers
 from graphsplit.program.stages import Stage
 from graphsplit.program.undefined_outputs import undefined_outputs

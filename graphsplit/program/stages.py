@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from graphsplit.core import structures
 from graphsplit.core.devices import short_name
-from graphsplit.core.errors import ArgumentError, bullet_list
+from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.program.graph.inlining import CALL_TYPES
 
 _MARK = "on_devices_{}x_{}"

@@ -9,12 +9,12 @@ from typing import TypeVar
 import tensorflow as tf
 
 from graphsplit.core.devices import task_of
-from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.initial_values import check_values
 from graphsplit.core.tensorflow_internals import tape_watches
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import VariableParts, are_any_parts, layout_changes, parts_of
 from graphsplit.core.variables.running_calls import calls
+from graphsplit.errors import UnsupportedError
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.connected_workers import connected_workers
 from graphsplit.tracing.trace import Trace

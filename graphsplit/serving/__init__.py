@@ -1,4 +1,4 @@
-"""Transpiling what is already finished: SavedModel in, SavedModel out; GraphDef in, GraphDef out."""
+"""Finished models for several devices: a SavedModel becomes a SavedModel, a GraphDef a GraphDef."""
 
 from graphsplit.serving.graphs import transpile_graph_def
 from graphsplit.serving.reports import SignatureReport, TranspileReport

@@ -15,12 +15,12 @@ import tensorflow as tf
 from graphsplit.api.calls.argument_splitting import resolve_split
 from graphsplit.api.calls.compilation import plan_for
 from graphsplit.api.options import Options, Split
-from graphsplit.core.errors import ArgumentError, CheckError
 from graphsplit.core.progress import phase
 from graphsplit.core.protos.graphdefs import GraphDef, make_node, output_type, split_reference
 from graphsplit.core.storage.stored_models import check_graph
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
+from graphsplit.errors import ArgumentError, CheckError
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
 from graphsplit.planning.strictness import check_strict
@@ -66,7 +66,7 @@ def transpile_graph_def(
     >>> with tf.Graph().as_default() as graph:
     ...     x = tf.compat.v1.placeholder(tf.float32, [5, 2], name="x")
     ...     y = tf.multiply(x, 2.0, name="y")
-    >>> result = gs.transpile_graph_def(graph.as_graph_def(), "x", "y", 2)
+    >>> result = gs.serving.transpile_graph_def(graph.as_graph_def(), "x", "y", 2)
     >>> [node.device for node in result.node if node.op == "Mul"]
     ['/device:CPU:0', '/device:CPU:1']
     """

@@ -9,8 +9,8 @@ from typing import Any
 
 from graphsplit.api.options import DevicesLike, Options, Split, check_flag, quiet
 from graphsplit.core.devices import names_of_devices, short_name
-from graphsplit.core.errors import ArgumentError
 from graphsplit.core.gpus.logical_gpus import count_gpus
+from graphsplit.errors import ArgumentError
 
 
 @dataclass(frozen=True)

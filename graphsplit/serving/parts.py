@@ -10,13 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.protos.graphdefs import GraphDef, make_node, output_names, source_of, split_reference, with_inputs
 from graphsplit.core.protos.marks import is_marked, mark
 from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.core.structures import Branch, TensorLeaf
 from graphsplit.core.tensorflow_internals import import_operations
 from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.planning.plan import Plan
 from graphsplit.program.graph.function_calls import functions_called
 from graphsplit.program.graph.graph import Graph

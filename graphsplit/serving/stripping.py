@@ -35,7 +35,7 @@ def strip_devices(in_path: str | os.PathLike[str], out_path: str | os.PathLike[s
     >>> folder = tempfile.mkdtemp()
     >>> tf.io.write_graph(graph, folder, "graph.pb", as_text=False).endswith("graph.pb")
     True
-    >>> gs.strip_devices(f"{folder}/graph.pb", f"{folder}/anywhere.pb")
+    >>> gs.serving.strip_devices(f"{folder}/graph.pb", f"{folder}/anywhere.pb")
     1
     """
     source, target = path_in(in_path, "in_path"), path_in(out_path, "out_path")

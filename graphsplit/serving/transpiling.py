@@ -13,11 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.options import Split
-from graphsplit.core.errors import ArgumentError, CheckError, UnsupportedError, bullet_list
 from graphsplit.core.progress import phases
 from graphsplit.core.storage.files import Recognizer, replacing, writing_failed
 from graphsplit.core.storage.integrity import check_whole
 from graphsplit.core.storage.stored_models import load_saved_model, read_saved_model, signatures_of
+from graphsplit.errors import ArgumentError, CheckError, UnsupportedError, bullet_list
 from graphsplit.planning.strictness import check_strict
 from graphsplit.serving import files
 from graphsplit.serving.options import TranspileOptions, path_in
@@ -79,7 +79,7 @@ def transpile_saved_model(
     >>> model.double = tf.function(lambda x: 2.0 * x, input_signature=[tf.TensorSpec([6, 2], name="x")])
     >>> folder = tempfile.mkdtemp()
     >>> tf.saved_model.save(model, f"{folder}/one", signatures=model.double)
-    >>> report = gs.transpile_saved_model(f"{folder}/one", f"{folder}/two", 2)
+    >>> report = gs.serving.transpile_saved_model(f"{folder}/one", f"{folder}/two", 2)
     >>> report.plans["serving_default"].rows
     (3, 3)
     """

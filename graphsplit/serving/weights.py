@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.errors import UnsupportedError, bullet_list
 from graphsplit.core.layouts import Copied, copied
+from graphsplit.errors import UnsupportedError, bullet_list
 from graphsplit.planning.plan import Plan
 from graphsplit.program.program import Program
 

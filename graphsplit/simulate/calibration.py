@@ -14,11 +14,11 @@ import tensorflow as tf
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.options import Options, quiet
 from graphsplit.core.devices import available_devices
-from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
 from graphsplit.core.progress import phases
 from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.emission.emitter import emit
+from graphsplit.errors import UnsupportedError
 from graphsplit.inspect.builders import source_of
 from graphsplit.inspect.recorded.timeline import timeline_of_source
 from graphsplit.inspect.sources import StateKeeper
@@ -62,7 +62,7 @@ def calibrate(
       UnsupportedError: for a function that XLA compiles.
 
     >>> import graphsplit as gs
-    >>> machine = gs.calibrate(name="laptop")  # doctest: +SKIP
+    >>> machine = gs.simulate.calibrate(name="laptop")  # doctest: +SKIP
     >>> gs.predict(fn, x, machine=machine, devices=2)  # doctest: +SKIP
     """
     with phases("calibrating") as progress:

@@ -12,9 +12,9 @@ from graphsplit.api.layouts.predicted_layouts import Layout, layout_name, notes_
 from graphsplit.api.options import Options
 from graphsplit.api.stepping import step_of
 from graphsplit.core.device_mesh import mesh_as_if, mesh_axes
-from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.progress import phase
 from graphsplit.core.user_code import with_users_traceback
+from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import machine as machine_of
 from graphsplit.simulate.predicted_calls import PredictedCall, predicted_call

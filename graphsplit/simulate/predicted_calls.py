@@ -16,10 +16,10 @@ from graphsplit.api.layouts.predicted_layouts import Layout
 from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import STAGE_AXIS
-from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import Shard
 from graphsplit.core.tensorflow_internals import is_compiled_function
+from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.planning.plan import Plan
 from graphsplit.tracing.trace import Trace
 

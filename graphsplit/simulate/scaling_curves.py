@@ -12,9 +12,9 @@ from graphsplit.api.layouts.predicted_layouts import Layout, layout_name
 from graphsplit.api.options import Options
 from graphsplit.api.stepping import step_of
 from graphsplit.core.device_mesh import BATCH_AXIS, mesh_axes
-from graphsplit.core.errors import ArgumentError
 from graphsplit.core.progress import phase
 from graphsplit.core.user_code import with_users_traceback
+from graphsplit.errors import ArgumentError
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import machine as machine_of

@@ -12,13 +12,13 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core import structures
-from graphsplit.core.errors import OutputError, bullet_list
 from graphsplit.core.protos.graphdefs import make_node, set_inputs
 from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.core.tensorflow_internals import captures_of_graph, resource_value, rewritten_by_autograph
 from graphsplit.core.user_code import user_line
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import OWN_TRACE
+from graphsplit.errors import OutputError, bullet_list
 from graphsplit.program.program import Program, is_stateful, is_write
 from graphsplit.program.reading.function_bodies import Memo
 from graphsplit.tracing.branch_effects import ShapeOf

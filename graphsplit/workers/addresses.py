@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from graphsplit.core.errors import ArgumentError, DeviceError, UnsupportedError
+from graphsplit.errors import ArgumentError, DeviceError, UnsupportedError
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
 _ADDRESS = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]):([0-9]{1,5})", re.ASCII)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, task_of
-from graphsplit.core.errors import WorkerLostError
+from graphsplit.errors import WorkerLostError
 from graphsplit.runtime.connected_workers import connected_workers
 from graphsplit.workers.status import Status, ask_all
 
@@ -170,7 +170,7 @@ def lost_error(cluster: Cluster, tasks: Sequence[int], name: str, undone: bool, 
         else "The call still waits for it, and will be undone when the worker's process ends: end that process."
     )
     error: WorkerLostError = WorkerLostError(
-        f"{name}: {who} {how}. {what} Variables that were only there are lost. graphsplit.resilient(...) continues "
+        f"{name}: {who} {how}. {what} Variables that were only there are lost. gs.workers.resilient(...) continues "
         "with the remaining workers; cluster.reconnect() uses a worker again that was started again at its address."
     )
     error.tasks, error.undone = tuple(tasks), undone

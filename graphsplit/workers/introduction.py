@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.errors import UnsupportedError
+from graphsplit.errors import UnsupportedError
 
 TOKEN = "pyfunc_0"
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from types import TracebackType
 
-from graphsplit.core.errors import ArgumentError
+from graphsplit.errors import ArgumentError
 from graphsplit.workers.addresses import check_port, free_ports
 
 

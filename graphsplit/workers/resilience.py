@@ -18,9 +18,9 @@ from graphsplit.api.input.prefetching import END, ReadCall, arguments_of
 from graphsplit.api.layouts.variable_layouts import set_variable_layout
 from graphsplit.core.device_mesh import STAGE_AXIS, MeshAxes
 from graphsplit.core.devices import canonical_name, name_for_runtime, short_name, task_of
-from graphsplit.core.errors import ArgumentError, UnsupportedError, WorkerLostError, bullet_list
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.core.variables.parted_variables import assign, move_variable, parts_of_variable
+from graphsplit.errors import ArgumentError, UnsupportedError, WorkerLostError, bullet_list
 from graphsplit.workers.cluster import Cluster, current_cluster
 
 P = ParamSpec("P")

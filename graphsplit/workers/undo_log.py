@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, name_for_runtime, task_of
-from graphsplit.core.errors import WorkerLostError
 from graphsplit.core.tensorflow_internals import RuntimeFunction, no_recording, resource_value
 from graphsplit.core.variables.parted_variables import assign, read_handle
+from graphsplit.errors import WorkerLostError
 from graphsplit.runtime.connected_workers import Call, Make
 from graphsplit.workers.before_images import Written, record, written_variables
 from graphsplit.workers.cluster import Cluster, lost_error

@@ -39,7 +39,7 @@ def judge(program: Program, say: Callable[[str], None] = lambda _: None) -> Verd
     say("several devices")
     try:
         actual = _flat(program.load()["results"](True))
-    except gs.UnsupportedError as error:
+    except gs.errors.UnsupportedError as error:
         return Verdict(REFUSED, _said(error))
     except Exception as error:
         return Verdict(RAISED, _said(error))

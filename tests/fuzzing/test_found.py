@@ -369,7 +369,7 @@ def test_second_derivative_of_a_function_that_counts() -> None:
         return y
 
     x = tf.ones([5, 3], DOUBLE)
-    with pytest.raises(gs.UnsupportedError) as error:
+    with pytest.raises(gs.errors.UnsupportedError) as error:
         gradient(gradient(gs.parallelize(counting, devices=3)))(x)
     assert str(error.value) == (
         "A second derivative of counting was asked for, but its value depends on variables that it changes while it "

@@ -57,7 +57,7 @@ def same(a: Any, b: Any) -> bool:
 
 def outcome(folder: Path, target: Path) -> str:
     try:
-        gs.transpile_saved_model(folder, target, 2)
+        gs.serving.transpile_saved_model(folder, target, 2)
     except gs.GraphsplitError:
         return "refused"
     except Exception as error:

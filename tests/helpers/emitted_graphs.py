@@ -103,7 +103,7 @@ def _specs(given: Sequence[Any]) -> list[Any]:
     return [tf.TensorSpec(one) if isinstance(one, tuple) else one for one in given]
 
 
-def _of_plan(plan: gs.Plan) -> Function:
+def _of_plan(plan: gs.inspect.Plan) -> Function:
     graph = emit(plan)
     nodes, outputs, effects, functions = graph.nodes, graph.outputs, graph.effects, list(graph.library.function)
     if graph.compiled:

@@ -383,7 +383,7 @@ def training_graph() -> Any:
         weight = v1.get_variable("weight", initializer=tf.fill([4, 3], 0.5), use_resource=True)
         loss = tf.reduce_mean(tf.square(tf.tanh(tf.matmul(x, weight))), name="loss")
         v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss, name="train")
-        return gs.transpile_graph_def(graph.as_graph_def(), "x", ["loss", "train"], 3)
+        return gs.serving.transpile_graph_def(graph.as_graph_def(), "x", ["loss", "train"], 3)
 
 
 def frozen_graph() -> Any:
@@ -391,7 +391,7 @@ def frozen_graph() -> Any:
         x = v1.placeholder(tf.float32, [7, 4], name="x")
         kept = v1.placeholder(tf.float32, [4, 2], name="kept")
         tf.nn.top_k(tf.matmul(tf.nn.relu(x), kept), name="top")
-        return gs.transpile_graph_def(graph.as_graph_def(), ["x", "kept"], ["top:0"], 3, split={"kept": None})
+        return gs.serving.transpile_graph_def(graph.as_graph_def(), ["x", "kept"], ["top:0"], 3, split={"kept": None})
 
 
 def saved_model(counts: bool, **options: Any) -> Callable[[str], None]:
@@ -408,7 +408,7 @@ def saved_model(counts: bool, **options: Any) -> Callable[[str], None]:
 
         model.scores = tf.function(scores, input_signature=[tf.TensorSpec([None, 6])])
         tf.saved_model.save(model, f"{folder}/single", model.scores)
-        gs.transpile_saved_model(f"{folder}/single", f"{folder}/several", 3, **options)
+        gs.serving.transpile_saved_model(f"{folder}/single", f"{folder}/several", 3, **options)
 
     return write
 

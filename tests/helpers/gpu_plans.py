@@ -24,7 +24,9 @@ from graphsplit.planning.state import State, state_of
 from graphsplit.tracing.trace import Trace, trace_function
 
 
-def plan_for_gpus(step: Callable[..., Any], arguments: Sequence[tf.Tensor], gpus: int = 3, **options: Any) -> gs.Plan:
+def plan_for_gpus(
+    step: Callable[..., Any], arguments: Sequence[tf.Tensor], gpus: int = 3, **options: Any
+) -> gs.inspect.Plan:
     """Return the plan that a process with GPUs makes: variables are on the first one, those of int32 on the CPU.
 
     Args:

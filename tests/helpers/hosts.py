@@ -64,7 +64,7 @@ def planning_for(names: Mapping[str, str]) -> Iterator[None]:
         input_devices: Sequence[str],
         homes: Sequence[str],
         **given: Any,
-    ) -> gs.Plan:
+    ) -> gs.inspect.Plan:
         own = dataclasses.replace(
             state,
             devices={name: names[device] for name, device in state.devices.items()},
@@ -85,7 +85,9 @@ def planning_for(names: Mapping[str, str]) -> Iterator[None]:
         yield
 
 
-def plan_on_hosts(function: Callable[..., Any], counts: Sequence[int], *arguments: Any, **options: Any) -> gs.Plan:
+def plan_on_hosts(
+    function: Callable[..., Any], counts: Sequence[int], *arguments: Any, **options: Any
+) -> gs.inspect.Plan:
     """Return the plan of a function for hosts that have so many devices each."""
     with planning_for(on_hosts(*counts)):
         return gs.parallelize(function, devices=sum(counts), **options).plan(*arguments)
@@ -96,7 +98,7 @@ def by_gateways(plan: Decisions) -> list[Collective]:
     return [collective for collective in plan.collectives if collective.gateways]
 
 
-def straight(plan: gs.Plan) -> gs.Plan:
+def straight(plan: gs.inspect.Plan) -> gs.inspect.Plan:
     """Return a plan without gateways."""
     made = find_collectives(plan.program, plan.mesh, plan.home, plan.moves)
     made = in_turns(bucketed(made, [bucket.moves for bucket in plan.buckets]), plan.mesh)
@@ -123,7 +125,7 @@ def on_local_devices(graph: EmittedGraph, names: Mapping[str, str]) -> EmittedGr
 
 def run_on_hosts(
     function: Callable[..., Any], counts: Sequence[int], calls: Sequence[tuple[Any, ...]], **options: Any
-) -> tuple[list[Any], gs.Plan]:
+) -> tuple[list[Any], gs.inspect.Plan]:
     """Run a function as it is planned for hosts that have so many devices each, checked; return results and plan."""
     names, results = on_hosts(*counts), []
     parallel = gs.parallelize(function, devices=sum(counts), **options)
@@ -146,7 +148,7 @@ def assert_law_on_hosts(
     calls: Sequence[tuple[Any, ...]],
     counts: Sequence[int],
     **options: Any,
-) -> gs.Plan:
+) -> gs.inspect.Plan:
     """Run a function and its twin, made anew, as planned for hosts; compare results and variables; return the plan."""
     (single, single_variables), (many, many_variables) = make(), make()
     expected = [single(*arguments) for arguments in calls]
@@ -158,7 +160,7 @@ def assert_law_on_hosts(
     return plan
 
 
-def crossing_bytes(plan: gs.Plan) -> Counter[str]:
+def crossing_bytes(plan: gs.inspect.Plan) -> Counter[str]:
     """Return the bytes of what nodes of the emitted graph read of other hosts' nodes, by the role of what they read.
 
     A value counts once for each device that reads it: TensorFlow's runtime sends it so often.
@@ -182,7 +184,7 @@ def crossing_bytes(plan: gs.Plan) -> Counter[str]:
     return total
 
 
-def _with_shapes(plan: gs.Plan, graph: EmittedGraph) -> Any:
+def _with_shapes(plan: gs.inspect.Plan, graph: EmittedGraph) -> Any:
     """Return a graph whose arguments and variables have their shapes."""
     found = graph.graph_def()
     for node in found.node:
@@ -194,7 +196,7 @@ def _with_shapes(plan: gs.Plan, graph: EmittedGraph) -> Any:
     return found
 
 
-def assert_counted(plan: gs.Plan) -> int:
+def assert_counted(plan: gs.inspect.Plan) -> int:
     """Compare the bytes between hosts that a plan says with those of the emitted graph, and return them."""
     found = traffic(plan).between_hosts
     assert found == sum(crossing_bytes(plan).values())

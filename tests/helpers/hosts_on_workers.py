@@ -19,7 +19,7 @@ DEVICES = [f"/job:worker/replica:0/task:{task}/device:CPU:{k}" for task in range
 def main() -> None:
     import graphsplit as gs
 
-    with gs.LocalWorkers(HOSTS, devices=EACH) as workers:
+    with gs.workers.LocalWorkers(HOSTS, devices=EACH) as workers:
         gs.connect(workers)
         ways = {"home": at_home, "bits": by_layout, "unknown": with_unknown_rows, "outside": outside, "mapped": mapped}
         print(json.dumps({name: way() for name, way in ways.items()}))

@@ -30,7 +30,7 @@ SOURCES = Path(keras.__file__).parent / "src"
 
 def pytest_configure() -> None:
     gs.use_logical_devices(DEVICES)
-    gs.enable_keras_distribution()
+    gs.keras.enable_distribution()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -64,7 +64,7 @@ def assert_law(
     at_home: int | None = 0,
     tolerance: float | None = None,
     **options: Any,
-) -> gs.Plan:
+) -> gs.inspect.Plan:
     """Run a function and its parallelized twin, made anew each, on the same calls; compare results and variables.
 
     Args:

@@ -139,7 +139,7 @@ COUPLED: dict[str, dict[str, Any]] = {
 }
 
 
-def train(layout: str, devices: int, calls: int = 3, **options: Any) -> tuple[Optimizer, gs.Plan]:
+def train(layout: str, devices: int, calls: int = 3, **options: Any) -> tuple[Optimizer, gs.inspect.Plan]:
     made = Optimizer(**options)
     if layout != "home":
         gs.set_variable_layout(made.variables, layout, devices)
@@ -161,7 +161,7 @@ def assert_same_bits(layout: str, name: str, devices: int) -> Optimizer:
     return made
 
 
-def assert_coupled_law(layout: str, name: str, devices: int) -> tuple[Optimizer, gs.Plan]:
+def assert_coupled_law(layout: str, name: str, devices: int) -> tuple[Optimizer, gs.inspect.Plan]:
     """Compare what couples all of a variable, by a layout, with the function itself; return what was laid out."""
     both = [Optimizer(**COUPLED[name]), Optimizer(**COUPLED[name])]
     gs.set_variable_layout(both[1].variables, layout, devices)
@@ -176,7 +176,7 @@ def crossing(graphs: Sequence[Any]) -> Counter[tuple[str, str]]:
     return Counter((canonical_name(a), canonical_name(b)) for a, b in pairs)
 
 
-def bytes_sent(graphs: Sequence[Any], plan: gs.Plan) -> dict[tuple[str, str], int]:
+def bytes_sent(graphs: Sequence[Any], plan: gs.inspect.Plan) -> dict[tuple[str, str], int]:
     """Count the bytes of what operations made that TensorFlow's own partitions send from device to device."""
     origins, found = emit(plan).origins, Counter[tuple[str, str]]()
     for node in (node for graph in graphs for node in graph.node if node.op in ("_Send", "_HostSend")):

@@ -110,12 +110,12 @@ def devices_of(mesh: dict[str, int]) -> list[str]:
 
 
 @contextlib.contextmanager
-def axes_checked() -> Iterator[list[gs.Plan]]:
+def axes_checked() -> Iterator[list[gs.inspect.Plan]]:
     """Check each plan that is made of an axis, and what is written for it; yield the list that takes them."""
-    found: list[gs.Plan] = []
+    found: list[gs.inspect.Plan] = []
     plan_axis = columns.planned_along
 
-    def checked(*given: Any) -> gs.Plan:
+    def checked(*given: Any) -> gs.inspect.Plan:
         plan = plan_axis(*given)
         plan.check()
         check_emitted(plan, emit(plan))

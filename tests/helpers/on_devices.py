@@ -24,7 +24,7 @@ _EXCUSED = (
 
 def assert_law_on(
     devices: Sequence[str], make: Make, calls: Sequence[tuple[Any, ...]], tolerance: float | None = None, **options: Any
-) -> gs.Plan:
+) -> gs.inspect.Plan:
     """Compare with the unsplit function, on the first of the devices; then look where TensorFlow ran what."""
     with tf.device(devices[0]):
         plan = assert_law(make, calls, devices=list(devices), at_home=None, tolerance=tolerance, **options)
@@ -35,7 +35,7 @@ def assert_law_on(
     return plan
 
 
-def misplaced(placement: gs.Placement) -> list[str]:
+def misplaced(placement: gs.inspect.Placement) -> list[str]:
     """Return the operations that ran elsewhere than asked for, for no reason that forces them.
 
     Arguments are where the caller has them: on CPU:0, where no device of the call is that one.
@@ -44,7 +44,7 @@ def misplaced(placement: gs.Placement) -> list[str]:
     return [f"{op.name}: {op.reason}" for op in moved if not op.reason.startswith(_EXCUSED)]
 
 
-def idle(placement: gs.Placement, devices: Sequence[str]) -> list[str]:
+def idle(placement: gs.inspect.Placement, devices: Sequence[str]) -> list[str]:
     """Return the devices on which no shard's operation did any arithmetic."""
     working = {op.actual for op in placement.ops.values() if op.shard is not None and op.flops}
     return [name for name in devices if canonical_name(name) not in working]

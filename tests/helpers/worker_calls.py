@@ -213,7 +213,7 @@ def errors_name_the_line(workers, cluster) -> None:
 
 @case("calls")
 def another_cluster(workers, cluster) -> None:
-    with pytest.raises(gs.UnsupportedError) as raised:
+    with pytest.raises(gs.errors.UnsupportedError) as raised:
         gs.connect(["127.0.0.1:9"])
     assert str(raised.value) == (
         f"connect(['127.0.0.1:9']): this process is connected to {', '.join(workers)} already, and TensorFlow would "

@@ -24,7 +24,7 @@ def main() -> None:
     chosen = {name: fn for name, fn in GROUPS[group].items() if sys.argv[2:] in ([], [name])}
     gs.use_logical_devices(2)
     found = {}
-    with gs.LocalWorkers(2, devices=2) as workers:
+    with gs.workers.LocalWorkers(2, devices=2) as workers:
         cluster = gs.connect(workers, timeout_s=WAIT_S)
         for name, fn in chosen.items():
             begin = time.perf_counter()

@@ -82,7 +82,7 @@ def kill_in_steps(workers, cluster, times: int, seed: int) -> None:
         errors = []
         try:
             state.step(x)
-        except gs.WorkerLostError as error:
+        except gs.errors.WorkerLostError as error:
             errors.append((error.tasks, error.undone))
         killer.join()
         assert errors in ([], [((1,), True)]), errors
@@ -105,7 +105,7 @@ def a_frozen_worker_is_an_error(workers, cluster) -> None:
     cluster.deadline_s = 3.0
     workers.freeze(1)
     begin = time.monotonic()
-    with pytest.raises(gs.WorkerLostError, match="has not answered for") as raised:
+    with pytest.raises(gs.errors.WorkerLostError, match="has not answered for") as raised:
         step(rows())
     assert time.monotonic() - begin < WAIT_S / 2
     assert raised.value.tasks == (1,)
@@ -125,7 +125,7 @@ def a_frozen_worker_of_others(workers, cluster) -> None:
     workers.freeze(1)
     try:
         for _ in range(2):  # it stays an error as long as the worker stands still
-            with pytest.raises(gs.WorkerLostError, match="The call still waits for it") as raised:
+            with pytest.raises(gs.errors.WorkerLostError, match="The call still waits for it") as raised:
                 step(rows())
             assert not raised.value.undone
         assert told == [(1, workers.addresses[1])], told
@@ -140,7 +140,7 @@ def step_works(step, before, network) -> bool:
     """Run a step: what was stuck is taken back before, so exactly one step is between before and after."""
     try:
         step(rows())
-    except gs.WorkerLostError:
+    except gs.errors.WorkerLostError:
         return False
     same([network.count.numpy()], [before[-1] + 1])
     return True
@@ -153,7 +153,7 @@ def resilient_run(workers, cluster, events: dict[int, str], steps: int, layout: 
     if on_workers:
         gs.set_variable_layout(network, layout)
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(network), checkpoint, 2) if checkpoint else None
-    step = gs.resilient(gs.parallelize(network.train), checkpoint=manager)
+    step = gs.workers.resilient(gs.parallelize(network.train), checkpoint=manager)
     cluster.deadline_s = 3.0
     for k in range(steps):
         print(f"step {k} {events.get(k, '')}", file=sys.stderr, flush=True)
@@ -215,7 +215,7 @@ def lost_state_that_was_divided_automatically(workers, cluster) -> None:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         manager = tf.train.CheckpointManager(tf.train.Checkpoint(network), folder, 2)
-        step = gs.resilient(gs.parallelize(network.train, variables="auto"), checkpoint=manager)
+        step = gs.workers.resilient(gs.parallelize(network.train, variables="auto"), checkpoint=manager)
         for k in range(steps):
             happen(workers, cluster, events.get(k, ""))
             if k == 2:
@@ -237,7 +237,9 @@ def reading_lost_state_names_the_variable(workers, cluster) -> None:
     gs.parallelize(lambda x: x @ v)(rows(8, 40))
     workers.kill(1)
     for read in (v.numpy, v.read_value, lambda: v + 1.0, lambda: gs.set_variable_layout(v, "home")):
-        with pytest.raises(gs.WorkerLostError, match=r"Variable 'in_parts:?0?' cannot be read: one of workers 0, 1"):
+        with pytest.raises(
+            gs.errors.WorkerLostError, match=r"Variable 'in_parts:?0?' cannot be read: one of workers 0, 1"
+        ):
             read()
 
 
@@ -245,10 +247,10 @@ def reading_lost_state_names_the_variable(workers, cluster) -> None:
 def lost_state_without_copy_or_checkpoint(workers, cluster) -> None:
     with tf.device("/job:worker/task:1/device:CPU:0"):
         w = tf.Variable(rows(6, 3), name="lonely")
-    step = gs.resilient(gs.parallelize(lambda x: tf.tanh(x @ w)))
+    step = gs.workers.resilient(gs.parallelize(lambda x: tf.tanh(x @ w)))
     step(rows())
     workers.kill(1)
-    with pytest.warns(UserWarning, match="lost worker 1"), pytest.raises(gs.WorkerLostError) as raised:
+    with pytest.warns(UserWarning, match="lost worker 1"), pytest.raises(gs.errors.WorkerLostError) as raised:
         step(rows())
     assert str(raised.value).endswith(
         "These variables have no copy elsewhere:\n"

@@ -127,7 +127,7 @@ def pipelines_that_differ(workers, cluster) -> None:
 
     for make, results in ((unseeded, 0), (longer, 1)):
         found = []
-        with pytest.raises(gs.UnsupportedError) as raised:
+        with pytest.raises(gs.errors.UnsupportedError) as raised:
             found.extend(gs.parallelize(double).map(make))  # (what was before is there)
         assert str(raised.value) == message(results), raised.value
     assert len(list(gs.parallelize(double).map(unseeded()))) == 2
@@ -136,7 +136,7 @@ def pipelines_that_differ(workers, cluster) -> None:
 @case("calls")
 def pipelines_that_workers_cannot_run(workers, cluster) -> None:
     f = gs.parallelize(lambda x: 2 * x)
-    with pytest.raises(gs.ArgumentError) as raised:
+    with pytest.raises(gs.errors.ArgumentError) as raised:
         list(f.map(lambda: [rows(3)]))
     assert str(raised.value).startswith(
         "<lambda>.map(function): where devices are on workers, the function has to return a tf.data.Dataset, which "
@@ -198,7 +198,7 @@ def what_workers_read_goes_on(workers, cluster) -> None:
 
     expected, network = Network(), Network()
     losses = [expected.train(x) for x in make()]
-    step, found = gs.resilient(gs.parallelize(network.train)), []
+    step, found = gs.workers.resilient(gs.parallelize(network.train)), []
     cluster.deadline_s = 3.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -232,7 +232,7 @@ def a_worker_that_reads_is_lost(workers, cluster) -> None:
         steps = gs.parallelize(network.train).map(make, prefetch=2)
         losses += [next(steps), next(steps)]
         how(1)
-        with pytest.raises(gs.WorkerLostError) as raised:
+        with pytest.raises(gs.errors.WorkerLostError) as raised:
             losses.extend(steps)
         assert raised.value.tasks == (1,)
         assert raised.value.undone
@@ -255,7 +255,7 @@ def what_workers_read_is_read_again(workers, cluster) -> None:
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
         manager = tf.train.CheckpointManager(tf.train.Checkpoint(network), folder, 2)
-        step = gs.resilient(gs.parallelize(network.train), checkpoint=manager)
+        step = gs.workers.resilient(gs.parallelize(network.train), checkpoint=manager)
         step.save()
         for loss in step.map(make):
             found.append(loss.numpy())
@@ -269,7 +269,7 @@ def what_workers_read_is_read_again(workers, cluster) -> None:
 @case("calls")
 def timelines_have_the_workers(workers, cluster) -> None:
     w = tf.Variable(rows(6, 3))
-    timeline = gs.timeline_of(gs.parallelize(lambda x: tf.tanh(x @ w)), rows(8))
+    timeline = gs.inspect.timeline(gs.parallelize(lambda x: tf.tanh(x @ w)), rows(8))
     assert list(Path.cwd().glob("graphsplit_*")) == []  # what servers record they send, or nothing
     if not SENDS_RECORDINGS:
         lacks = [f"worker:{task} has sent no recording: its TensorFlow sends no recordings" for task in (0, 1)]
@@ -293,7 +293,7 @@ def timelines_say_what_they_lack(workers, cluster) -> None:
         return
     w = tf.Variable(rows(6, 3))
     with recorded({1: cluster.workers[1]}, 1, 0) as other:
-        timeline = gs.timeline_of(gs.parallelize(lambda x: tf.tanh(x @ w)), rows(8))
+        timeline = gs.inspect.timeline(gs.parallelize(lambda x: tf.tanh(x @ w)), rows(8))
     assert other[1].space, other[1].why_not
     assert {e.device for e in timeline.events if "MatMul" in e.type} == set(cluster.devices_of(0))
     assert timeline.note.startswith("worker:1 has sent no recording: "), timeline.note

@@ -192,7 +192,7 @@ class Through:
     ) -> tuple[str, str, str]:
         """Return the kind of what raised: it is TensorFlow's if a `tf.function` raises too."""
         message = f"{type(error).__name__}: {str(error)[:600]}"
-        if isinstance(error, gs.UnsupportedError):
+        if isinstance(error, gs.errors.UnsupportedError):
             return REFUSED, what, message
         try:
             with untraced():
@@ -214,7 +214,7 @@ class Through:
         finally:
             gs.set_variable_layout(list(variables), "home", self.devices)
 
-    def _count_sharded(self, plan: gs.Plan) -> None:
+    def _count_sharded(self, plan: gs.inspect.Plan) -> None:
         """Count a program that has rows to share out, and whether anything is shared out."""
         self.calls.with_rows += 1
         if plan.sharded_ops and len(plan.devices) > 1:

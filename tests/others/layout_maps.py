@@ -87,7 +87,7 @@ def outcome(name: str) -> dict[str, Any]:
     mesh = keras.distribution.DeviceMesh(tuple(MESH.values()), list(MESH), [f"cpu:{d}" for d in range(4)])
     chosen = keras.distribution.ModelParallel(layout_map=backbone.get_layout_map(mesh), batch_dim_name="batch")
     expected = _fit(alone)
-    with gs.enable_keras_distribution() as enabled, chosen.scope():
+    with gs.keras.enable_distribution() as enabled, chosen.scope():
         found = _fit(model)
         plan = enabled.plan(model, *_batch())
         layouts = {

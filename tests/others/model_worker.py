@@ -135,7 +135,7 @@ def rounding(training: Training, plain: _Run, dtype: tf.DType) -> float:
     return max(map(_apart, plain.results, found.results))
 
 
-def coarsest(plan: gs.Plan) -> str:
+def coarsest(plan: gs.inspect.Plan) -> str:
     """Return the coarsest type in which a step computes: norms and rotations of some models are always in float32."""
     types = {
         dtype.name

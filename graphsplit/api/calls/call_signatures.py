@@ -10,9 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core import structures
-from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.structures import Branch, TensorLeaf, Tree
 from graphsplit.core.tensorflow_internals import rewritten_by_autograph
+from graphsplit.errors import ArgumentError, bullet_list
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature:

@@ -15,8 +15,8 @@ from graphsplit.core.devices import (
     names_of_devices,
     short_name,
 )
-from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
+from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.schedule.automatic_stages import Beginnings, StagesAsked
 from graphsplit.program.program import Program

@@ -13,10 +13,10 @@ import tensorflow as tf
 from graphsplit.api.calls.traces import Traces
 from graphsplit.core import structures
 from graphsplit.core.devices import copies_take_time, task_of
-from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.keras_internals import only_shapes_count
 from graphsplit.core.tensorflow_internals import in_save_context
 from graphsplit.core.user_code import user_stack_level
+from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.text.variables_text import burden_of_variables
 

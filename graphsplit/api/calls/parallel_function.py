@@ -37,7 +37,6 @@ from graphsplit.api.layouts.automatic import why_they_stay
 from graphsplit.api.layouts.layout_spellings import AUTO
 from graphsplit.api.options import Options
 from graphsplit.core import structures
-from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.keras_internals import open_scopes, variables_have_other_values
 from graphsplit.core.progress import phase
@@ -45,6 +44,7 @@ from graphsplit.core.tensorflow_internals import eager_context_started, in_xla_c
 from graphsplit.core.user_code import shortened, with_users_traceback
 from graphsplit.emission.compiled_calls import graph_def_that_runs
 from graphsplit.emission.emitter import emit
+from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import state_elsewhere, state_of
 from graphsplit.program.program import Program

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from graphsplit.api.automatic_choice import Choices
 from graphsplit.core import structures
-from graphsplit.core.errors import UnsupportedError
+from graphsplit.errors import UnsupportedError
 from graphsplit.runtime.gradients.differentiable import Differentiable
 from graphsplit.tracing.trace import TracedFunction
 

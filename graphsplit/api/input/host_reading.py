@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from graphsplit.core.devices import name_for_runtime, short_name, task_of
-from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.hosts import host_device
 from graphsplit.core.protos.graphdefs import function_definition
 from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import RuntimeFunction
+from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.runtime.connected_workers import Call, connected_workers
 
 _serial = itertools.count()

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from graphsplit.core.device_mesh import ALIASES, LAYOUTS, DeviceMesh
-from graphsplit.core.errors import ArgumentError
 from graphsplit.core.layouts import Cut, Division, MeshDivision, Nested, Shard, copied, part_shapes
 from graphsplit.core.patterns import meant
+from graphsplit.errors import ArgumentError
 from graphsplit.planning.amounts import count_text
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core import keras_internals
-from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.tensorflow_internals import has_handle
 from graphsplit.core.variables.parted_classes import raw_handles
+from graphsplit.errors import ArgumentError, UnsupportedError
 
 
 def variables_of(target: Any) -> list[tf.Variable]:

@@ -84,14 +84,14 @@ def without_values() -> Iterator[None]:
 
     You can plan it, predict it (`gs.predict`) and set layouts, here or under `variable_layout`, so that you know its
     memory before you have a device that it fits on. Later, `gs.load_weights` loads values from a file, or
-    `gs.initialize` draws initial values: one variable at a time, in parts where variables are in parts. Reading or
-    calling the model before that is an `ArgumentError`.
+    `gs.keras.initialize` draws initial values: one variable at a time, in parts where variables are in parts. Reading
+    or calling the model before that is an `ArgumentError`.
 
     Only variables that Keras 3 or tf_keras makes by an initializer have no values. Counters, seeds, learning rates
     and your own `tf.Variable`s have them.
 
     >>> import keras, tensorflow as tf, graphsplit as gs
-    >>> with gs.without_values(), gs.variable_layout("sharded", devices=2):
+    >>> with gs.keras.without_values(), gs.variable_layout("sharded", devices=2):
     ...     layer = keras.layers.Dense(1000)
     ...     layer.build((None, 1000))
     >>> step = gs.parallelize(layer, devices=2)
@@ -99,10 +99,10 @@ def without_values() -> Iterator[None]:
     2
     >>> try:
     ...     step(tf.ones((4, 1000)))
-    ... except gs.ArgumentError as error:
+    ... except gs.errors.ArgumentError as error:
     ...     print(str(error).partition(",")[0])
     These variables have no values yet
-    >>> gs.initialize(layer)
+    >>> gs.keras.initialize(layer)
     >>> step(tf.ones((4, 1000))).shape
     TensorShape([4, 1000])
     """
@@ -118,10 +118,10 @@ def initialize(target: Any) -> None:
         the order in which the variables were made.
 
     >>> import keras, graphsplit as gs
-    >>> with gs.without_values():
+    >>> with gs.keras.without_values():
     ...     layer = keras.layers.Dense(3, bias_initializer="ones")
     ...     layer.build((None, 5))
-    >>> gs.initialize(layer)
+    >>> gs.keras.initialize(layer)
     >>> layer.bias.numpy().tolist()
     [1.0, 1.0, 1.0]
     """

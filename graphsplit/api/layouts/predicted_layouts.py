@@ -13,10 +13,10 @@ from graphsplit.api.layouts.lying_together import slots_in
 from graphsplit.api.layouts.variable_layouts import wanted_layouts
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
 from graphsplit.core.devices import available_devices, short_name
-from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.hosts import host_devices
 from graphsplit.core.layouts import Copied, Cut, MeshDivision
 from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
+from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.tracing.trace import Trace, captured_variables
 
 Layout = VariableLayout | Mapping[str, VariableLayout] | None

@@ -30,7 +30,6 @@ from graphsplit.api.layouts.layout_spellings import (
 from graphsplit.api.layouts.layout_targets import optimizers_of, slots_of, variables_of
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, devices_of, mesh_axes
 from graphsplit.core.devices import canonical_name, short_name
-from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.keras_internals import is_built
 from graphsplit.core.layouts import Cut, MeshDivision
 from graphsplit.core.patterns import SLOTS, fits, fits_variable, near, scopes_and_names
@@ -38,6 +37,7 @@ from graphsplit.core.variables.copied_variables import VariableCopies
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import VariableParts, name_of, parts_of_variable, tell_functions
 from graphsplit.core.variables.running_calls import calls
+from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 
 
 def set_variable_layout(

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.program.asked_layouts import marked
 
 T = TypeVar("T")

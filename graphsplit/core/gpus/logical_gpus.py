@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.errors import DeviceError
 from graphsplit.core.gpus.nvidia_driver import smallest_memory_mb
 from graphsplit.core.tensorflow_internals import eager_context_started
+from graphsplit.errors import DeviceError
 
 
 def has_gpus() -> bool:

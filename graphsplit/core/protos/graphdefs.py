@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.tensorflow_internals import op_definition
+from graphsplit.errors import UnsupportedError
 
 NodeDef = tf.compat.v1.NodeDef
 GraphDef = tf.compat.v1.GraphDef

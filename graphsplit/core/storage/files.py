@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from graphsplit.core.errors import ArgumentError, StorageError
+from graphsplit.errors import ArgumentError, StorageError
 
 Recognizer = Callable[[Path], str]  # returns why what is there is none of ours, "" if it may be replaced
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # (`Path` makes one slash of two; a drive has one letter)

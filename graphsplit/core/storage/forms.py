@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from graphsplit.core.errors import ArgumentError
 from graphsplit.core.storage import files
+from graphsplit.errors import ArgumentError
 
 MARK = "written by graphsplit"
 PLACEMENT_SUFFIXES = (".html", ".svg", ".json", ".pb", ".tfevents")

@@ -11,10 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.storage.fingerprints import checksum
 from graphsplit.core.storage.model_files import model_file
 from graphsplit.core.storage.stored_models import asset_names, check_graph
+from graphsplit.errors import ArgumentError, bullet_list
 
 _PRODUCER = 4  # the only version of fingerprints of which the arithmetic below is known: TensorFlow 2.21's
 

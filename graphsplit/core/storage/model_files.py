@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from graphsplit.core.errors import ArgumentError
 from graphsplit.core.storage.files import kind_of
+from graphsplit.errors import ArgumentError
 
 GRAPH_SUFFIXES = (".pb", ".pbtxt")
 

@@ -27,7 +27,6 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name, task_of
-from graphsplit.core.errors import ArgumentError, UnsupportedError, WorkerLostError, bullet_list
 from graphsplit.core.layouts import Copied, Cut, MeshDivision, part_ranges, part_shapes
 from graphsplit.core.tensorflow_internals import (
     ask_at_call,
@@ -41,6 +40,7 @@ from graphsplit.core.variables.divided_values import pieces_of, whole_of
 from graphsplit.core.variables.host_tensors import host_tensor, indices_of
 from graphsplit.core.variables.parted_classes import are_raw, give_parts, raw_handles, take_parts
 from graphsplit.core.variables.running_calls import calls
+from graphsplit.errors import ArgumentError, UnsupportedError, WorkerLostError, bullet_list
 
 OWN_TRACE = "_graphsplit_own_trace"
 """The attribute of the graphs of parallelized functions: these find the parts themselves, and are never saved."""
@@ -302,7 +302,7 @@ class VariableParts:
                 raise
             raise WorkerLostError(
                 f"Variable {self.name!r} cannot be read: one of workers {', '.join(map(str, tasks))}, which have its "
-                "parts, ended, or does not answer. What is only there is lost. graphsplit.resilient(step, "
+                "parts, ended, or does not answer. What is only there is lost. graphsplit.workers.resilient(step, "
                 'checkpoint=...) restores such variables; a layout of "replicated" keeps copies.'
             ) from error
 
@@ -474,8 +474,8 @@ def check_have_values(names: Sequence[str]) -> None:
     raise ArgumentError(
         "These variables have no values yet, since they were made under without_values:\n"
         f"{bullet_list(names, _SHOWN)}\n"
-        "Load them with gs.load_weights, or let their initializers make them with gs.initialize. Plans and predictions "
-        "need none."
+        "Load them with gs.load_weights, or let their initializers make them with gs.keras.initialize. Plans and "
+        "predictions need none."
     )
 
 

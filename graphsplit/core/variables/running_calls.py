@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from graphsplit.core.errors import UnsupportedError
+from graphsplit.errors import UnsupportedError
 
 Found = TypeVar("Found")
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.errors import CheckError
 from graphsplit.core.protos.graphdefs import constant_node, copied, make_node
 from graphsplit.core.protos.node_writer import Writer
+from graphsplit.errors import CheckError
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Draw
 from graphsplit.rules.families.random import draw_of, note_part, part_drawn

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import EvenCut, Shard
 from graphsplit.core.protos.graphdefs import constant_node
 from graphsplit.core.protos.node_writer import Writer, host_of
@@ -30,6 +29,7 @@ from graphsplit.core.sizes.polynomials import (
     values_at,
 )
 from graphsplit.core.sizes.symbolic_sizes import OWN, ROWS
+from graphsplit.errors import CheckError
 
 BEGIN = Symbol("first row", 0, 0, 0)
 """The number of the first row of a shard. It occurs in what a shard makes for itself, in no shape."""

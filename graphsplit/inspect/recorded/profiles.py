@@ -16,10 +16,10 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.devices import short_name, task_of
-from graphsplit.core.errors import StorageError, UnsupportedError
 from graphsplit.core.hosts import host_name
 from graphsplit.core.protos.graphdefs import split_reference
 from graphsplit.core.tensorflow_internals import parse_profile
+from graphsplit.errors import StorageError, UnsupportedError
 from graphsplit.inspect.actual import plain_name
 from graphsplit.inspect.questions import natural_order
 from graphsplit.inspect.reading import full_name

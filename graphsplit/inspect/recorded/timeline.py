@@ -17,7 +17,7 @@ from graphsplit.inspect.recorded.recorded_steps import Timeline
 from graphsplit.inspect.sources import PlacementSource, StateKeeper
 
 
-def timeline_of(fn: Any, *args: Any, **kwargs: Any) -> Timeline:
+def timeline(fn: Any, *args: Any, **kwargs: Any) -> Timeline:
     """Run a function under TensorFlow's profiler and return what ran when on which device.
 
     The function runs three times: to learn where each operation runs, to warm up, and to be recorded. Variables get
@@ -25,14 +25,14 @@ def timeline_of(fn: Any, *args: Any, **kwargs: Any) -> Timeline:
     `note` names the devices without times.
 
     Args:
-      fn: a function made by `parallelize`, or anything that `placement_of` takes but directories.
+      fn: a function made by `parallelize`, or anything that `placement` takes but directories.
       *args, **kwargs: its arguments, tensors.
 
     Raises:
       ArgumentError: if arguments are specifications and not tensors.
 
     >>> import tensorflow as tf, graphsplit as gs
-    >>> gs.timeline_of(tf.function(lambda x: tf.linalg.matmul(x, x)), tf.ones([64, 64])).slowest(1)[0].device
+    >>> gs.inspect.timeline(tf.function(lambda x: tf.linalg.matmul(x, x)), tf.ones([64, 64])).slowest(1)[0].device
     '/device:CPU:0'
     """
     source, arguments, title = source_of(fn, args, kwargs)

@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, names_of_devices, task_of
-from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.keras_internals import tensorflow_distribution
 from graphsplit.core.tensorflow_internals import own_task
+from graphsplit.errors import ArgumentError, UnsupportedError
 
 
 def list_devices_with(original: Any) -> Any:

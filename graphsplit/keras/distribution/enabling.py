@@ -1,4 +1,4 @@
-"""`enable_keras_distribution`: what a user switches on and off."""
+"""`enable_distribution`: what a user switches on and off."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from graphsplit.api.layouts.new_variables import are_laid_out_when_made, laid_out_when_made
 from graphsplit.core.devices import available_devices
-from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.stand_ins import register, unregister
 from graphsplit.core.user_code import user_stack_level
+from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.inspect.placements import Placement
 from graphsplit.keras.answers import STEPS
 from graphsplit.keras.distribution.backend import to_backend_mesh
@@ -28,7 +28,7 @@ from graphsplit.planning.plan import Plan
 
 
 class KerasDistribution:
-    """`keras.distribution` on TensorFlow, while it is enabled; see `enable_keras_distribution`.
+    """`keras.distribution` on TensorFlow, while it is enabled; see `enable_distribution`.
 
     As a context manager it leaves things as they were before that call: a block inside of another one, or after a call
     without a block, switches nothing off.
@@ -90,7 +90,7 @@ class KerasDistribution:
 
     def _parallel(self, model: Any) -> Any:
         if _enabled != [self._running]:
-            raise ArgumentError("This keras.distribution was disabled. Call enable_keras_distribution() again.")
+            raise ArgumentError("This keras.distribution was disabled. Call gs.keras.enable_distribution() again.")
         if flavor_of(model) is not KERAS_3:
             raise ArgumentError(f"keras.distribution is about models of Keras 3, got {type(model).__name__}.")
         found = self._running.stand_in(model)
@@ -102,7 +102,7 @@ class KerasDistribution:
 _enabled: list[_Running] = []  # at most one
 
 
-def enable_keras_distribution() -> KerasDistribution:
+def enable_distribution() -> KerasDistribution:
     """Let `keras.distribution` do on TensorFlow what it says: `fit` on all devices, with one device's numbers.
 
     Keras 3 on TensorFlow accepts a distribution, and uses one device. After this call, `fit`, `evaluate`, `predict`
@@ -116,13 +116,13 @@ def enable_keras_distribution() -> KerasDistribution:
 
     Returns:
       A `KerasDistribution`: `disable()`, and `plan(model, x, y)` and `placement(model, x, y)` of models. `verify`,
-      `placement_of` and `timeline_of` take such models themselves.
+      `gs.placement` and `gs.inspect.timeline` take such models themselves.
 
     Raises:
       UnsupportedError: for another Keras than 3.3 to 3.15, or another backend than TensorFlow.
 
     >>> import keras, numpy as np, graphsplit as gs
-    >>> with gs.enable_keras_distribution(), keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"]).scope():
+    >>> with gs.keras.enable_distribution(), keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"]).scope():
     ...     model = keras.Sequential([keras.layers.Dense(1)])
     ...     model.compile("sgd", "mse")
     ...     history = model.fit(np.ones((5, 3)), np.ones((5, 1)), verbose=0)

@@ -22,10 +22,10 @@ from graphsplit.api.layouts.layout_targets import slots_of, variables_of, variab
 from graphsplit.api.layouts.new_variables import NewVariables
 from graphsplit.api.layouts.variable_layouts import lay_out
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.errors import bullet_list
 from graphsplit.core.keras_internals import compilation_of, give_shape, layout_map_of, make_slots
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.core.variables.parted_variables import parts_of_variable
+from graphsplit.errors import bullet_list
 from graphsplit.keras.distribution.meshes import Asked, MeshOfKeras, mesh_of
 
 

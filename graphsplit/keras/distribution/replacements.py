@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from graphsplit.core.errors import UnsupportedError, bullet_list
 from graphsplit.core.keras_internals import tensorflow_distribution, tensorflow_trainer, tensorflow_variable
+from graphsplit.errors import UnsupportedError, bullet_list
 from graphsplit.keras.answers import STEPS
 from graphsplit.keras.distribution import backend
 
@@ -191,8 +191,8 @@ def check_keras() -> None:
     if keras.backend.backend() != "tensorflow":
         raise UnsupportedError(
             f"Keras runs on {keras.backend.backend()!r} here, which has a keras.distribution of its own. On TensorFlow "
-            "it needs enable_keras_distribution: set the environment variable KERAS_BACKEND=tensorflow before Keras is "
-            "imported."
+            "it needs gs.keras.enable_distribution: set the environment variable KERAS_BACKEND=tensorflow before Keras "
+            "is imported."
         )
     numbers = tuple(int(part) for part in keras.__version__.split(".")[:2])
     if numbers < (3, 3):

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import by_host, host_name
 from graphsplit.core.layouts import Layout, Partial, Replicate, Shard, SingleDevice
 from graphsplit.core.sizes.symbolic_sizes import STAND_IN
+from graphsplit.errors import CheckError
 from graphsplit.planning.communication.transfers import (
     Collective,
     Concatenation,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from graphsplit.core.errors import ArgumentError
+from graphsplit.errors import ArgumentError
 from graphsplit.planning.costs.families import MATRIX
 from graphsplit.planning.costs.work import Work
 

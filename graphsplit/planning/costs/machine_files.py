@@ -17,7 +17,7 @@ from typing import Any
 
 import tomli_w
 
-from graphsplit.core.errors import ArgumentError, bullet_list
+from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.planning.costs.machine import Device, Host, Link, Machine, Sample
 from graphsplit.planning.costs.machine_schema import parse, problems_of
 from graphsplit.planning.costs.work import Work

@@ -14,7 +14,7 @@ from typing import Any
 
 import jsonschema
 
-from graphsplit.core.errors import ArgumentError
+from graphsplit.errors import ArgumentError
 from graphsplit.planning.costs.families import FAMILIES
 
 if sys.version_info >= (3, 11):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import REPLICATE, Layout, Shard
+from graphsplit.errors import CheckError
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.sharding_checks import check_step
 from graphsplit.planning.steps import Step

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import PARTIAL_SUM, EvenCut, Layout, Shard, is_whole
 from graphsplit.core.sizes.symbolic_sizes import is_same
+from graphsplit.errors import CheckError
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor

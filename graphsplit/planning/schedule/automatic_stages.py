@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from graphsplit.core.errors import ArgumentError, CheckError, bullet_list
 from graphsplit.core.patterns import layers_fitting, scopes_of
+from graphsplit.errors import ArgumentError, CheckError, bullet_list
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.costs.seconds import seconds_of
 from graphsplit.planning.mesh import Mesh

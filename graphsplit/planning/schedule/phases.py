@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from graphsplit.core.errors import CheckError
+from graphsplit.errors import CheckError
 from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.propagation.flow import Flow, Source
 from graphsplit.planning.schedule.levels import levels_on_shards

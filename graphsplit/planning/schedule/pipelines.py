@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from graphsplit.core.errors import ArgumentError, bullet_list
+from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.flow import Flow
 from graphsplit.planning.schedule.schedules import Schedule, make_schedule

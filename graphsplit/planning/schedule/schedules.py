@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from graphsplit.core.errors import CheckError
 from graphsplit.core.requirements import figure_class
 from graphsplit.core.storage import forms
+from graphsplit.errors import CheckError
 
 KINDS = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 _MOST_COLUMNS = 40

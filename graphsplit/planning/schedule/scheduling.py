@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import Partial
+from graphsplit.errors import CheckError
 from graphsplit.planning.steps import Step
 from graphsplit.program.graph.walks import reached
 from graphsplit.program.program import Program, Tensor

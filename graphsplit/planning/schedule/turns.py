@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from graphsplit.core.errors import CheckError
+from graphsplit.errors import CheckError
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.schedule.phases import Phase
 from graphsplit.planning.schedule.schedules import Schedule, Slot

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.protos.graphdefs import functions_named, inputs_of
+from graphsplit.errors import UnsupportedError
 from graphsplit.program.graph.walks import reached
 
 

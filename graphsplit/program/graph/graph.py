@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from graphsplit.core.errors import CheckError
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.protos.graphdefs import source_of
+from graphsplit.errors import CheckError
 from graphsplit.program.graph.walks import in_order, reached, readers_of
 
 

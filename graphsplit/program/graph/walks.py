@@ -6,7 +6,7 @@ import graphlib
 from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from typing import TypeVar
 
-from graphsplit.core.errors import CheckError
+from graphsplit.errors import CheckError
 
 Place = TypeVar("Place", bound=Hashable)
 

@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from graphsplit.core import structures
 from graphsplit.core.devices import place
-from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
 from graphsplit.core.tensorflow_internals import (
     accumulator_watches,
@@ -30,6 +29,7 @@ from graphsplit.core.tensorflow_internals import (
 from graphsplit.core.variables.running_calls import calls
 from graphsplit.emission.axes.on_mesh import program_on_mesh
 from graphsplit.emission.emitter import emit
+from graphsplit.errors import UnsupportedError
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import cut_first, plan_program

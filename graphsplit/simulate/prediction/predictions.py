@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from graphsplit.core.devices import short_name
-from graphsplit.core.errors import ArgumentError
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.notebooks import text_html
 from graphsplit.core.storage import forms
+from graphsplit.errors import ArgumentError
 from graphsplit.inspect.questions import natural_order
 from graphsplit.inspect.views.timeline_views import trace_place, trace_span
 from graphsplit.planning.amounts import count_text, format_bytes

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from graphsplit.core.errors import CheckError
+from graphsplit.errors import CheckError
 from graphsplit.program.graph.walks import readers_of
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphsplit.core.errors import ArgumentError
+from graphsplit.errors import ArgumentError
 
 
 def checked_unknown_size(size: object) -> int | None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from graphsplit.api.automatic_choice import Automatic
 from graphsplit.core.device_mesh import LAYOUTS
-from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import known_machines
 from graphsplit.planning.costs.machine_files import machine as machine_of

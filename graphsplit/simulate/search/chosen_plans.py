@@ -18,10 +18,10 @@ from graphsplit.api.layouts.told_variables import lay_out_in_units
 from graphsplit.api.layouts.variable_layouts import check_eager, lay_out, wanted_layouts
 from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh, device_mesh
-from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.progress import phase
 from graphsplit.core.sizes.symbolic_sizes import Size
 from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
+from graphsplit.errors import UnsupportedError
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import state_of
 from graphsplit.simulate.search.automatic import AS_THEY_ARE, choose, machine_like, table_for

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from graphsplit.core.device_mesh import MeshAxes
-from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.progress import phase
+from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.mesh import mesh_of

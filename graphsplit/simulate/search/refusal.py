@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import NoReturn
 
-from graphsplit.core.errors import ArgumentError, bullet_list
+from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.planning.amounts import count_text, format_bytes
 from graphsplit.simulate.search.candidates import Candidate
 from graphsplit.simulate.search.plan_search import Looked, Search

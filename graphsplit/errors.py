@@ -9,6 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+__all__ = [
+    "ArgumentError",
+    "CheckError",
+    "DeviceError",
+    "GraphsplitError",
+    "OutputError",
+    "PlacementError",
+    "RetracingWarning",
+    "StorageError",
+    "StrictError",
+    "UnsupportedError",
+    "WorkerLostError",
+]
+
 
 class GraphsplitError(Exception):
     """Base class of every error that graphsplit raises itself.
@@ -43,7 +57,7 @@ class DeviceError(GraphsplitError, ValueError):
     ('CPU:0', 'CPU:1')
     >>> gs.parallelize(tf.tanh, devices=8)(tf.ones((16, 3)))
     Traceback (most recent call last):
-    graphsplit.core.errors.DeviceError: devices=8: there are only 2 CPU devices. This process has:
+    graphsplit.errors.DeviceError: devices=8: there are only 2 CPU devices. This process has:
       - CPU:0
       - CPU:1
     To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts.
@@ -60,7 +74,7 @@ class ArgumentError(GraphsplitError, ValueError):
     >>> import graphsplit as gs
     >>> gs.parallelize(lambda x, by: x * by, devices=2, split={"rows": 0})
     Traceback (most recent call last):
-    graphsplit.core.errors.ArgumentError: split names 'rows', which the function does not take. It takes 'x', 'by'.
+    graphsplit.errors.ArgumentError: split names 'rows', which the function does not take. It takes 'x', 'by'.
     """
 
 
@@ -73,7 +87,7 @@ class OutputError(GraphsplitError, TypeError):
     >>> described = gs.parallelize(lambda x: {"mean": tf.reduce_mean(x), "device": tf.config}, devices=2)
     >>> described(tf.ones((4, 2)))  # doctest: +NORMALIZE_WHITESPACE
     Traceback (most recent call last):
-    graphsplit.core.errors.OutputError: The function returns values that are not tensors:
+    graphsplit.errors.OutputError: The function returns values that are not tensors:
       - ['device']: builtins.module
     Return tensors, numpy arrays, Python numbers, strings, None, or lists, tuples, dicts and dataclasses of them; keep
     other objects outside of the function.
@@ -83,7 +97,7 @@ class OutputError(GraphsplitError, TypeError):
 class WorkerLostError(GraphsplitError, ConnectionError):
     """A worker process of the cluster ended, was started anew, or does not answer any more.
 
-    Call again on the devices that are left: `graphsplit.resilient` does, and restores what was lost. If `undone` is
+    Call again on the devices that are left: `gs.workers.resilient` does, and restores what was lost. If `undone` is
     False, end the worker's process first. [Several machines](several_machines.md) says what is lost and what is not,
     and which lines TensorFlow's runtime writes beside.
 
@@ -92,7 +106,7 @@ class WorkerLostError(GraphsplitError, ConnectionError):
       undone: whether variables have the values that they had before the call that failed.
 
     >>> import tensorflow as tf, graphsplit as gs
-    >>> workers = gs.LocalWorkers(2)
+    >>> workers = gs.workers.LocalWorkers(2)
     >>> cluster = gs.connect(workers)
     >>> step = gs.parallelize(lambda x: tf.reduce_sum(x * x))
     >>> float(step(tf.ones((4, 2))))
@@ -100,9 +114,9 @@ class WorkerLostError(GraphsplitError, ConnectionError):
     >>> workers.kill(1)
     >>> step(tf.ones((4, 2)))  # doctest: +NORMALIZE_WHITESPACE, +ELLIPSIS
     Traceback (most recent call last):
-    graphsplit.core.errors.WorkerLostError: <lambda>: worker 1 (127.0.0.1:...) ended, or does not answer. The call did
+    graphsplit.errors.WorkerLostError: <lambda>: worker 1 (127.0.0.1:...) ended, or does not answer. The call did
     not happen: variables elsewhere have the values that they had before it. Variables that were only there are lost.
-    graphsplit.resilient(...) continues with the remaining workers; cluster.reconnect() uses a worker again that was
+    gs.workers.resilient(...) continues with the remaining workers; cluster.reconnect() uses a worker again that was
     started again at its address.
     >>> workers.close()
     """
@@ -121,7 +135,7 @@ class StrictError(GraphsplitError):
     >>> distinct = gs.parallelize(lambda x: tf.unique(tf.tanh(x)).y, devices=2, strict=True)
     >>> distinct(tf.ones(6))  # doctest: +NORMALIZE_WHITESPACE, +ELLIPSIS
     Traceback (most recent call last):
-    graphsplit.core.errors.StrictError: strict=True, but these operations carry rows of the batch and would run on
+    graphsplit.errors.StrictError: strict=True, but these operations carry rows of the batch and would run on
     one device:
       - Unique 'Unique' at ...: 24 B gathered; which entries are new depends on all rows
         -> rewrite it row by row, or keep its argument whole by split={...: None}
@@ -138,9 +152,9 @@ class StorageError(GraphsplitError, OSError):
     >>> import pathlib, tempfile, tensorflow as tf, graphsplit as gs
     >>> page = pathlib.Path(tempfile.mkdtemp(), "thesis.html")
     >>> _ = page.write_text("<p>Chapter one.")
-    >>> gs.placement_of(tf.tanh, tf.ones(3)).save(str(page))  # doctest: +NORMALIZE_WHITESPACE, +ELLIPSIS
+    >>> gs.placement(tf.tanh, tf.ones(3)).save(str(page))  # doctest: +NORMALIZE_WHITESPACE, +ELLIPSIS
     Traceback (most recent call last):
-    graphsplit.core.errors.StorageError: '.../thesis.html' was not written by graphsplit, so it is not replaced. Name
+    graphsplit.errors.StorageError: '.../thesis.html' was not written by graphsplit, so it is not replaced. Name
     another place, or move it away.
     """
 
@@ -157,7 +171,7 @@ class UnsupportedError(GraphsplitError, NotImplementedError):
     >>> with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)):
     ...     square(x)  # doctest: +NORMALIZE_WHITESPACE
     Traceback (most recent call last):
-    graphsplit.core.errors.UnsupportedError: square is called under tf.autodiff.ForwardAccumulator. Forward-mode
+    graphsplit.errors.UnsupportedError: square is called under tf.autodiff.ForwardAccumulator. Forward-mode
     differentiation around a parallelized function is not supported: use tf.GradientTape, or put the accumulator inside.
     """
 
@@ -172,7 +186,41 @@ class CheckError(GraphsplitError, AssertionError):
     >>> plan = gs.parallelize(tf.reduce_sum, devices=2).plan(tf.ones(6))
     >>> dataclasses.replace(plan, moves=plan.moves[:-1]).check()
     Traceback (most recent call last):
-    graphsplit.core.errors.CheckError: The reduce of 'Sum' from partial(sum) to whole on CPU:0 is missing.
+    graphsplit.errors.CheckError: The reduce of 'Sum' from partial(sum) to whole on CPU:0 is missing.
+    """
+
+
+class PlacementError(CheckError):
+    """An assertion about a placement does not hold: one of yours, by `assert_on` or `assert_gradients_colocated`.
+
+    The message lists the operations that are elsewhere.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> gs.placement(tf.tanh, tf.ones(3)).assert_on("Tanh", "GPU:1")  # doctest: +NORMALIZE_WHITESPACE, +ELLIPSIS
+    Traceback (most recent call last):
+    graphsplit.errors.PlacementError: 1 of the 1 operations that match 'Tanh' are not on GPU:1:
+      - Tanh on CPU:0
+    """
+
+
+class RetracingWarning(UserWarning):
+    """A parallelized function is called with many different signatures, each of which costs about what the first cost.
+
+    It is said once, at the eighth. The message names the arguments that differ. Pad to a few lengths; leave sizes open
+    by `reduce_retracing=True`; pass Python numbers that change as tensors. (A function is traced and planned for each
+    signature; a step of a Keras model is planned for each, from a trace that leaves the rows open.)
+
+    >>> import warnings, tensorflow as tf, graphsplit as gs
+    >>> square = gs.parallelize(tf.square, devices=2)
+    >>> with warnings.catch_warnings(record=True) as told:
+    ...     warnings.simplefilter("always")
+    ...     for rows in range(1, 9):
+    ...         _ = square(tf.ones(rows))
+    >>> print(told[0].category.__name__, told[0].message, sep=": ")  # doctest: +NORMALIZE_WHITESPACE
+    RetracingWarning: square has been called with 8 signatures, and has a plan for each:
+      - x: float32[1], float32[2], float32[3], float32[4], ... (8 in all)
+    A plan takes seconds for a large model. Pad or bucket lengths so that few shapes occur; or leave sizes that change
+    open, by parallelize(..., reduce_retracing=True). Pass Python numbers that change as tensors.
     """
 
 
