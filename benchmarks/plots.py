@@ -56,13 +56,14 @@ def draw(
         handles, labels = axes.flat[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=len(CONTESTANTS))
         path = folder / f"{stem}_{measure}.png"
-        forms.write(str(path), _png(figure, colours))
+        forms.write(str(path), png(figure, colours))
         plt.close(figure)
         written.append(path)
     return written
 
 
-def _png(figure: Any, colours: int | None) -> bytes:
+def png(figure: Any, colours: int | None) -> bytes:
+    """Return a picture as a PNG file, of few colours if it has to be small."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=110)
     if colours is None:
