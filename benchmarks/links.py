@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-from graphsplit.workers.addresses import own_addresses
+from graphsplit.core.addresses import own_addresses
 
 _NETWORK = "10.213"  # private addresses
 _PORT = 2222

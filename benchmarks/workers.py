@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.links import linked, linked_workers, started
-from graphsplit.workers.addresses import free_ports
+from graphsplit.core.addresses import free_ports
 
 _WAYS = ("local", "workers", "workers, mirrored", "strategy")
 _NAMES = {"local": "logical devices of one process", "strategy": "MultiWorkerMirroredStrategy"}

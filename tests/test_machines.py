@@ -14,6 +14,7 @@ from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.planning.costs.families import FAMILIES
 from graphsplit.planning.costs.machine import Device, Host, Link, Machine, Sample
 from graphsplit.planning.costs.machine_files import known_machines, machine, machine_text, read_machine
+from graphsplit.planning.costs.machine_schema import parse, problems_of
 from graphsplit.planning.costs.seconds import Costs, sample_key
 from graphsplit.planning.costs.work import Work, bytes_of, work_of
 from tests.helpers.messages import raises
@@ -50,6 +51,8 @@ def written(folder: Path, text: str) -> str:
 @pytest.mark.parametrize("name", known_machines())
 def test_machines_that_come_along_have_sources(name: str):
     found = known_machines()[name]
+    text = machine_text(found)  # of what comes along nothing is checked when it is read
+    assert problems_of(name, text, parse(name, text)) == []
     assert all(found.sources[table] for table in ("device", "link", "host"))
     assert (found.network is None) == ("network" not in found.sources)
     assert set(found.device.attainable) <= {*FAMILIES, "bytes"}

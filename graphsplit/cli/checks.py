@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from graphsplit.core.requirements import needed
 from graphsplit.core.storage import files
 from graphsplit.errors import ArgumentError
 
@@ -17,6 +18,7 @@ def check_machine_file(path: str) -> None:
         raise ArgumentError(f"-o {path!r}: a machine file ends in .toml.")
     if not Path(path).absolute().parent.is_dir():
         raise ArgumentError(f"-o {path!r}: there is no directory {str(Path(path).parent)!r}.")
+    needed("tomli_w", "machines", "Writing a machine file")
     files.check_writable(path, why_not_calibrated)
 
 

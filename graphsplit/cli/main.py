@@ -14,13 +14,13 @@ import graphsplit as gs
 from graphsplit.cli import predict_commands
 from graphsplit.cli.checks import names_in, parse_devices, parse_split
 from graphsplit.cli.running import Commands, number, start_tensorflow
+from graphsplit.core.addresses import check_port
 from graphsplit.core.progress import phase, phases
 from graphsplit.core.storage import forms
 from graphsplit.core.storage.files import write
 from graphsplit.core.storage.model_files import GRAPH_SUFFIXES, is_graph_file
 from graphsplit.core.version import __version__
 from graphsplit.errors import ArgumentError
-from graphsplit.workers.addresses import check_port
 
 app = typer.Typer(
     cls=Commands,

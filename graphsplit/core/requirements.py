@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -45,17 +46,22 @@ def how_to_install(package: str, extra: str) -> str:
     return f"pip install {package}, or, in a clone of graphsplit, pip install '.[{extra}]'"
 
 
-def figure_class(what: str) -> Any:
-    """Return matplotlib's `Figure`.
+def needed(module: str, extra: str, what: str) -> Any:
+    """Return a module that not everybody needs.
 
     Args:
+      extra: which extra of graphsplit installs it.
       what: needs it, the subject of a sentence.
 
     Raises:
-      UnsupportedError: if matplotlib is not installed.
+      UnsupportedError: if it is not installed; it says what to type.
+
+    >>> needed("no_such_module", "plots", "A picture")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    graphsplit.errors.UnsupportedError: A picture needs no_such_module: pip install no_such_module, or, in a clone ...
     """
     try:
-        from matplotlib.figure import Figure
+        return importlib.import_module(module)
     except ImportError as error:
-        raise UnsupportedError(f"{what} needs matplotlib: {how_to_install('matplotlib', 'plots')}.") from error
-    return Figure
+        package = module.partition(".")[0]
+        raise UnsupportedError(f"{what} needs {package}: {how_to_install(package, extra)}.") from error

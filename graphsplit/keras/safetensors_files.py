@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import math
 import os
@@ -19,9 +18,9 @@ import tensorflow as tf
 
 from graphsplit.api.layouts.layout_targets import variables_of
 from graphsplit.core.patterns import fits
-from graphsplit.core.requirements import how_to_install
+from graphsplit.core.requirements import needed
 from graphsplit.core.variables.parted_variables import name_of
-from graphsplit.errors import ArgumentError, GraphsplitError, UnsupportedError, bullet_list
+from graphsplit.errors import ArgumentError, GraphsplitError, bullet_list
 
 SUFFIXES = (".safetensors", ".safetensors.index.json")
 _AT_A_TIME = 1 << 24  # bytes that are read at once
@@ -158,12 +157,7 @@ def _source(name: str, names: Names | None) -> Source:
 
 
 def _opened(path: Path) -> Any:
-    try:
-        safe_open = importlib.import_module("safetensors").safe_open
-    except ImportError as error:
-        raise UnsupportedError(
-            f"To read {path} needs safetensors: {how_to_install('safetensors', 'safetensors')}."
-        ) from error
+    safe_open = needed("safetensors", "safetensors", f"Reading {path}").safe_open
     with readable(path):
         return safe_open(str(path), "np")
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.core.addresses import address_towards, worker_addresses
 from graphsplit.core.living_objects import living_objects, with_derived
 from graphsplit.core.tensorflow_internals import eager_context_started, own_task
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.core.version import __version__
 from graphsplit.errors import DeviceError, UnsupportedError, bullet_list
 from graphsplit.runtime.connected_workers import note_connected
-from graphsplit.workers.addresses import address_towards, worker_addresses
 from graphsplit.workers.cluster import JOB, PROBE_S, Cluster, OnLost, connect_to, current_cluster
 from graphsplit.workers.introduction import Introduction, ask_who
 from graphsplit.workers.local_workers import LocalWorkers

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator
 from types import TracebackType
 
+from graphsplit.core.addresses import check_port, free_ports
 from graphsplit.errors import ArgumentError
-from graphsplit.workers.addresses import check_port, free_ports
 
 
 class LocalWorkers:

@@ -9,8 +9,8 @@ import threading
 
 import tensorflow as tf
 
+from graphsplit.core.addresses import WARNING, own_addresses
 from graphsplit.core.version import __version__
-from graphsplit.workers.addresses import WARNING, own_addresses
 from graphsplit.workers.connecting import apply_settings
 from graphsplit.workers.introduction import introduce
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.core.addresses import host_and_port, own_addresses
 from graphsplit.core.devices import short_name, task_of
 from graphsplit.core.hosts import host_name
 from graphsplit.core.protos.graphdefs import split_reference
@@ -23,7 +24,6 @@ from graphsplit.errors import StorageError, UnsupportedError
 from graphsplit.inspect.actual import plain_name
 from graphsplit.inspect.questions import natural_order
 from graphsplit.inspect.reading import full_name
-from graphsplit.workers.addresses import host_and_port, own_addresses
 from graphsplit.workers.cluster import current_cluster
 from graphsplit.workers.profiling import recorded
 

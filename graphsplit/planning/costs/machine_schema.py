@@ -12,8 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jsonschema
-
+from graphsplit.core.requirements import needed
 from graphsplit.errors import ArgumentError
 from graphsplit.planning.costs.families import FAMILIES
 
@@ -96,6 +95,7 @@ def _faults(schema: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[t
     >>> next(_faults(_SAMPLE, {"key": 3}))
     ('', 'seconds', 'is missing')
     """
+    jsonschema = needed("jsonschema", "machines", "A machine file of your own")
     for error in jsonschema.Draft4Validator(schema).iter_errors(content):
         names = list(itertools.takewhile(lambda part: isinstance(part, str), error.absolute_path))
         if error.validator == "required":

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from graphsplit.core.requirements import figure_class
+from graphsplit.core.requirements import needed
 from graphsplit.core.storage import forms
 from graphsplit.errors import CheckError
 
@@ -196,7 +196,7 @@ class _Device:
 
 def _draw(schedule: Schedule) -> Any:
     """Return the chart as a matplotlib figure: a row for each device, a box for each slot."""
-    figure = figure_class("Saving a schedule")(
+    figure = needed("matplotlib.figure", "plots", "Saving a schedule").Figure(
         figsize=(1 + 0.35 * schedule.slots, 0.8 + 0.45 * schedule.devices), layout="constrained"
     )
     axes = figure.subplots()

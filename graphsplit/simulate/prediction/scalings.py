@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from graphsplit.core.notebooks import text_html
-from graphsplit.core.requirements import figure_class
+from graphsplit.core.requirements import needed
 from graphsplit.core.storage import forms
 from graphsplit.planning.amounts import aligned, count_text, format_bytes
 
@@ -130,7 +130,7 @@ class Scaling:
 
 
 def _figure(scaling: Scaling) -> Any:
-    figure = figure_class("A picture of a scaling")
+    figure = needed("matplotlib.figure", "plots", "A picture of a scaling").Figure
     kinds = list(dict.fromkeys(point.kind for point in scaling.points))
     drawn = figure(figsize=(6 * max(len(kinds), 1), 4.5), layout="constrained")
     for k, kind in enumerate(kinds):
