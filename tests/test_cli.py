@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
+import graphsplit as gs
 from graphsplit.cli import app
+from graphsplit.cli.demos.polyfit import points_in
 from graphsplit.cli.running import number
 
 
@@ -35,6 +38,23 @@ def test_polyfit():
     difference = re.search(r"Largest difference of a coefficient at any step: (\S+)", done.stdout)
     assert difference
     assert float(difference.group(1)) < 1e-5
+
+
+def test_polyfit_of_points_in_a_file(tmp_path: Path):
+    x = np.random.default_rng(0).uniform(0, 3000, 137)
+    file = tmp_path / "points.csv"
+    file.write_text("time,height\n" + "".join(f"{a},{2 * a * a - 4 * a + 1e6}\n" for a in x))
+    printed = graphsplit("demo", "polyfit", "--devices", "3", "--steps", "600", "--data", str(file)).stdout
+    both = [[float(cell) for cell in row.split("│")[2:4]] for row in printed.splitlines() if row.startswith("│")]
+    np.testing.assert_allclose(both, np.array([[2.0] * 2, [-4.0] * 2, [1e6] * 2]), rtol=1e-2, atol=100)
+    np.testing.assert_allclose(*zip(*both, strict=True), rtol=1e-3)
+    file.write_text("x;y\n1;2\n")
+    with pytest.raises(gs.errors.ArgumentError, match=r"points.csv', line 2: a line is 'x,y', got '1;2'"):
+        points_in(str(file))
+    for text in ("", "x,y\n", "1,nan\n"):
+        file.write_text(text)
+        with pytest.raises(gs.errors.ArgumentError, match="has no points, or one that is not finite"):
+            points_in(str(file))
 
 
 def test_errors_are_for_the_user():

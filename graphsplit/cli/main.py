@@ -53,12 +53,15 @@ def polyfit(
     devices: Annotated[int, number("--devices", "How many devices.")] = 4,
     batch: Annotated[int, number("--batch", "Rows in each step's batch.")] = 100,
     steps: Annotated[int, number("--steps", "Optimizer steps.")] = 2000,
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="FILE", help="Points to fit, a line 'x,y' each.")
+    ] = None,
 ) -> None:
-    """Fit 5x^2 + 0x + 3 on one device and on several, and compare."""
+    """Fit a polynomial, 5x^2 + 0x + 3 or points of your own, on one device and on several, and compare."""
     start_tensorflow()
     from graphsplit.cli.demos.polyfit import run
 
-    run(devices, batch, steps)
+    run(devices, batch, steps, data)
 
 
 @app.command()

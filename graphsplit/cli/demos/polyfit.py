@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -11,6 +12,7 @@ import tensorflow as tf
 from graphsplit.api.decorators import parallelize
 from graphsplit.cli.demos.display import console, demo_devices, progress, table
 from graphsplit.core.devices import short_name
+from graphsplit.errors import ArgumentError
 
 TRUE_COEFFICIENTS = (5.0, 0.0, 3.0)
 LEARNING_RATE = 0.1
@@ -33,35 +35,66 @@ def training_step() -> tuple[Callable[[tf.Tensor, tf.Tensor], tf.Tensor], tf.Var
     return step, w
 
 
-def batches(steps: int, batch: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return `steps` batches of points (x, y), x uniform in [-10, 10], always the same ones."""
-    generator = np.random.default_rng(0)
-    xs = generator.uniform(-10, 10, (steps, batch)).astype(np.float32)
-    return [(x, (5 * x**2 + 3).astype(np.float32)) for x in xs]
+def example_points(steps: int, batch: int) -> np.ndarray:
+    """Return points of y = 5x^2 + 3, x uniform in [-10, 10], always the same ones: float64 [steps * batch, 2]."""
+    x = np.random.default_rng(0).uniform(-10, 10, steps * batch)
+    return np.stack([x, 5 * x**2 + 3], 1)
 
 
-def run(devices: int, batch: int, steps: int) -> float:
+def points_in(path: str) -> np.ndarray:
+    """Return the points of a file, a line `x,y` each, with or without a line of names above: float64 [points, 2].
+
+    Raises:
+      ArgumentError: if it cannot be read, or has no such lines.
+    """
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"--data {path!r} cannot be read: {error}") from error
+    pairs = []
+    for number, line in enumerate(lines):
+        try:
+            x, y = map(float, line.split(","))
+        except ValueError as error:
+            if number:  # the first one may have names
+                raise ArgumentError(f"--data {path!r}, line {number + 1}: a line is 'x,y', got {line!r}.") from error
+        else:
+            pairs.append((x, y))
+    points = np.array(pairs, float)
+    if not len(points) or not np.isfinite(points).all():
+        raise ArgumentError(f"--data {path!r} has no points, or one that is not finite; a line is 'x,y'.")
+    return points
+
+
+def batches(points: np.ndarray, steps: int, batch: int) -> list[np.ndarray]:
+    """Return a batch of points for each step, in turns through all; the last one of a turn may have fewer."""
+    cuts = [points[k : k + batch].astype(np.float32) for k in range(0, len(points), batch)]
+    return [cuts[k % len(cuts)] for k in range(steps)]
+
+
+def run(devices: int, batch: int, steps: int, path: str | None = None) -> float:
     """Fit on one device and on several with the same data, print both, return the largest difference."""
+    points = example_points(steps, batch) if path is None else points_in(path)
+    units = np.ones(2) if path is None else np.abs(points).max(0) + np.finfo(float).tiny  # for one learning rate
     names = demo_devices(devices)
-    data = batches(steps, batch)
     single_step, single_w = training_step()
     parallel_step, parallel_w = training_step()
-    single = tf.function(single_step)
+    single = tf.function(single_step, reduce_retracing=True)
     parallel = parallelize(parallel_step, devices=names)
     difference = 0.0
-    for x, y in progress(data, f"fitting on 1 and on {len(names)} devices"):
-        points = tf.constant(x), tf.constant(y)
-        single(*points)
-        parallel(*points)
+    for rows in progress(batches(points / units, steps, batch), f"fitting on 1 and on {len(names)} devices"):
+        x, y = tf.unstack(tf.constant(rows), axis=1)
+        single(x, y)
+        parallel(x, y)
         difference = max(difference, float(tf.reduce_max(tf.abs(single_w - parallel_w))))
-    rows = [
-        [power, true, f"{float(one):.4f}", f"{float(many):.4f}"]
-        for power, true, one, many in zip(
-            ("x^2", "x", "1"), TRUE_COEFFICIENTS, single_w[:, 0], parallel_w[:, 0], strict=True
-        )
-    ]
+    scales = [units[1] / units[0] ** power for power in (2, 1, 0)]
+    digits = ".4f" if path is None else ".5g"
+    fitted = [[f"{w:{digits}}" for w in variable[:, 0].numpy() * scales] for variable in (single_w, parallel_w)]
     label = f"{len(names)} devices ({', '.join(short_name(n) for n in names)})"
-    table(f"Coefficients after {steps} steps", ["term", "true", "1 device", label], rows)
-    console.print(str(parallel.plan(*points)), highlight=False, markup=False, soft_wrap=True)
+    columns = {"term": ("x^2", "x", "1"), "true": TRUE_COEFFICIENTS, "1 device": fitted[0], label: fitted[1]}
+    if path is not None:
+        del columns["true"]
+    table(f"Coefficients after {steps} steps", [*columns], zip(*columns.values(), strict=True))
+    console.print(str(parallel.plan(x, y)), highlight=False, markup=False, soft_wrap=True)
     console.print(f"Largest difference of a coefficient at any step: {difference:.2g}", highlight=False)
     return difference
