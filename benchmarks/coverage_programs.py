@@ -187,6 +187,6 @@ Programs of which more than a hundredth of the FLOPs is not sharded, by plan:
 
 {reasons}
 
-`python -m benchmarks.coverage --names programs --page docs/coverage.md` makes this table, and
+`python -m benchmarks.coverage --names programs --page docs/generated/coverage.md` makes this table, and
 `python -m pytest -m long tests/test_programs.py` checks it.
 """

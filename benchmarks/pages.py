@@ -7,7 +7,7 @@ from pathlib import Path
 
 from graphsplit.core.storage import forms
 
-COVERAGE = Path(__file__).parent.parent / "docs" / "coverage.md"
+COVERAGE = Path(__file__).parent.parent / "docs" / "generated" / "coverage.md"
 
 
 def with_section(text: str, title: str, body: str) -> str:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.report results.json docs/measurements.md`: results as a page for readers, losses included.
+"""`python -m benchmarks.report results.json docs/generated/measurements.md`: results as a page, losses included.
 
 The page has the tables that answer a reader's questions. Every row goes into a second file, `--rows`.
 """
@@ -105,7 +105,7 @@ def page(results: Results, source: str, rows: str, pictures: Sequence[str], many
         _table(*display.side_by_side(results, lambda record: f"{record.first_s['total']:.2f}")),
         "## How much is sent?",
         "MB that cross devices in one step with variables on the default device, beside the least that a data-parallel "
-        "step sends. [Layouts](variables.md) send less through the busiest device.",
+        "step sends. [Layouts](../variables.md) send less through the busiest device.",
         _table(*display.sent(results)),
         *_many_devices(many),
         "## How it was measured",
@@ -120,8 +120,8 @@ def every_row(results: Results, source: str, many: Results | None = None) -> str
     """Return all that was measured, a row for each contestant."""
     parts = [
         "# Every row of the measurements",
-        f"Written by `python -m benchmarks.report` from {source}. `docs/measurements.md` says how it was measured, and "
-        "has the tables that answer questions.",
+        f"Written by `python -m benchmarks.report` from {source}. `docs/generated/measurements.md` says how it was "
+        "measured, and has the tables that answer questions.",
         "## Steps",
         _table(display.STEP_COLUMNS, display.step_rows(results)),
         "## Time to the first result",

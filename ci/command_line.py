@@ -1,4 +1,4 @@
-"""`python ci/command_line.py` writes `docs/command_line.md`: every command of `graphsplit`, from the program itself."""
+"""`python ci/command_line.py` writes `docs/generated/command_line.md`: each command, from the program itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "command_line.md"
+PAGE = ROOT / "docs" / "generated" / "command_line.md"
 
 
 def main() -> None:

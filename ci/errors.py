@@ -1,4 +1,4 @@
-"""`python ci/errors.py` writes `docs/errors.md`, kinds of errors by their docstrings, and `docs/messages.md`."""
+"""`python ci/errors.py` writes `docs/generated/errors.md`, kinds of errors by their docstrings, and `messages.md`."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ MESSAGES = """\
 
 What graphsplit refuses with an `UnsupportedError`, and what it warns of, by topic. `…` stands for what is filled in:
 a name, a number, a list. Search this page for the words that you see. [Errors and warnings](errors.md) has the
-kinds, with examples, and [limits](limits.md) the reasons. `python ci/errors.py` writes this page from the code."""
+kinds, with examples, and [what is not supported](../limits.md) the reasons. `python ci/errors.py` writes this page
+from the code."""
 
 
 def main() -> None:
     """Write the pages."""
     sys.path.insert(0, str(ROOT))
     for name, page in (("errors", text()), ("messages", messages())):
-        (ROOT / "docs" / f"{name}.md").write_text(page, encoding="utf-8")
+        (ROOT / "docs" / "generated" / f"{name}.md").write_text(page, encoding="utf-8")
 
 
 def text() -> str:
@@ -87,7 +88,9 @@ def _summary(kind: type) -> str:
 
 
 def _docstring(kind: type) -> str:
-    return inspect.getdoc(kind) or ""
+    """Return a docstring; its links, `docs/limits.md`, lead from where the page is."""
+    said = inspect.getdoc(kind) or ""
+    return said.replace("](docs/generated/", "](").replace("](docs/", "](../")
 
 
 def _sections(kind: type) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`python ci/notebook.py` writes `docs/five_minutes.md`: the notebook, with what its cells print and show.
+"""`python ci/notebook.py` writes `docs/generated/five_minutes.md`: the notebook, with what its cells print and show.
 
 With `--run` its cells are run first, as Jupyter runs them, and the notebook keeps what they give; with `--run
 OTHER.ipynb` that one is written, and nothing else.
@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOK = ROOT / "examples" / "five_minutes.ipynb"
-PAGE = ROOT / "docs" / "five_minutes.md"
+PAGE = ROOT / "docs" / "generated" / "five_minutes.md"
 
 
 def main(arguments: list[str]) -> None:

@@ -1,8 +1,8 @@
 """The errors graphsplit raises for its users.
 
 Inner floors raise these with the facts they know; the public functions let them through unchanged. Errors of the
-user's own function are never wrapped: they arrive with their own type and traceback. `docs/errors.md` is made of these
-docstrings, by `ci/errors.py`.
+user's own function are never wrapped: they arrive with their own type and traceback. `docs/generated/errors.md` is
+made of these docstrings, by `ci/errors.py`.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class WorkerLostError(GraphsplitError, ConnectionError):
     """A worker process of the cluster ended, was started anew, or does not answer any more.
 
     Call again on the devices that are left: `gs.workers.resilient` does, and restores what was lost. If `undone` is
-    False, end the worker's process first. [Several machines](several_machines.md) says what is lost and what is not,
-    and which lines TensorFlow's runtime writes beside.
+    False, end the worker's process first. [Several machines](docs/several_machines.md) says what is lost and what is
+    not, and which lines TensorFlow's runtime writes beside.
 
     Attributes:
       tasks: the numbers of the lost workers.
@@ -129,7 +129,7 @@ class StrictError(GraphsplitError):
     """`strict=True` was asked for and an operation that carries the batch would run on one device.
 
     Each operation comes with its line, the bytes that would be gathered for it, why, and what to do about it
-    ([all reasons](at_home.md)). Or give the share of the work that may stay: `strict=0.1`.
+    ([all reasons](docs/limits.md#what-runs-on-one-device)). Or give the share of the work that may stay: `strict=0.1`.
 
     >>> import tensorflow as tf, graphsplit as gs
     >>> distinct = gs.parallelize(lambda x: tf.unique(tf.tanh(x)).y, devices=2, strict=True)
@@ -162,8 +162,8 @@ class StorageError(GraphsplitError, OSError):
 class UnsupportedError(GraphsplitError, NotImplementedError):
     """A combination that graphsplit knows and does not support (yet).
 
-    The message says what to write instead, where there is something. [Messages](messages.md) lists all of this
-    kind; [limits](limits.md) puts them into context.
+    The message says what to write instead, where there is something. [Messages](docs/generated/messages.md)
+    lists all of this kind; [what is not supported](docs/limits.md) puts them into context.
 
     >>> import tensorflow as tf, graphsplit as gs
     >>> x = tf.ones((4, 2))

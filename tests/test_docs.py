@@ -17,6 +17,7 @@ from tests.test_project import NEED_FRESH_PROCESS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+GENERATED = sorted((ROOT / "docs" / "generated").glob("*.md"))  # lists that scripts and benchmarks write
 STEP = """
 import keras
 import tensorflow as tf
@@ -106,7 +107,6 @@ def test_the_code_of_a_page_runs(name: str, tmp_path: Path) -> None:
 def test_the_code_of_every_page_is_run() -> None:
     elsewhere = {
         "from_one_gpu_to_eight.md",  # by `test_keras_guide`
-        "five_minutes.md",  # which is the notebook
         "gpu.md",  # needs a GPU; `test_logical_gpus` and `test_gpu` make such devices
     }
     assert {page.name for page in PAGES if "```python" in page.read_text()} == {*PRINTED, *elsewhere}
@@ -115,6 +115,7 @@ def test_the_code_of_every_page_is_run() -> None:
 @pytest.mark.parametrize(
     ("script", "function", "page"),
     [
+        ("api", "text", "api.md"),
         ("command_line", "text", "command_line.md"),
         ("errors", "text", "errors.md"),
         ("errors", "messages", "messages.md"),
@@ -127,7 +128,8 @@ def test_generated_pages_are_up_to_date(script: str, function: str, page: str) -
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (ROOT / "docs" / page).read_text() == getattr(module, function)(), f"python ci/{script}.py writes it"
+    written = (ROOT / "docs" / "generated" / page).read_text()
+    assert written == getattr(module, function)(), f"python ci/{script}.py writes it"
 
 
 @pytest.mark.long
@@ -170,7 +172,9 @@ def test_tests_that_pages_name_exist(page: Path) -> None:
         assert f"def {function or 'test_'}" in (ROOT / "tests" / file).read_text(), f"{file}::{function}"
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES, *GENERATED], ids=lambda p: p.name
+)
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
@@ -181,9 +185,10 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_page_is_linked() -> None:
     """A page that nobody finds is none: on the site, or in the repository."""
     navigation = (ROOT / "mkdocs.yml").read_text()
-    assert {page.name for page in PAGES} == set(re.findall(r"(\w+\.md)$", navigation, re.MULTILINE))
-    texts = {page: page.read_text() for page in [ROOT / "README.md", *PAGES]}
-    for page in PAGES:
+    pages = [*PAGES, *GENERATED]
+    assert {page.name for page in pages} == set(re.findall(r"(\w+\.md)$", navigation, re.MULTILINE))
+    texts = {page: page.read_text() for page in [ROOT / "README.md", *pages]}
+    for page in pages:
         if page.name in ("index.md", "reference.md"):  # of the site alone
             continue
         assert any(f"{page.name})" in text for other, text in texts.items() if other != page), page.name
