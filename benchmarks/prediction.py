@@ -2,7 +2,7 @@
 
 Processes of their own calibrate: the machine, for each network, and the network's operations on one device. Others,
 one for each number of devices, predict a step's plans from that and measure them in turns. The table goes into
-docs/how_predictions_are_made.md.
+docs/generated/predictions.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.workloads import WORKLOADS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results" / "prediction.json"
-PAGE = ROOT / "docs" / "how_predictions_are_made.md"
+PAGE = ROOT / "docs" / "generated" / "predictions.md"
 LAYOUTS = ("home", "mirrored", "sharded")
 _DEVICES, _MICRO_BATCHES = "1,2,4,8", "1,4"
 _BEGIN, _END = "<!-- table: python -m benchmarks.prediction -->", "<!-- end of table -->"
@@ -258,7 +258,7 @@ def _median_and_worst(errors: Sequence[float]) -> str:
 
 
 def write_table(text: str) -> None:
-    """Replace the table of docs/how_predictions_are_made.md."""
+    """Replace the table of docs/generated/predictions.md."""
     page = PAGE.read_text()
     before, rest = page.split(_BEGIN)
     PAGE.write_text(f"{before}{_BEGIN}\n{time.strftime('%Y-%m-%d')}\n\n{text}\n{_END}{rest.split(_END)[1]}")
