@@ -1,4 +1,4 @@
-"""What to do about work that stays on one device: a sentence for each reason (docs/at_home.md says more).
+"""What to do about work that stays on one device: a sentence for each reason (docs/limits.md says more).
 
 One table, which plans, `StrictError`, placements and reports of SavedModels share.
 """
