@@ -21,7 +21,6 @@ from typing import Any
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.automatic_choice import Automatic
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import machine
 from graphsplit.simulate.predicted_calls import PredictedCall, predicted_call
@@ -148,7 +147,7 @@ def question_of(call: PredictedCall, block: Block, own: Machine, make_plan: Call
     variables = variables_to_cut(call.trace)
     sizes = {variable.name: variable.all_bytes for variable in variables}
     rows = int(block.x.shape[0])
-    table = table_for(Automatic(whole=True), vars(call.options), rows, block.devices, 1, sizes)
+    table = table_for(replace(call.options, plan="auto"), rows, block.devices, 1, sizes)
     table = replace(table, stages=())  # (they are searched as before)
     limit, title = own.device.memory_bytes, block.kind
     return Question(title, rows, list(sizes.values()), own, limit, table, make_plan, call.trace.program, variables)

@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.automatic_choice import Automatic
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.costs.machine import Device, Host, Link, Machine
 from graphsplit.planning.memory import live_bytes
@@ -180,7 +179,7 @@ def test_does_not_fit_is_an_answer():
 def asked(call: PredictedCall, devices: int, machine: Machine, memory: float | None = None) -> Question:
     """Return the question of `plan="auto"`."""
     sizes = {v.name.partition(":")[0]: int(v.shape.num_elements() * v.dtype.size) for v in call.trace.variables}
-    table = table_for(Automatic(whole=True), vars(call.options), len(X), devices, 1, sizes)
+    table = table_for(replace(call.options, plan="auto"), len(X), devices, 1, sizes)
 
     def make_plan(names, candidate):
         return call.plan(names, candidate.layouts, **candidate.options)

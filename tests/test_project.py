@@ -22,11 +22,11 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.automatic_choice import Automatic
-from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.renamed import NAMES
 from graphsplit.core.requirements import NEWEST, OLDEST
+from graphsplit.planning.costs.machine_files import machine
+from graphsplit.planning.options import Options
 from tests.conftest import LONG, QUICK
 from tests.helpers.processes import python
 
@@ -407,14 +407,16 @@ def test_options_are_handed_on_as_they_are_given():
         "jit_compile": True,
         "bucket_bytes": 7,
         "recompute": 0.5,
-        "automatic": Automatic(1e9, "dgx-a100", True),
+        "plan": "auto",
+        "memory": 1e9,
+        "machine": machine("dgx-a100"),
     }
-    assert {field.name for field in dataclasses.fields(Options)} == {*given, "devices_argument"}
+    assert {field.name for field in dataclasses.fields(Options)} == {*given, "lays_out", "on_mesh", "devices_argument"}
     for name, value in given.items():
-        called = {"plan": "auto", "memory": 1e9, "machine": "dgx-a100"} if name == "automatic" else {name: value}
-        called = {"mesh": dict(value.sizes), "batch_axis": value.batch_axis} if name == "mesh" else called
+        asked = {"plan": "auto", name: value} if name == "machine" else {name: value}
+        called = {"mesh": dict(value.sizes), "batch_axis": value.batch_axis} if name == "mesh" else asked
         waiting = gs.parallelize(**called)  # for a function
-        assert waiting.keywords["options"] == Options(**{name: value}) != Options()
+        assert waiting.keywords["options"] == Options(**asked) != Options()
 
 
 def test_the_code_of_the_readme_runs():

@@ -10,14 +10,13 @@ from typing import Any, Concatenate, ParamSpec, Protocol, overload
 
 import tensorflow as tf
 
-from graphsplit.api.automatic_choice import checked_automatic
 from graphsplit.api.calls.parallel_function import P, ParallelFunction, R
-from graphsplit.api.options import DevicesLike, Options, Split
 from graphsplit.core.device_mesh import mesh_axes
 from graphsplit.core.patterns import suggesting_options
 from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.errors import ArgumentError
 from graphsplit.planning.costs.machine import Machine
+from graphsplit.planning.options import DevicesLike, Options, Split
 
 Given = ParamSpec("Given")  # the options
 
@@ -165,7 +164,9 @@ def parallelize(
         jit_compile=jit_compile,
         bucket_bytes=bucket_bytes,
         recompute=recompute,  # type: ignore[arg-type]  # a list becomes a tuple there
-        automatic=checked_automatic(plan, memory, machine),
+        plan=plan,
+        memory=memory,  # type: ignore[arg-type]  # a text becomes bytes there
+        machine=machine,  # type: ignore[arg-type]  # a name becomes the machine there
     )
     if fn is None:
         return functools.partial(_with_options, options=options)

@@ -60,6 +60,10 @@ def phases(text: str) -> Iterator[Callable[[str], None]]:
         yield begin
 
 
+def quiet(_: str) -> None:
+    """Say nothing about what is being done, where nobody asked for progress."""
+
+
 def _is_wanted() -> bool:
     return _log.level <= logging.INFO and sys.stderr is not None and sys.stderr.isatty()
 

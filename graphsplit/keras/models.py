@@ -18,7 +18,6 @@ from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, names_
 from graphsplit.api.layouts.layout_targets import variables_of
 from graphsplit.api.layouts.new_variables import variable_layout
 from graphsplit.api.layouts.variable_layouts import idle_patterns, set_variable_layout
-from graphsplit.api.options import Options
 from graphsplit.core.devices import short_name
 from graphsplit.core.keras_internals import (
     SharedState,
@@ -46,7 +45,8 @@ from graphsplit.keras.batches import (
 )
 from graphsplit.keras.flavors import KERAS_3, Flavor
 from graphsplit.keras.saving import save_whole
-from graphsplit.planning.options import check_jit_compile
+from graphsplit.planning.option_checks import check_flag
+from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 
 
@@ -103,7 +103,7 @@ class ParallelModel(SharedState):
         asked = bound.get("jit_compile")
         if asked in (None, "auto"):  # (Keras' own default, and what it makes of that, is meant for one device)
             asked = False
-        check_jit_compile(asked)
+        check_flag("jit_compile", asked)
         object.__setattr__(self, "_compiled_by_xla", asked)
         return self.template.compile(*args, **kwargs)
 
@@ -182,7 +182,7 @@ class ParallelModel(SharedState):
     def _lay_out(self, kind: str) -> None:
         """Lay out what the model has by now; an optimizer makes its slots first."""
         where, optimizer = self.model_devices, getattr(self.template, "optimizer", None)
-        if where.variables == "home" and where.options.automatic is None:
+        if where.variables == "home" and not where.options.is_automatic:
             if where.options.variables != AUTO or why_they_stay(where.devices, where.options):
                 return
             optimizer = optimizer if kind == "train" else None
@@ -225,11 +225,10 @@ class ParallelModel(SharedState):
         step = step_of_parts(tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step")))
         where = self.model_devices
         home = where.predict_home if kind == "predict" else where.options.home
-        if (automatic := where.options.automatic) is not None:
-            trains = kind == "train" or getattr(self.template, "optimizer", None) is None
-            home, automatic = None, replace(automatic, lays_out=automatic.lays_out and trains)
-        own = replace(where.options, home=home, jit_compile=self._compiled_by_xla, automatic=automatic)
-        return ModelStep(step, own)
+        trains = kind == "train" or getattr(self.template, "optimizer", None) is None
+        home = None if where.options.is_automatic else home
+        own = replace(where.options, home=home, jit_compile=self._compiled_by_xla)
+        return ModelStep(step, replace(own, lays_out=own.lays_out and trains))
 
     def _batch_function(self, kind: str) -> Any:
         raise NotImplementedError

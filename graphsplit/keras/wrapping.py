@@ -8,10 +8,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from graphsplit.api.automatic_choice import checked_automatic
 from graphsplit.api.calls.chosen_devices import stages_asked
 from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, check_layout, names_host
-from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import device_mesh, devices_of, mesh_axes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name
 from graphsplit.core.gpus.logical_gpus import has_gpus
@@ -23,6 +21,7 @@ from graphsplit.keras.flavors import KERAS_3, Flavor, flavor_of
 from graphsplit.keras.layer_stages import stages_of_model
 from graphsplit.keras.models import ModelDevices, base_of, is_wrapped, wrapped
 from graphsplit.planning.costs.machine import Machine
+from graphsplit.planning.options import Options
 
 Model = TypeVar("Model")  # of either Keras, neither of which is imported here
 
@@ -113,9 +112,9 @@ def multi_gpu_model(
     devices = devices_of(axes, None) if axes and gpus is None else _devices(gpus)
     grid = device_mesh(axes, devices) if axes else None
     cpu = None if devices[0] == CPU else CPU  # (None is the first device)
-    automatic = checked_automatic(plan, memory, machine)
-    if automatic is not None and cpu_relocation:
-        [(name, value)] = automatic.given.items()
+    is_automatic = plan is not None or memory is not None
+    if is_automatic and cpu_relocation:
+        name, value = ("memory", memory) if plan is None else ("plan", plan)
         raise ArgumentError(
             f"cpu_relocation=True keeps the weights on the CPU, {name}={value!r} chooses where they are. Choose one."
         )
@@ -128,13 +127,15 @@ def multi_gpu_model(
         stages=stages_of_model(model, stages, flavor),
         strict=strict,
         recompute=recompute,  # type: ignore[arg-type]  # a list becomes a tuple there
-        variables=AUTO if variables == AUTO and automatic is None and not cpu_relocation else None,
-        automatic=automatic,
+        variables=AUTO if variables == AUTO and not is_automatic and not cpu_relocation else None,
+        plan=plan,
+        memory=memory,  # type: ignore[arg-type]  # a text becomes bytes there
+        machine=machine,  # type: ignore[arg-type]  # a name becomes the machine there
         devices_argument="gpus",
     )
     stages_asked(options, devices)  # (checks that they make whole pipelines)
     plain = micro_batches == 1 and schedule is None and recompute is None and not names_host(variables)
-    if len(devices) == 1 and plain and automatic is None:
+    if len(devices) == 1 and plain and not is_automatic:
         return model
     check_strategy(model, "multi_gpu_model")
     if cpu_relocation:

@@ -12,7 +12,7 @@ from graphsplit.core.sizes.symbolic_sizes import ROWS, Size, symbols_in
 from graphsplit.planning.amounts import size_text
 from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.options import PlanOptions
+from graphsplit.planning.options import Options
 from graphsplit.planning.propagation.flow import Flow
 from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.schedule.automatic_stages import StageCuts
@@ -86,7 +86,7 @@ class Decisions:
     turns: tuple[Turn, ...] = field(default=(), repr=False)
     schedules: Mapping[int, Schedule] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
-    asked: PlanOptions = field(default_factory=PlanOptions, repr=False)
+    asked: Options = field(default_factory=Options, repr=False)
     state: State = field(default_factory=State, repr=False)
     stage_cuts: StageCuts | None = field(default=None, repr=False)
     output_layouts: tuple[Layout, ...] = ()

@@ -1,156 +1,170 @@
-"""What users ask of a plan, beside the devices: handed on whole to all that is planned for a function."""
+"""The options of `parallelize`: what users ask, handed on whole to all that is planned for a function."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from graphsplit.core.device_mesh import STAGE_AXIS, MeshAxes
+from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices
 from graphsplit.errors import ArgumentError, UnsupportedError
+from graphsplit.planning import option_checks
+from graphsplit.planning.amounts import count_text
+from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.recomputation import Recompute
 from graphsplit.planning.schedule.automatic_stages import Beginnings
-from graphsplit.planning.schedule.schedules import KINDS
+
+DevicesLike = int | str | Sequence[str] | None
+Split: TypeAlias = "int | Mapping[Any, Split] | Sequence[Split] | None"  # nested as the arguments are
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions:
-    """Those options of `parallelize` that a plan follows; see there for each.
+class Options:
+    """The options of `parallelize`, checked; see there for each. (Who plans knows devices, stages, variables.)
 
     Attributes:
-      stages: into how many parts the program is cut, or where they begin. (Who plans knows their devices.)
-      variables: `"auto"`, or None for variables as they lie. (Who plans has laid them out.)
+      lays_out: whether an automatic choice may lay variables out; else they stay as they lie.
+      on_mesh: whether it may cut them along an axis of a mesh, if none is given.
+      devices_argument: how the user calls `devices`, for messages: `on_device` and models have other names for it.
 
     Raises:
-      ArgumentError: for a value that cannot be meant, whatever the function is.
+      ArgumentError: for options that cannot be meant or contradict each other, whatever the function is.
     """
 
+    devices: DevicesLike = None
+    mesh: MeshAxes = MeshAxes()  # noqa: RUF009  # frozen
+    split: Split = 0
     weights: Sequence[float] | None = None
-    strict: bool | float = False
-    random: str = "exact"
-    micro_batches: int = 1
-    schedule: str | None = None
-    stages: int | Beginnings | None = None
-    jit_compile: bool = False
-    bucket_bytes: int | None = None
-    recompute: Recompute = None
     variables: str | None = None
+    micro_batches: int = 1
+    stages: int | Beginnings | None = None
+    schedule: str | None = None
+    recompute: Recompute = None
+    jit_compile: bool = False
+    strict: bool | float = False
+    plan: str | None = None
+    memory: float | None = None
+    machine: Machine | None = None
+    home: str | None = None
+    random: str = "exact"
+    bucket_bytes: int | None = None
+    reduce_retracing: bool = False
+
+    lays_out: bool = True
+    on_mesh: bool = True
+    devices_argument: str = "devices"
 
     def __post_init__(self) -> None:
-        if self.random not in ("exact", "independent"):
-            raise ArgumentError(f"random={self.random!r} is not known; choose 'exact' or 'independent'.")
-        if self.variables not in (None, "auto"):
-            raise ArgumentError(
-                f"variables={self.variables!r}: it is 'auto', or None for variables as they lie. For another layout "
-                "call gs.set_variable_layout(model, 'sharded', devices=4)."
-            )
-        _check_strict(self.strict)
-        check_jit_compile(self.jit_compile)
-        if not _is_count(self.micro_batches, 1):
-            raise ArgumentError(
-                f"micro_batches={self.micro_batches!r}: it is the number of parts, at least 1, that each device "
-                "computes one after the other; 1 computes the rows of a device at once."
-            )
-        _check_schedule(self.schedule, self.random)
+        option_checks.check_random(self.random)
+        option_checks.check_variables(self.variables)
+        option_checks.check_strict(self.strict)
+        option_checks.check_flag("jit_compile", self.jit_compile)
+        option_checks.check_flag("reduce_retracing", self.reduce_retracing)
+        option_checks.check_micro_batches(self.micro_batches)
+        option_checks.check_schedule(self.schedule, self.random)
         if isinstance(self.stages, (list, tuple)) and all(isinstance(name, str) for name in self.stages or [0]):
-            object.__setattr__(self, "stages", Beginnings(tuple(dict.fromkeys(self.stages))))
-        _check_stages(self.stages, self.random)
-        if self.bucket_bytes is not None and not _is_count(self.bucket_bytes, 0):
-            raise ArgumentError(
-                f"bucket_bytes={self.bucket_bytes!r}: it is the number of bytes, at least 0, that small gradients "
-                "travelling as one may have together; 0 lets each travel alone, None chooses."
-            )
-        object.__setattr__(self, "recompute", _recompute(self.recompute))
+            self._set(stages=Beginnings(tuple(dict.fromkeys(self.stages))))
+        option_checks.check_stages(self.stages, self.random)
+        option_checks.check_bucket_bytes(self.bucket_bytes)
+        self._set(
+            recompute=option_checks.recompute_asked(self.recompute),
+            weights=option_checks.shares_asked(self.weights),
+            memory=option_checks.parse_memory(self.memory),
+            machine=option_checks.machine_asked(self.plan, self.memory, self.machine),
+            devices=tuple(self.devices) if isinstance(self.devices, list) else self.devices,
+        )
+        for name in ("micro_batches", "stages", "bucket_bytes"):
+            if isinstance(value := getattr(self, name), np.integer):
+                self._set(**{name: int(value)})
         if self.recompute is not None and self.jit_compile:
             raise UnsupportedError(
                 f"recompute={self.recompute!r} with jit_compile=True: XLA merges equal computations, so nothing "
                 "would be recomputed. Use one or the other."
             )
-        for name in ("micro_batches", "stages", "bucket_bytes"):
-            if isinstance(value := getattr(self, name), np.integer):
-                object.__setattr__(self, name, int(value))
-        object.__setattr__(self, "weights", _shares(self.weights))
+        self._check_devices()
+        if self.weights is not None and self.stages is None:  # (those of pipelines are known with their devices)
+            count = self.mesh.rows if self.mesh else self.count
+            if count is not None and count != len(self.weights):
+                raise ArgumentError(option_checks.weights_message(self.weights, count))
+        if self.is_automatic:
+            self._check_leaves_open()
+        if self.mesh.stages or (self.mesh.others and self.stages):
+            self._agree_on_stages()
 
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
-def _recompute(asked: object) -> Recompute:
-    """Return what is to be recomputed, checked."""
-    if asked is None or asked == "blocks":
-        return asked  # type: ignore[return-value]
-    if isinstance(asked, (list, tuple)) and asked and all(isinstance(pattern, str) for pattern in asked):
-        return tuple(asked)
-    if _is_share(asked) and 0 < float(asked) <= 1:  # type: ignore[arg-type]
-        return float(asked)  # type: ignore[arg-type]
-    raise ArgumentError(
-        f"recompute={asked!r}: it is 'blocks', patterns of the names of layers, ['block_*'], or the share of the bytes "
-        "kept for the backward pass that is to be dropped, 0.5; None keeps all."
-    )
+    @property
+    def is_automatic(self) -> bool:
+        """Whether a plan is searched for: by `memory` or `plan`."""
+        return self.plan is not None or self.memory is not None
 
+    @property
+    def asks_for_plan(self) -> str:
+        """The option that lets a plan be searched for, as users write it."""
+        return f"plan={self.plan!r}" if self.plan is not None else f"memory={int(self.memory or 0)}"
 
-def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
+    def as_given(self) -> Options:
+        """Return the options without those that let a plan be searched for."""
+        return replace(self, plan=None, memory=None, machine=None)
 
+    @property
+    def asked(self) -> DevicesLike:
+        """The devices that are asked for, or how many."""
+        return self.mesh.count if self.devices is None else self.devices
 
-def _check_schedule(schedule: str | None, random: str) -> None:
-    """Raise `ArgumentError` unless there is such a schedule, for shards that draw one device's numbers."""
-    if schedule is None:
-        return
-    if schedule not in KINDS:
-        known = ", ".join(map(repr, KINDS))
-        raise ArgumentError(f"schedule={schedule!r} is not known; choose one of {known}, or None for no pipeline.")
-    if random == "independent":
-        raise ArgumentError(
-            f"schedule={schedule!r} with random='independent': a pipeline has the numbers of one device, whatever its "
-            "stages and micro-batches. Drop random."
+    @property
+    def count(self) -> int | None:
+        """How many devices are asked for; None for all there are."""
+        asked = [self.asked] if isinstance(self.asked, str) else self.asked
+        return asked if asked is None or isinstance(asked, int) else len(asked)
+
+    def _agree_on_stages(self) -> None:
+        """Let the axis of stages and `stages` say the same: the stages, each on a mesh of the other axes.
+
+        Raises:
+          ArgumentError: if they disagree.
+        """
+        asked = self.stages.count if isinstance(self.stages, Beginnings) else self.stages
+        mesh, is_interleaved = self.mesh, self.schedule == "interleaved"
+        if is_interleaved and not mesh.stages:
+            raise ArgumentError(
+                f"mesh={mesh.asked!r} with schedule='interleaved': say on how many groups of devices the stages take "
+                f"turns, mesh={ {STAGE_AXIS: 2, **mesh.asked}!r}."
+            )
+        if not is_interleaved and asked and mesh.stages not in (0, asked):
+            raise ArgumentError(
+                f"mesh={mesh.asked!r} has {count_text(mesh.stages, 'stage')}, and stages={self.stages} "
+                f"{'is' if asked == 1 else 'are'} {asked}. Give the same number, or leave out stages."
+            )
+        self._set(
+            mesh=mesh if mesh.stages else replace(mesh, stages=asked or 0, stage_at=0),
+            stages=self.stages or mesh.stages,
         )
 
+    def _given(self, *names: str) -> str:
+        """Return those of some options that are given, as users write them."""
+        return ", ".join([f"{name}={value!r}" for name in names if (value := getattr(self, name))])
 
-def _check_stages(stages: object, random: str) -> None:
-    """Raise `ArgumentError` unless a function can be cut into so many stages, which draw one device's numbers."""
-    if stages is None:
-        return
-    if not isinstance(stages, Beginnings) and not _is_count(stages, 1):
-        raise ArgumentError(
-            f"stages={stages!r}: it is the number of parts, at least 1, into which the function is cut, each with "
-            "devices of its own; or patterns of names of the layers at which new ones begin, ['block4_*', 'block9_*']; "
-            "None leaves it whole."
-        )
-    if random == "independent":
-        raise ArgumentError(
-            f"stages={stages} with random='independent': stages have the numbers of one device, whatever they are and "
-            "however many. Drop random."
-        )
+    def _check_devices(self) -> None:
+        """Check what can be checked before TensorFlow starts: numbers and spellings, not existence."""
+        devices = self.devices
+        if isinstance(devices, (str, tuple)):
+            names_of_devices(devices)
+        elif devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
+            resolve_devices(devices)
+        if self.home is not None:
+            canonical_name(self.home, "home")
 
-
-def check_jit_compile(jit_compile: object) -> None:
-    """Raise `ArgumentError` unless XLA is asked to compile, or not."""
-    if not isinstance(jit_compile, bool):
-        raise ArgumentError(f"jit_compile is True or False, got {jit_compile!r}. Write True, or leave it out.")
-
-
-def _check_strict(strict: object) -> None:
-    """Raise `ArgumentError` unless `strict` is True, False or a share."""
-    if isinstance(strict, bool) or (_is_share(strict) and float(strict) <= 1):  # type: ignore[arg-type]
-        return
-    allowed = "True, False, or the share of the work that may run on one device, 0.1"
-    raise ArgumentError(f"strict is {allowed}; got {strict!r}.")
-
-
-def _shares(weights: Sequence[float] | None) -> tuple[float, ...] | None:
-    """Return shares of the batch, checked; they are compared with the devices where these are known."""
-    if weights is None:
-        return None
-    try:
-        found = tuple(weights)
-    except TypeError as error:
-        raise ArgumentError(f"weights takes a number for each device, [3, 1], got {weights!r}.") from error
-    if not all(map(_is_share, found)) or not sum(found) > 0:
-        raise ArgumentError(f"weights={list(found)}: weights are finite numbers of at least 0, not all of them 0.")
-    return found
-
-
-def _is_share(weight: object) -> bool:
-    """Return whether a weight is a number; numpy's are as good as Python's."""
-    if isinstance(weight, bool) or not isinstance(weight, (int, float, np.integer, np.floating)):
-        return False
-    return math.isfinite(weight) and bool(weight >= 0)
+    def _check_leaves_open(self) -> None:
+        """Raise `ArgumentError` if something is given that an automatic choice does not go together with."""
+        clashes = f"mesh={self.mesh.asked!r}" if self.mesh.stages else ""
+        if clashes := clashes or self._given("stages", "weights", "schedule", "home"):
+            raise ArgumentError(
+                f"{self.asks_for_plan} with {clashes}: it compares plans with equal shares, with the first "
+                "device as default device, and with stages that it cuts. Leave out one or the other."
+            )

@@ -14,7 +14,7 @@ from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
 from graphsplit.planning import passes
 from graphsplit.planning.decisions import Divide, Start
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.options import PlanOptions
+from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.schedule.automatic_stages import StageCuts, StagesAsked
@@ -33,7 +33,7 @@ def plan_program(
     home: str,
     input_layouts: Sequence[Layout],
     state: State = State(),  # noqa: B008  # frozen
-    asked: PlanOptions = PlanOptions(),  # noqa: B008  # frozen
+    asked: Options = Options(),  # noqa: B008  # frozen
     stages: StagesAsked | None = None,
     notes: Sequence[str] = (),
     input_devices: Sequence[str] = (),
@@ -93,8 +93,8 @@ def _decided(plan: Plan, start: Start, decisions: Sequence[Callable[[Plan], Plan
 
 
 def cut_first(
-    program: Program, mesh: Mesh, input_layouts: Sequence[Layout], asked: PlanOptions, stages: StagesAsked | None
-) -> tuple[Program, PlanOptions, Sequence[str]]:
+    program: Program, mesh: Mesh, input_layouts: Sequence[Layout], asked: Options, stages: StagesAsked | None
+) -> tuple[Program, Options, Sequence[str]]:
     """Return a program for one device with the stages that a mesh has; see `StagesAsked.on_mesh`.
 
     What is recomputed is decided before, as its stage is that of the backward pass. Returned are also what is still

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphsplit.api.options import DevicesLike, Options, Split, check_flag, quiet
 from graphsplit.core.devices import names_of_devices, short_name
 from graphsplit.core.gpus.logical_gpus import count_gpus
+from graphsplit.core.progress import quiet
 from graphsplit.errors import ArgumentError
+from graphsplit.planning.option_checks import check_flag, check_strict
+from graphsplit.planning.options import DevicesLike, Options, Split
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class TranspileOptions:
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        Options(strict=self.strict)  # (checks it)
+        check_strict(self.strict)
         for name in ("overwrite", "replicate_weights"):
             check_flag(name, getattr(self, name))
         if not isinstance(self.split, Mapping) and (

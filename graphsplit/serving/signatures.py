@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from graphsplit.api.calls.call_signatures import as_call
 from graphsplit.api.calls.compilation import trace_and_plan
-from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.protos.graphdefs import GraphDef, output_type, source_of, split_reference, with_inputs
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.errors import UnsupportedError
+from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
 from graphsplit.program.graph.function_calls import functions_called

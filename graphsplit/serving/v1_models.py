@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from graphsplit.api.calls.argument_splitting import resolve_split
 from graphsplit.api.calls.compilation import plan_for
-from graphsplit.api.options import Options
 from graphsplit.core.protos.graphdefs import function_definition, make_node, output_type, split_reference
 from graphsplit.core.protos.marks import mark
 from graphsplit.emission.emitter import emit
+from graphsplit.planning.options import Options
 from graphsplit.planning.state import State
 from graphsplit.program.graph.function_calls import functions_called
 from graphsplit.serving.parts import (

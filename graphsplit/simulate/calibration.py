@@ -12,10 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.calls.parallel_function import ParallelFunction
-from graphsplit.api.options import Options, quiet
 from graphsplit.core.devices import available_devices
 from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
-from graphsplit.core.progress import phases
+from graphsplit.core.progress import phases, quiet
 from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.emission.emitter import emit
 from graphsplit.errors import UnsupportedError
@@ -24,6 +23,7 @@ from graphsplit.inspect.recorded.timeline import timeline_of_source
 from graphsplit.inspect.sources import StateKeeper
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.costs.machine import Device, Host, Link, Machine
+from graphsplit.planning.option_checks import check_micro_batches
 from graphsplit.simulate.fitting import MeasuredStep, fitted, pooled, threads_of_process, with_samples
 from graphsplit.simulate.measuring import microbenchmarks, timing
 from graphsplit.simulate.measuring.microbenchmarks import Measurements
@@ -126,7 +126,7 @@ def measure_function(
             "function without jit_compile; predictions of the compiled one are made of the same operations."
         )
     for count in micro_batches:
-        Options(micro_batches=count)  # (checks it)
+        check_micro_batches(count)
     call = predicted_call(function, args, kwargs)
     rows = int(call.splitting.batch)
     counts = [count for count in dict.fromkeys(micro_batches) if count == 1 or count <= rows] or [1]

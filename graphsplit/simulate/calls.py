@@ -9,7 +9,6 @@ from typing import Any
 
 from graphsplit.api.layouts.layout_spellings import VariableLayout, spelling_of
 from graphsplit.api.layouts.predicted_layouts import Layout, layout_name, notes_on_layout
-from graphsplit.api.options import Options
 from graphsplit.api.stepping import step_of
 from graphsplit.core.device_mesh import mesh_as_if, mesh_axes
 from graphsplit.core.progress import phase
@@ -17,6 +16,7 @@ from graphsplit.core.user_code import with_users_traceback
 from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import machine as machine_of
+from graphsplit.planning.options import Options
 from graphsplit.simulate.predicted_calls import PredictedCall, predicted_call
 from graphsplit.simulate.prediction.predictions import Prediction, predict_plan
 from graphsplit.simulate.prediction.unknown_sizes import checked_unknown_size

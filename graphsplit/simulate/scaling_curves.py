@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from graphsplit.api.layouts.predicted_layouts import Layout, layout_name
-from graphsplit.api.options import Options
 from graphsplit.api.stepping import step_of
 from graphsplit.core.device_mesh import BATCH_AXIS, mesh_axes
 from graphsplit.core.progress import phase
@@ -18,6 +17,7 @@ from graphsplit.errors import ArgumentError
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import machine as machine_of
+from graphsplit.planning.options import Options
 from graphsplit.simulate.calls import predict_call, why_too_many
 from graphsplit.simulate.predicted_calls import PredictedCall, predicted_call
 from graphsplit.simulate.prediction.predictions import Prediction

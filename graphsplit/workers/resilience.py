@@ -155,8 +155,7 @@ class Resilient(Generic[P, R]):
             weights = None if options.weights is None else tuple([options.weights[k] for k in kept])
             # (of the batch's axis alone, a mesh says no more than how many devices there are)
             mesh = options.mesh if options.mesh.others else MeshAxes()
-            automatic = None if options.automatic is None else replace(options.automatic, on_mesh=False)
-            options = replace(options, devices=devices, weights=weights, mesh=mesh, automatic=automatic)
+            options = replace(options, devices=devices, weights=weights, mesh=mesh, on_mesh=False)
             if options.home is not None and not self._alive([canonical_name(options.home)]):
                 options = replace(options, home=None)
             self._functions[devices] = ParallelFunction(self._step.function, options)

@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.options import Split
 from graphsplit.core.gpus.kernel_devices import can_be_cut
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
 from graphsplit.core.sizes.polynomials import Polynomial
@@ -26,6 +25,7 @@ from graphsplit.core.structures import (
     step_path,
 )
 from graphsplit.errors import ArgumentError, bullet_list
+from graphsplit.planning.options import Split
 
 _ANY_BATCH = "planned for any batch size"
 

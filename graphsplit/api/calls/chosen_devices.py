@@ -6,7 +6,6 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphsplit.api.options import Options, weights_message
 from graphsplit.core.device_mesh import device_mesh, devices_of
 from graphsplit.core.devices import (
     check_existing,
@@ -18,6 +17,8 @@ from graphsplit.core.devices import (
 from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
 from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.planning.amounts import count_text
+from graphsplit.planning.option_checks import weights_message
+from graphsplit.planning.options import Options
 from graphsplit.planning.schedule.automatic_stages import Beginnings, StagesAsked
 from graphsplit.program.program import Program
 

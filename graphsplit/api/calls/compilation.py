@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.automatic_choice import Automatic, Choices
+from graphsplit.api.automatic_choice import Choices
 from graphsplit.api.calls.argument_splitting import Splitting, open_shapes, open_sparse_shapes, resolve_split
 from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
 from graphsplit.api.layouts.automatic import AutomaticLayouts, choose_layouts
@@ -20,7 +20,6 @@ from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh, mesh_lai
 from graphsplit.api.layouts.predicted_layouts import Layout, divisions_for, divisions_wanted
 from graphsplit.api.layouts.told_variables import lay_out_in_units, learn_units
 from graphsplit.api.layouts.variable_layouts import lay_out, lay_out_later
-from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
 from graphsplit.core.devices import canonical_name, short_name
@@ -33,6 +32,7 @@ from graphsplit.core.variables.parted_variables import layout_changes, parts_of
 from graphsplit.emission.axes.on_mesh import program_on_mesh
 from graphsplit.planning.decisions import Divide
 from graphsplit.planning.mesh import Mesh, mesh_of
+from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import cut_first, plan_program
 from graphsplit.planning.state import State, state_as_if, state_of
@@ -76,7 +76,7 @@ def trace_and_plan(
         traced = trace_call(fn, call, names, splitting, bool(options.jit_compile), functions)
     check_no_others(traced.program, options)
     check_stages(traced.program.all_stages(), len(devices))
-    if options.automatic is not None and not options.mesh:
+    if options.is_automatic and not options.mesh:
         options = replace(options, mesh=mesh_lain_on(traced, devices))
     grid = device_mesh(options.mesh, devices) if options.mesh else None
     if grid is not None and grid.others and (placed := traced.program.all_stages()):
@@ -90,9 +90,9 @@ def trace_and_plan(
     splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(whole), *notes, *moved))
     if grid is not None:
         lay_out_in_units(traced, find_state(traced).divisions, grid)
-    if options.automatic is not None:
+    if options.is_automatic:
         known = Choices() if choices is None else choices
-        return whole, _chosen_plan(traced, splitting, options, options.automatic, devices, known, arguments, runs)
+        return whole, _chosen_plan(traced, splitting, options, devices, known, arguments, runs)
     with phase("planning"):
         near = None if options.home is None else home
         if options.variables == AUTO:
@@ -193,7 +193,6 @@ def _chosen_plan(
     traced: Trace,
     splitting: Splitting,
     options: Options,
-    automatic: Automatic,
     devices: Sequence[str],
     choices: Choices,
     arguments: Hashable,
@@ -202,7 +201,7 @@ def _chosen_plan(
     """Return the plan that `memory=` or `plan="auto"` chooses for some arguments; see `trace_and_plan`."""
     from graphsplit.simulate.search.chosen_plans import ChosenPlans
 
-    plans = ChosenPlans(traced, splitting, options, automatic, devices, plan_as_if, _plan_traced)
+    plans = ChosenPlans(traced, splitting, options, devices, plan_as_if, _plan_traced)
     if choices.changes != (changes := layout_changes()):
         choices.made, choices.changes = {}, changes
     if arguments not in choices.made:

@@ -35,7 +35,6 @@ from graphsplit.api.calls.traces import PerInstance, Signature, Traces
 from graphsplit.api.input import prefetching
 from graphsplit.api.layouts.automatic import why_they_stay
 from graphsplit.api.layouts.layout_spellings import AUTO
-from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.keras_internals import open_scopes, variables_have_other_values
@@ -45,6 +44,7 @@ from graphsplit.core.user_code import shortened, with_users_traceback
 from graphsplit.emission.compiled_calls import graph_def_that_runs
 from graphsplit.emission.emitter import emit
 from graphsplit.errors import ArgumentError, UnsupportedError
+from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import state_elsewhere, state_of
 from graphsplit.program.program import Program
@@ -105,7 +105,7 @@ class ParallelFunction(Generic[P, R]):
     def _moves_variables(self) -> bool:
         """Whether a call may choose where variables lie."""
         chooses = self._options.variables == AUTO and not why_they_stay(self.devices, self._options)
-        return chooses or self._options.automatic is not None
+        return chooses or self._options.is_automatic
 
     @property
     def function(self) -> Callable[P, R]:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from graphsplit.api.calls.parallel_function import ParallelFunction
-from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import check_existing
 from graphsplit.core.keras_internals import asks_for_xla
@@ -17,6 +16,7 @@ from graphsplit.keras.distribution.map_notes import notes_on_map
 from graphsplit.keras.distribution.meshes import mesh_of
 from graphsplit.keras.models import ModelDevices, ParallelKeras3Model, wrapped
 from graphsplit.keras.wrapping import CPU, check_strategy
+from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 
 

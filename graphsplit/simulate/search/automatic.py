@@ -6,16 +6,14 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.automatic_choice import Automatic
 from graphsplit.core.device_mesh import LAYOUTS
 from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import known_machines
-from graphsplit.planning.costs.machine_files import machine as machine_of
+from graphsplit.planning.options import Options
 from graphsplit.simulate.search.candidates import (
     Table,
     counts_of_devices,
@@ -44,8 +42,7 @@ def choose(question: Question, before: Choice | None = None) -> Choice:
 
 
 def table_for(
-    automatic: Automatic,
-    given: Mapping[str, Any],
+    options: Options,
     rows: int,
     devices: int,
     fewest: int,
@@ -55,38 +52,37 @@ def table_for(
     """Return what may differ between plans.
 
     Args:
-      automatic: what is asked.
-      given: the options that the function has.
+      options: those that the function has.
       rows: of the batch.
       devices: how many there are.
       fewest: the smallest number of devices: those on which variables lie.
       sizes: bytes of the variables that may be laid out, by name; nothing, if they lie in parts already.
       slots: those that may be on the host of the devices, if it has a memory of its own.
     """
-    mesh = given["mesh"]
-    savings = savings_left_open(given, -(-rows // (mesh.rows if mesh.others else devices)))
-    layouts = LAYOUTS if sizes and automatic.lays_out else (AS_THEY_ARE,)
+    mesh = options.mesh
+    savings = savings_left_open(options, -(-rows // (mesh.rows if mesh.others else devices)))
+    layouts = LAYOUTS if sizes and options.lays_out else (AS_THEY_ARE,)
     if mesh.others:
         return Table((devices,), layouts, savings, meshes=(mesh,), is_on_mesh=True)
-    may_be = automatic.on_mesh and layouts == LAYOUTS and not given["jit_compile"]
+    may_be = options.on_mesh and layouts == LAYOUTS and not options.jit_compile
     meshes, own = meshes_of(devices, rows) if may_be else (), tuple(slots) if layouts == LAYOUTS else ()
-    if not automatic.whole:
+    if options.plan is None:
         return Table((devices,), layouts, savings, meshes=meshes, slots=own)
     stages = tuple([count for count in dict.fromkeys((devices, 2)) if count > 1 and devices % count == 0])
-    large = large_names(sizes) if automatic.lays_out else ()
+    large = large_names(sizes) if options.lays_out else ()
     return Table(counts_of_devices(fewest, devices), layouts, savings, stages, large, meshes, slots=own)
 
 
-def machine_like(automatic: Automatic, devices: Sequence[str]) -> Machine:
-    """Return the machine by which speed is predicted: the one named, or that which looks like this one.
+def machine_like(named: Machine | None, devices: Sequence[str]) -> Machine:
+    """Return the machine by which speed is predicted: the one that is named, or the one that looks like this one.
 
     Raises:
       UnsupportedError: for GPUs that no machine file describes.
       ArgumentError: for a machine of another kind than the devices.
     """
     kind = devices[0].rpartition("device:")[2].partition(":")[0]
-    if automatic.machine is not None:
-        found = machine_of(automatic.machine)
+    if named is not None:
+        found = named
     elif kind == "CPU":
         known = known_machines()["cpu"]
         found = replace(known, host=replace(known.host, threads=os.cpu_count() or 1))

@@ -9,6 +9,7 @@ from typing import Any
 from graphsplit.core.device_mesh import BATCH_AXIS, LAYOUTS, MeshAxes
 from graphsplit.core.patterns import pattern_of
 from graphsplit.planning.amounts import count_text
+from graphsplit.planning.options import Options
 from graphsplit.planning.recomputation import Recompute
 
 SAVINGS: Mapping[str, Mapping[Any, float]] = {
@@ -203,18 +204,18 @@ def meshes_of(devices: int, rows: int) -> tuple[MeshAxes, ...]:
     return tuple([MeshAxes(own) for own in sizes])
 
 
-def savings_left_open(given: Mapping[str, Any], rows: int) -> dict[str, tuple[Any, ...]]:
+def savings_left_open(options: Options, rows: int) -> dict[str, tuple[Any, ...]]:
     """Return the ways to save that a user left open; of others what was given.
 
     Args:
-      given: the options that the function has.
+      options: those that the function has.
       rows: of each device: more micro-batches than these there are not.
     """
     found: dict[str, tuple[Any, ...]] = {}
     for name, shares in SAVINGS.items():
-        values = (None,) if name == "recompute" and given["jit_compile"] else tuple(shares)
-        is_open = given[name] == values[0]
-        found[name] = values if is_open else (given[name],)
+        values = (None,) if name == "recompute" and options.jit_compile else tuple(shares)
+        is_open = getattr(options, name) == values[0]
+        found[name] = values if is_open else (getattr(options, name),)
         if is_open and name == "micro_batches":
             found[name] = tuple([count for count in values if count <= max(rows, 1)])
     return found

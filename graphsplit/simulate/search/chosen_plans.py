@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
-from graphsplit.api.automatic_choice import Automatic
 from graphsplit.api.calls.argument_splitting import Splitting
 from graphsplit.api.calls.chosen_devices import check_no_others
 from graphsplit.api.layouts.divisions import can_be_parted
@@ -16,12 +15,12 @@ from graphsplit.api.layouts.lying_together import slots_in
 from graphsplit.api.layouts.new_variables import slots_for_host
 from graphsplit.api.layouts.told_variables import lay_out_in_units
 from graphsplit.api.layouts.variable_layouts import check_eager, lay_out, wanted_layouts
-from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh, device_mesh
 from graphsplit.core.progress import phase
 from graphsplit.core.sizes.symbolic_sizes import Size
 from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
 from graphsplit.errors import UnsupportedError
+from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import state_of
 from graphsplit.simulate.search.automatic import AS_THEY_ARE, choose, machine_like, table_for
@@ -38,14 +37,12 @@ class ChosenPlans:
 
     Attributes:
       trace, splitting, options, devices: see `trace_and_plan`.
-      automatic: what is asked.
       plan_as_if, plan_traced: make plans; see there.
     """
 
     trace: Trace
     splitting: Splitting
     options: Options
-    automatic: Automatic
     devices: Sequence[str]
     plan_as_if: Callable[..., Plan] = field(repr=False)
     plan_traced: Callable[..., Plan] = field(repr=False)
@@ -56,26 +53,25 @@ class ChosenPlans:
         Args:
           before: what ran last, which may fit here, too.
         """
-        trace, automatic, devices = self.trace, self.automatic, self.devices
+        trace, options, devices = self.trace, self.options, self.devices
         rows = self.splitting.batch
         if isinstance(rows, Size):
-            [(name, value)] = automatic.given.items()
             raise UnsupportedError(
-                f"{name}={value!r} predicts the time of a step, and the size of the batch is not known. Call it with "
-                "tensors of known shapes, without an input_signature or reduce_retracing."
+                f"{options.asks_for_plan} predicts the time of a step, and the size of the batch is not known. Call "
+                "it with tensors of known shapes, without an input_signature or reduce_retracing."
             )
         laid = [variable for variable in trace.variables if parts_of_variable(variable) is not None]
         lying = {device for variable in laid if (parts := parts_of_variable(variable)) for device in parts.devices}
         fewest = max([devices.index(device) + 1 for device in lying if device in devices], default=1)
-        machine = machine_like(automatic, devices)
+        machine = machine_like(options.machine, devices)
         sizes: dict[str, int] = {}
         for variable in () if laid and before is not None else trace.variables:  # (a layout is chosen once)
             if parts_of_variable(variable) is None:
                 name = name_of(variable)
                 sizes[name] = sizes.get(name, 0) + _bytes_of(variable)
-        limit = automatic.memory or machine.device.memory_bytes
+        limit = options.memory or machine.device.memory_bytes
         slots = slots_for_host(trace.variables) if machine.device.kind == "GPU" else ()  # (CPUs have the host's memory)
-        table = table_for(automatic, vars(self.options), rows, len(devices), fewest, sizes, slots)
+        table = table_for(options, rows, len(devices), fewest, sizes, slots)
         if trace.program.all_stages() or (laid and not self.options.mesh.others):  # whose devices are other ones
             table = replace(table, meshes=())
         cuttable = variables_to_cut(trace) if table.meshes and table.layouts == LAYOUTS else []
@@ -87,7 +83,7 @@ class ChosenPlans:
 
     def _plan_of(self, devices: Sequence[str], candidate: Candidate) -> Plan:
         """Return the plan of a candidate, as if the variables lay so."""
-        options = replace(self.options, **candidate.options, automatic=None)
+        options = replace(self.options.as_given(), **candidate.options)
         check_no_others(self.trace.program, options)
         layout = None if candidate.layout == AS_THEY_ARE else candidate.layouts
         return self.plan_as_if(self.trace, self.splitting, options, devices, layout, keep=True)
@@ -100,7 +96,7 @@ class ChosenPlans:
     def laid_out(self, choice: Choice) -> Plan:
         """Return the plan that was chosen, and lay the variables out as it has them."""
         trace, chosen, devices = self.trace, choice.chosen, self.devices[: choice.chosen.devices]
-        options = replace(self.options, **chosen.options, automatic=None)
+        options = replace(self.options.as_given(), **chosen.options)
         grid = device_mesh(options.mesh, devices) if options.mesh.others else None
         if trace.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.others):
             _lay_out(trace, chosen, devices, grid)

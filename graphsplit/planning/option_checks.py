@@ -1,0 +1,176 @@
+"""What each option may be, for itself: checks, and texts that become numbers."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphsplit.errors import ArgumentError
+from graphsplit.planning.amounts import count_text
+from graphsplit.planning.costs.machine import Machine
+from graphsplit.planning.costs.machine_files import machine as machine_of
+from graphsplit.planning.recomputation import Recompute
+from graphsplit.planning.schedule.automatic_stages import Beginnings
+from graphsplit.planning.schedule.schedules import KINDS
+
+_BYTES = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B\s*$", re.IGNORECASE)
+_UNITS = " KMGT"
+_LEAST_BYTES = 1000  # a number below it is one of gigabytes, whose unit was forgotten
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise `ArgumentError` unless an option is True or False: `"no"` would count as True."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} is True or False, got {value!r}.")
+
+
+def check_random(random: object) -> None:
+    """Raise `ArgumentError` unless there are such random numbers."""
+    if random not in ("exact", "independent"):
+        raise ArgumentError(f"random={random!r} is not known; choose 'exact' or 'independent'.")
+
+
+def check_variables(variables: object) -> None:
+    """Raise `ArgumentError` unless variables may be laid out so."""
+    if variables not in (None, "auto"):
+        raise ArgumentError(
+            f"variables={variables!r}: it is 'auto', or None for variables as they lie. For another layout "
+            "call gs.set_variable_layout(model, 'sharded', devices=4)."
+        )
+
+
+def check_micro_batches(count: object) -> None:
+    """Raise `ArgumentError` unless it is a number of micro-batches."""
+    if not _is_count(count, 1):
+        raise ArgumentError(
+            f"micro_batches={count!r}: it is the number of parts, at least 1, that each device "
+            "computes one after the other; 1 computes the rows of a device at once."
+        )
+
+
+def check_schedule(schedule: str | None, random: str) -> None:
+    """Raise `ArgumentError` unless there is such a schedule, for shards that draw one device's numbers."""
+    if schedule is None:
+        return
+    if schedule not in KINDS:
+        known = ", ".join(map(repr, KINDS))
+        raise ArgumentError(f"schedule={schedule!r} is not known; choose one of {known}, or None for no pipeline.")
+    if random == "independent":
+        raise ArgumentError(
+            f"schedule={schedule!r} with random='independent': a pipeline has the numbers of one device, whatever its "
+            "stages and micro-batches. Drop random."
+        )
+
+
+def check_stages(stages: object, random: str) -> None:
+    """Raise `ArgumentError` unless a function can be cut into so many stages, which draw one device's numbers."""
+    if stages is None:
+        return
+    if not isinstance(stages, Beginnings) and not _is_count(stages, 1):
+        raise ArgumentError(
+            f"stages={stages!r}: it is the number of parts, at least 1, into which the function is cut, each with "
+            "devices of its own; or patterns of names of the layers at which new ones begin, ['block4_*', 'block9_*']; "
+            "None leaves it whole."
+        )
+    if random == "independent":
+        raise ArgumentError(
+            f"stages={stages} with random='independent': stages have the numbers of one device, whatever they are and "
+            "however many. Drop random."
+        )
+
+
+def check_bucket_bytes(count: object) -> None:
+    """Raise `ArgumentError` unless it is a number of bytes."""
+    if count is not None and not _is_count(count, 0):
+        raise ArgumentError(
+            f"bucket_bytes={count!r}: it is the number of bytes, at least 0, that small gradients "
+            "travelling as one may have together; 0 lets each travel alone, None chooses."
+        )
+
+
+def check_strict(strict: object) -> None:
+    """Raise `ArgumentError` unless `strict` is True, False or a share."""
+    if isinstance(strict, bool) or (_is_share(strict) and float(strict) <= 1):  # type: ignore[arg-type]
+        return
+    allowed = "True, False, or the share of the work that may run on one device, 0.1"
+    raise ArgumentError(f"strict is {allowed}; got {strict!r}.")
+
+
+def recompute_asked(asked: object) -> Recompute:
+    """Return what is to be recomputed, checked."""
+    if asked is None or asked == "blocks":
+        return asked  # type: ignore[return-value]
+    if isinstance(asked, (list, tuple)) and asked and all(isinstance(pattern, str) for pattern in asked):
+        return tuple(asked)
+    if _is_share(asked) and 0 < float(asked) <= 1:  # type: ignore[arg-type]
+        return float(asked)  # type: ignore[arg-type]
+    raise ArgumentError(
+        f"recompute={asked!r}: it is 'blocks', patterns of the names of layers, ['block_*'], or the share of the bytes "
+        "kept for the backward pass that is to be dropped, 0.5; None keeps all."
+    )
+
+
+def shares_asked(weights: Sequence[float] | None) -> tuple[float, ...] | None:
+    """Return shares of the batch, checked; they are compared with the devices where these are known."""
+    if weights is None:
+        return None
+    try:
+        found = tuple(weights)
+    except TypeError as error:
+        raise ArgumentError(f"weights takes a number for each device, [3, 1], got {weights!r}.") from error
+    if not all(map(_is_share, found)) or not sum(found) > 0:
+        raise ArgumentError(f"weights={list(found)}: weights are finite numbers of at least 0, not all of them 0.")
+    return found
+
+
+def weights_message(weights: Sequence[float], count: int, what: str = "device") -> str:
+    """Say that there are other numbers of weights and devices, or pipelines."""
+    several = count_text(count, what)
+    return f"weights={list(weights)} has {len(weights)} entries for {several}; give one for each {what}."
+
+
+def parse_memory(memory: object) -> float | None:
+    """Return how many bytes `memory` says.
+
+    >>> parse_memory("40GB"), parse_memory("2GiB"), parse_memory(1000)
+    (40000000000.0, 2147483648.0, 1000.0)
+    """
+    if memory is None:
+        return None
+    found = memory
+    if match := _BYTES.match(memory) if isinstance(memory, str) else None:
+        found = float(match[1]) * (1024 if match[3] else 1000) ** _UNITS.index(match[2].upper() or " ")
+    if isinstance(found, bool) or not isinstance(found, (int, float, np.number)) or not 0 < found < float("inf"):
+        raise ArgumentError(
+            f"memory={memory!r}: it is what each device may hold, a number of bytes above 0, or a text, '40GB' or "
+            "'40GiB'."
+        )
+    if found is memory and found < _LEAST_BYTES:
+        raise ArgumentError(f"memory={memory!r} is a number of bytes. Write memory='{memory}GB'.")
+    return float(found)
+
+
+def machine_asked(plan: object, memory: object, machine: str | os.PathLike[str] | Machine | None) -> Machine | None:
+    """Return the machine by which plans are compared, if one is named."""
+    if plan not in (None, "auto"):
+        raise ArgumentError(f"plan={plan!r}: it is 'auto', for the fastest plan that fits, or None, for what you say.")
+    if plan is None and memory is None and machine is not None:
+        raise ArgumentError(
+            f"machine={machine!r} is that by which plans are compared. Give memory= or plan='auto' as well."
+        )
+    return None if machine is None else machine_of(machine)
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
+
+
+def _is_share(weight: object) -> bool:
+    """Return whether a weight is a number; numpy's are as good as Python's."""
+    if isinstance(weight, bool) or not isinstance(weight, (int, float, np.integer, np.floating)):
+        return False
+    return math.isfinite(weight) and bool(weight >= 0)
