@@ -255,8 +255,8 @@ def test_what_was_compared_is_explained():
             "device, and with stages that it cuts. Leave out one or the other.",
         ),
         (
-            {"memory": "2kB", "weights": [1, 2], "home": "CPU:1"},
-            "memory=2000 with weights=(1, 2), home='CPU:1': it compares plans with equal shares, with the first "
+            {"memory": "2kB", "shares": [1, 2], "home": "CPU:1"},
+            "memory=2000 with shares=(1, 2), home='CPU:1': it compares plans with equal shares, with the first "
             "device as default device, and with stages that it cuts. Leave out one or the other.",
         ),
     ],

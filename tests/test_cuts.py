@@ -146,7 +146,7 @@ def test_other_rows_follow_the_shares_of_the_devices():
         apply, variables = network()
         return (lambda x, other: (apply(x), tf.reduce_mean(apply(other)))), variables
 
-    plan = assert_law(make, [(rows(12, 6), rows(18, 6))], devices=3, weights=[1, 2, 3])
+    plan = assert_law(make, [(rows(12, 6), rows(18, 6))], devices=3, shares=[1, 2, 3])
     assert plan.rows == (2, 4, 6)
 
 

@@ -273,7 +273,7 @@ def test_what_is_alive_is_told_by_the_shards_that_differ():
     def f(x):
         return tf.reduce_sum(tf.tanh(x) ** 2), tf.unique(x).y
 
-    function = gs.parallelize(f, devices=4, weights=[1, 3, 2, 1])
+    function = gs.parallelize(f, devices=4, shares=[1, 3, 2, 1])
     plan = function.plan(tf.ones(70))
     every = live_bytes(plan)
     [line] = [line for line in str(plan).splitlines() if "alive" in line]

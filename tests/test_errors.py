@@ -86,9 +86,13 @@ def test_home():
         ),
         (
             lambda: gs.parallelize(q=1),
-            "parallelize() has no option q=. It has devices=, mesh=, batch_axis=, split=, home=, weights=, strict=, "
+            "parallelize() has no option q=. It has devices=, mesh=, batch_axis=, split=, home=, shares=, strict=, "
             "random=, variables=, reduce_retracing=, micro_batches=, schedule=, stages=, jit_compile=, bucket_bytes=, "
             "recompute=, plan=, memory=, machine=.",
+        ),
+        (
+            lambda: gs.parallelize(identity, weights=[3, 1], device=2),
+            "parallelize() has no option weights=, device=. weights= is now shares=[3, 1]. Did you mean devices=?",
         ),
         (lambda: gs.multi_gpu_model(None, gpu=2), "multi_gpu_model() has no option gpu=. Did you mean gpus=?"),
     ],
@@ -148,25 +152,25 @@ def test_jit_compile_is_true_or_false(asked: Any):
     )
 
 
-SHARES = "weights are finite numbers of at least 0, not all of them 0."
+SHARES = "shares are finite numbers of at least 0, not all of them 0."
 
 
 @pytest.mark.parametrize(
-    ("weights", "expected"),
+    ("shares", "expected"),
     [
-        ([1, 2, 3], "weights=[1, 2, 3] has 3 entries for 2 devices; give one for each device."),
-        ([0, 0], f"weights=[0, 0]: {SHARES}"),
-        ([1, -1], f"weights=[1, -1]: {SHARES}"),
-        ([float("inf"), 1], f"weights=[inf, 1]: {SHARES}"),
-        ([float("nan"), 1], f"weights=[nan, 1]: {SHARES}"),
-        ([True, 1], f"weights=[True, 1]: {SHARES}"),
-        (["1", 1], f"weights=['1', 1]: {SHARES}"),
-        ([], f"weights=[]: {SHARES}"),
-        (5, "weights takes a number for each device, [3, 1], got 5."),
+        ([1, 2, 3], "shares=[1, 2, 3] has 3 entries for 2 devices; give one for each device."),
+        ([0, 0], f"shares=[0, 0]: {SHARES}"),
+        ([1, -1], f"shares=[1, -1]: {SHARES}"),
+        ([float("inf"), 1], f"shares=[inf, 1]: {SHARES}"),
+        ([float("nan"), 1], f"shares=[nan, 1]: {SHARES}"),
+        ([True, 1], f"shares=[True, 1]: {SHARES}"),
+        (["1", 1], f"shares=['1', 1]: {SHARES}"),
+        ([], f"shares=[]: {SHARES}"),
+        (5, "shares takes a number for each device, [3, 1], got 5."),
     ],
 )
-def test_weights(weights: Any, expected: str):
-    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(identity, devices=2, weights=weights)) == expected
+def test_shares(shares: Any, expected: str):
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(identity, devices=2, shares=shares)) == expected
 
 
 @pytest.mark.parametrize(
@@ -184,8 +188,8 @@ def test_flags(option: str, value: Any, expected: str):
 
 
 def test_weights_against_all_devices():
-    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(identity, weights=[1, 2])) == (
-        "weights=[1, 2] has 2 entries for 5 devices; give one for each device."
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(identity, shares=[1, 2])) == (
+        "shares=[1, 2] has 2 entries for 5 devices; give one for each device."
     )
 
 

@@ -109,10 +109,10 @@ def test_what_was_chained_stays_chained():
     [
         ({}, 8, "CPU:3, rows 6-7"),
         ({}, 7, "CPU:3, row 6"),
-        ({"weights": [1, 1, 1, 5]}, 8, "CPU:3, rows 3-7"),
+        ({"shares": [1, 1, 1, 5]}, 8, "CPU:3, rows 3-7"),
         ({"micro_batches": 2}, 8, "CPU:3, row 7"),
         ({"reduce_retracing": True}, 8, "CPU:3, rows 6-7"),
-        ({"reduce_retracing": True, "weights": [1, 1, 1, 5]}, 8, "CPU:3, rows 3-7"),
+        ({"reduce_retracing": True, "shares": [1, 1, 1, 5]}, 8, "CPU:3, rows 3-7"),
         ({"reduce_retracing": True, "micro_batches": 2}, 7, "CPU:3, row 6"),
     ],
 )

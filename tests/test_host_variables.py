@@ -269,7 +269,7 @@ def test_tables_in_the_hosts_memory_are_looked_up_there():
         {"jit_compile": True},
         {"reduce_retracing": True},
         {"mesh": {"batch": 2, "model": 2}},
-        {"weights": [4, 2, 1, 1]},
+        {"shares": [4, 2, 1, 1]},
         {"home": "CPU:0"},
         {"split": None},
     ],

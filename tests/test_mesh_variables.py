@@ -288,7 +288,7 @@ def test_another_name_for_the_axis_of_the_batch(mesh: dict[str, int]):
     """As Keras' meshes call it; shares of the batch are along it."""
     layout = {"up": ("data", "model"), "down": (("model",), "replicated"), "*": "home"}
     batches = [tf.constant(numbers(count, WIDTH)) for count in (7, 1)]
-    parallel = assert_law(perceptron, layout, mesh, batches, batch_axis="data", weights=[3, 1])
+    parallel = assert_law(perceptron, layout, mesh, batches, batch_axis="data", shares=[3, 1])
     assert parallel.plan(batches[0]).rows == (5, 2)
     assert "mesh: 2 of the batch x 2 of 'model'" in str(parallel.plan(batches[0]))
 

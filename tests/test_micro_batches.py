@@ -56,10 +56,10 @@ def test_gradients_optimizer_and_masks_are_those_of_one_device():
 
 
 @pytest.mark.parametrize(
-    ("weights", "expected"), [(None, (2, 2, 2, 2, 2, 1)), ((1, 4), (1, 1, 3, 3, 3)), ((0, 1), (4, 4, 3))]
+    ("shares", "expected"), [(None, (2, 2, 2, 2, 2, 1)), ((1, 4), (1, 1, 3, 3, 3)), ((0, 1), (4, 4, 3))]
 )
-def test_the_shards_of_each_device_take_turns(weights: Any, expected: tuple[int, ...]):
-    plan = assert_law(training, [GIVEN], devices=2, micro_batches=3, weights=weights, sharded=["MatMul"])
+def test_the_shards_of_each_device_take_turns(shares: Any, expected: tuple[int, ...]):
+    plan = assert_law(training, [GIVEN], devices=2, micro_batches=3, shares=shares, sharded=["MatMul"])
     assert plan.rows == expected
     assert [f"/device:CPU:{position}" for position in plan.mesh.positions] == list(plan.devices)
 
@@ -322,7 +322,7 @@ def check_random_program(seed: int) -> None:
     calls = [sample_arguments(seed + i, int(rng.choice([1, 3, 5, 8, 13])), dtype) for i in range(2)]
     options: dict[str, Any] = {"micro_batches": int(rng.integers(2, 5)), "devices": devices, "split": SPLIT}
     if rng.random() < 0.3:
-        options["weights"] = rng.integers(1, 4, devices).tolist()
+        options["shares"] = rng.integers(1, 4, devices).tolist()
     assert_law(lambda: sample_program(seed, dtype), calls, at_home=None, tolerance=TOLERANCE[dtype], **options)
 
 

@@ -137,7 +137,7 @@ def test_a_batch_of_unknown_size():
 
 
 def test_shards_without_rows_take_no_device_of_a_stage():
-    parallel = gs.parallelize(network(on(["CPU:2", "CPU:3", "CPU:4"]))[0], devices=3, weights=[1, 0, 1])
+    parallel = gs.parallelize(network(on(["CPU:2", "CPU:3", "CPU:4"]))[0], devices=3, shares=[1, 0, 1])
     expectation = network()[0](rows(5))
     with partition_graphs() as graphs:
         found = parallel(rows(5))

@@ -261,14 +261,14 @@ def received(x: np.ndarray, **options: Any) -> dict[str, list[float]]:
 
 def test_every_shard_receives_its_rows_in_order():
     x = np.arange(12.0).reshape(6, 2)
-    assert received(x, devices=3, weights=[1, 3, 2]) == {"CPU:0": [0.0], "CPU:1": [2.0, 4.0, 6.0], "CPU:2": [8.0, 10.0]}
+    assert received(x, devices=3, shares=[1, 3, 2]) == {"CPU:0": [0.0], "CPU:1": [2.0, 4.0, 6.0], "CPU:2": [8.0, 10.0]}
 
 
 def test_weights_and_zero_weights():
     x = np.arange(8.0).reshape(8, 1)
-    found = received(x, devices=3, weights=[3, 0, 1])
+    found = received(x, devices=3, shares=[3, 0, 1])
     assert found == {"CPU:0": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "CPU:2": [6.0, 7.0]}
-    check(lambda x: x * 2, x, weights=[3, 0, 1])
+    check(lambda x: x * 2, x, shares=[3, 0, 1])
 
 
 def test_split_by_name_axis_and_prefix():

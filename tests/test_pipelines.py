@@ -136,7 +136,7 @@ def test_several_stages_a_device():
 
 def test_two_pipelines_side_by_side():
     places = [["CPU:0", "CPU:2"], ["CPU:1", "CPU:3"]]
-    plan = assert_pipeline(2, places, devices=["CPU:0", "CPU:2"], micro_batches=3, schedule="1f1b", weights=(3, 1))
+    plan = assert_pipeline(2, places, devices=["CPU:0", "CPU:2"], micro_batches=3, schedule="1f1b", shares=(3, 1))
     assert plan.rows == (3, 3, 2, 1, 1, 1)
     assert_follows(plan)
 

@@ -396,7 +396,7 @@ def test_options_are_handed_on_as_they_are_given():
         "mesh": MeshAxes((("rows", 3),), "rows"),
         "split": 1,
         "home": "CPU:1",
-        "weights": (3.0, 1.0),
+        "shares": (3.0, 1.0),
         "strict": 0.5,
         "random": "independent",
         "variables": "auto",

@@ -37,8 +37,8 @@ def case(seed: int) -> tuple[tf.DType, int, dict[str, Any]]:
     dtype = tf.float32 if rng.random() < 0.3 else tf.float64
     devices = int(rng.integers(1, 6))
     rows = int(rng.choice([1, 2, 3, 4, 5, 7, 8, 12, 13, 33]))
-    weights = rng.integers(1, 4, devices).tolist() if rng.random() < 0.3 else None
-    return dtype, rows, {"devices": devices, "split": SPLIT, "weights": weights}
+    shares = rng.integers(1, 4, devices).tolist() if rng.random() < 0.3 else None
+    return dtype, rows, {"devices": devices, "split": SPLIT, "shares": shares}
 
 
 def computing(ops: Sequence[Op]) -> int:

@@ -111,7 +111,7 @@ def test_of_equal_cuts_one_where_something_begins():
     ("stages", "options"),
     [
         (3, {"devices": 3, "micro_batches": 4, "schedule": "1f1b"}),
-        (2, {"devices": 4, "micro_batches": 3, "schedule": "zero-bubble", "weights": (3, 1)}),
+        (2, {"devices": 4, "micro_batches": 3, "schedule": "zero-bubble", "shares": (3, 1)}),
         (4, {"devices": 2, "micro_batches": 4, "schedule": "interleaved"}),
         (2, {"devices": 2}),
     ],
@@ -381,8 +381,8 @@ def test_devices_that_make_no_pipelines():
         "stages=3 with schedule='interleaved' on 2 devices: each device has several stages, 4, 6 or more altogether. "
         "Choose one of these numbers, or '1f1b'."
     )
-    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(abs, stages=2, devices=4, weights=[1, 2, 3])) == (
-        "weights=[1, 2, 3] has 3 entries for 2 pipelines; give one for each pipeline."
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(abs, stages=2, devices=4, shares=[1, 2, 3])) == (
+        "shares=[1, 2, 3] has 3 entries for 2 pipelines; give one for each pipeline."
     )
 
 

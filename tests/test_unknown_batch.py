@@ -258,7 +258,7 @@ def test_gradients_of_batched_products(rows: tuple[int, ...], weight: tuple[int,
 
 def test_weights_and_shares_in_print() -> None:
     f = tf.function(lambda x: tf.nn.relu(x), input_signature=[tf.TensorSpec((None, 2))])
-    parallel = gs.parallelize(f, devices=3, weights=[1, 0, 3])
+    parallel = gs.parallelize(f, devices=3, shares=[1, 0, 3])
     for rows in (1, 2, 3, 8):
         assert_close(parallel(tf.ones((rows, 2))), tf.ones((rows, 2)))
     text = str(parallel.plan(tf.ones((4, 2))))

@@ -53,7 +53,7 @@ def parallelize(
     batch_axis: str | None = None,
     split: Split = 0,
     home: str | None = None,
-    weights: Sequence[float] | None = None,
+    shares: Sequence[float] | None = None,
     strict: bool | float = False,
     random: str = "exact",
     variables: str | None = None,
@@ -84,7 +84,7 @@ def parallelize(
         logical CPU devices.
       mesh: the devices as a mesh of named axes, `{"batch": 2, "model": 4}`, row by row. The axis `"batch"` (or
         `"data"`) divides the rows of the batch. Each other axis divides the variables that `set_variable_layout` cut
-        along it, and the work on them. `weights` are shares along the batch axis. The axis `"stage"` has the stages,
+        along it, and the work on them. `shares` divide the batch axis. The axis `"stage"` has the stages,
         each with a mesh of the other axes: `{"stage": 2, "batch": 2, "model": 2}`; variables move to the devices of
         their stage.
       batch_axis: the name of the batch axis, if it is neither `"batch"` nor `"data"`.
@@ -93,7 +93,7 @@ def parallelize(
         has the size of the first one along the axis. It changes speed, and never results.
       home: the default device, on which whole values are computed. None means the first device; if devices or variables
         are on several hosts, the device with most bytes of variables. A variable is updated on its device, though.
-      weights: shares of the batch for unequal devices, `[3, 1]`. A device with weight 0 gets no rows.
+      shares: how much of the batch each device gets, where they are unequal: `[3, 1]`. A device with 0 gets no rows.
       strict: raise `StrictError` if an operation on rows of the batch would run on one device, or if more than a
         hundredth of the floating-point operations would be computed from whole rows. A number is the largest share of
         the operations that may work on the batch on one device. A lookup whose rows are fewer bytes than its table is
@@ -113,7 +113,7 @@ def parallelize(
         (several stages on each device) or `"zero-bubble"` (gradients of weights last). None runs a micro-batch through
         all stages and back before the next one. `plan(...).schedule` is the chart.
       stages: how many parts of equal time the function is cut into, each on a device of its own, forward and backward:
-        `stages=4` on 8 devices are two pipelines with half of the rows each, and `weights` are their shares. Cuts are
+        `stages=4` on 8 devices are two pipelines with half of the rows each, divided by `shares`. Cuts are
         where few bytes pass, and on GPUs each stage fits into memory. Or patterns of names of layers, or other scopes,
         at which new stages begin, `["block4_*", "block9_*"]`. The plan says where. None does not cut the function, and
         keeps stages from `on_device`.
@@ -153,7 +153,7 @@ def parallelize(
         mesh=mesh_axes(mesh, batch_axis),
         split=split,
         home=home,
-        weights=weights,
+        shares=shares,
         strict=strict,
         random=random,
         variables=variables,

@@ -8,9 +8,10 @@ import functools
 import glob
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
+from graphsplit.core.renamed import renamed
 from graphsplit.errors import ArgumentError
 
 P = ParamSpec("P")
@@ -167,7 +168,7 @@ def suggesting_options(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        wrong = [name for name in kwargs if name not in known]
+        wrong = {name: value for name, value in kwargs.items() if name not in known}
         if wrong:
             raise TypeError(f"{function.__name__}() has no option {_said(wrong, known)}")
         return function(*args, **kwargs)
@@ -175,10 +176,12 @@ def suggesting_options(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def _said(wrong: list[str], known: list[str]) -> str:
-    """Name the wrong options, and what is near them or says the same, or else all there are."""
-    alike = list(dict.fromkeys(found for name in wrong for found in near(name, known, cutoff=_NEAR_OPTION)[:1]))
-    said = [f"Did you mean {', '.join(f'{name}=' for name in alike)}?"] if alike else []
+def _said(wrong: Mapping[str, object], known: list[str]) -> str:
+    """Name the wrong options, and how they are written now, what is near them or says the same, or all there are."""
+    said = [text for name, value in wrong.items() if (text := renamed(name, value))]
+    unknown = [name for name, value in wrong.items() if not renamed(name, value)]
+    alike = list(dict.fromkeys(found for name in unknown for found in near(name, known, cutoff=_NEAR_OPTION)[:1]))
+    said += [f"Did you mean {', '.join(f'{name}=' for name in alike)}?"] if alike else []
     said += dict.fromkeys(_ELSEWHERE[name] for name in wrong if name in _ELSEWHERE)
     names = ", ".join(f"{name}=" for name in wrong)
     return f"{names}. {' '.join(said) or 'It has ' + ', '.join(f'{name}=' for name in known[1:]) + '.'}"

@@ -1,4 +1,6 @@
-"""Names that changed before 1.0, and what they are called now; `CHANGELOG.md` has the table."""
+"""Names and options that changed before 1.0, and how they are written now; `CHANGELOG.md` has the table."""
+
+from __future__ import annotations
 
 NAMES = {
     "ArgumentError": "errors.ArgumentError",
@@ -35,3 +37,17 @@ NAMES = {
     "without_values": "keras.without_values",
 }
 """Public names of `graphsplit`."""
+
+OPTIONS = {
+    "weights": "shares={0!r}",
+}
+"""How old options are written now, with the value that was given."""
+
+
+def renamed(option: str, value: object) -> str:
+    """Return how an old option is written now; "" if it is none.
+
+    >>> renamed("weights", [3, 1])
+    'weights= is now shares=[3, 1].'
+    """
+    return f"{option}= is now {OPTIONS[option].format(value)}." if option in OPTIONS else ""

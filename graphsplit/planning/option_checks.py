@@ -114,23 +114,23 @@ def recompute_asked(asked: object) -> Recompute:
     )
 
 
-def shares_asked(weights: Sequence[float] | None) -> tuple[float, ...] | None:
+def shares_asked(shares: Sequence[float] | None) -> tuple[float, ...] | None:
     """Return shares of the batch, checked; they are compared with the devices where these are known."""
-    if weights is None:
+    if shares is None:
         return None
     try:
-        found = tuple(weights)
+        found = tuple(shares)
     except TypeError as error:
-        raise ArgumentError(f"weights takes a number for each device, [3, 1], got {weights!r}.") from error
+        raise ArgumentError(f"shares takes a number for each device, [3, 1], got {shares!r}.") from error
     if not all(map(_is_share, found)) or not sum(found) > 0:
-        raise ArgumentError(f"weights={list(found)}: weights are finite numbers of at least 0, not all of them 0.")
+        raise ArgumentError(f"shares={list(found)}: shares are finite numbers of at least 0, not all of them 0.")
     return found
 
 
-def weights_message(weights: Sequence[float], count: int, what: str = "device") -> str:
-    """Say that there are other numbers of weights and devices, or pipelines."""
+def shares_message(shares: Sequence[float], count: int, what: str = "device") -> str:
+    """Say that there are other numbers of shares and devices, or pipelines."""
     several = count_text(count, what)
-    return f"weights={list(weights)} has {len(weights)} entries for {several}; give one for each {what}."
+    return f"shares={list(shares)} has {len(shares)} entries for {several}; give one for each {what}."
 
 
 def parse_memory(memory: object) -> float | None:

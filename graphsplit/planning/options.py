@@ -37,7 +37,7 @@ class Options:
     devices: DevicesLike = None
     mesh: MeshAxes = MeshAxes()  # noqa: RUF009  # frozen
     split: Split = 0
-    weights: Sequence[float] | None = None
+    shares: Sequence[float] | None = None
     variables: str | None = None
     micro_batches: int = 1
     stages: int | Beginnings | None = None
@@ -71,7 +71,7 @@ class Options:
         option_checks.check_bucket_bytes(self.bucket_bytes)
         self._set(
             recompute=option_checks.recompute_asked(self.recompute),
-            weights=option_checks.shares_asked(self.weights),
+            shares=option_checks.shares_asked(self.shares),
             memory=option_checks.parse_memory(self.memory),
             machine=option_checks.machine_asked(self.plan, self.memory, self.machine),
             devices=tuple(self.devices) if isinstance(self.devices, list) else self.devices,
@@ -85,10 +85,10 @@ class Options:
                 "would be recomputed. Use one or the other."
             )
         self._check_devices()
-        if self.weights is not None and self.stages is None:  # (those of pipelines are known with their devices)
+        if self.shares is not None and self.stages is None:  # (those of pipelines are known with their devices)
             count = self.mesh.rows if self.mesh else self.count
-            if count is not None and count != len(self.weights):
-                raise ArgumentError(option_checks.weights_message(self.weights, count))
+            if count is not None and count != len(self.shares):
+                raise ArgumentError(option_checks.shares_message(self.shares, count))
         if self.is_automatic:
             self._check_leaves_open()
         if self.mesh.stages or (self.mesh.others and self.stages):
@@ -163,7 +163,7 @@ class Options:
     def _check_leaves_open(self) -> None:
         """Raise `ArgumentError` if something is given that an automatic choice does not go together with."""
         clashes = f"mesh={self.mesh.asked!r}" if self.mesh.stages else ""
-        if clashes := clashes or self._given("stages", "weights", "schedule", "home"):
+        if clashes := clashes or self._given("stages", "shares", "schedule", "home"):
             raise ArgumentError(
                 f"{self.asks_for_plan} with {clashes}: it compares plans with equal shares, with the first "
                 "device as default device, and with stages that it cuts. Leave out one or the other."

@@ -158,7 +158,7 @@ def _compare_devices(addresses: Sequence[str], statuses: Sequence[Status]) -> No
         listed = ", ".join([f"{count} on {address}" for count, address in zip(counts, addresses, strict=True)])
         warnings.warn(
             f"The workers have different numbers of GPUs: {listed}. All devices get equal numbers of rows; "
-            "weights=[...] gives them other shares.",
+            "shares=[...] gives them other shares.",
             stacklevel=user_stack_level(),
         )
 

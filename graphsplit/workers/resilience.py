@@ -152,10 +152,10 @@ class Resilient(Generic[P, R]):
         if devices not in self._functions:
             kept = [k for k, device in enumerate(self._all) if device in devices]
             options = self._step._options
-            weights = None if options.weights is None else tuple([options.weights[k] for k in kept])
+            shares = None if options.shares is None else tuple([options.shares[k] for k in kept])
             # (of the batch's axis alone, a mesh says no more than how many devices there are)
             mesh = options.mesh if options.mesh.others else MeshAxes()
-            options = replace(options, devices=devices, weights=weights, mesh=mesh, on_mesh=False)
+            options = replace(options, devices=devices, shares=shares, mesh=mesh, on_mesh=False)
             if options.home is not None and not self._alive([canonical_name(options.home)]):
                 options = replace(options, home=None)
             self._functions[devices] = ParallelFunction(self._step.function, options)

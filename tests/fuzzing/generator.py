@@ -12,7 +12,7 @@ from tests.fuzzing.program import ROWS, Input, Program, Setting, names_in
 from tests.fuzzing.scope import Scope, UnfitError
 from tests.fuzzing.templates import Filling
 
-MODES = ("forward", "inside", "outside", "second", "unknown", "weights", "axes", "layouts")
+MODES = ("forward", "inside", "outside", "second", "unknown", "shares", "axes", "layouts")
 MESH = "mesh"  # only where it is asked for: variables that are cut along a second axis
 EXPERTS = "experts"  # likewise: variables that are cut along the batch's axis, and used where their parts are
 _EXPERTS_MESHES = ((2, 1), (2, 1), (3, 1), (4, 1), (2, 2))
@@ -93,15 +93,15 @@ def _setting(rng: np.random.Generator, mode: str) -> Setting:
     devices = max(int(rng.choice([1, 2, 2, 3, 3, 4, 5])), 2 if mode == "layouts" else 1)
     rows = int(rng.choice([0, 1, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8], p=[0.02, *[0.98 / 11] * 11]))
     setting = Setting(devices, inside, outside, rows=(rows,) * int(rng.choice([1, 1, 2])))
-    if mode == "weights" or rng.random() < 0.15:
-        weights = rng.integers(0, 4, devices)
-        setting = dataclasses.replace(setting, weights=tuple(int(n) for n in weights) if weights.any() else None)
+    if mode == "shares" or rng.random() < 0.15:
+        shares = rng.integers(0, 4, devices)
+        setting = dataclasses.replace(setting, shares=tuple(int(n) for n in shares) if shares.any() else None)
     if mode == MESH:
         mesh = MESHES[rng.integers(len(MESHES))]
-        setting = dataclasses.replace(setting, devices=mesh[0] * mesh[1], mesh=mesh, weights=None)
+        setting = dataclasses.replace(setting, devices=mesh[0] * mesh[1], mesh=mesh, shares=None)
     if mode == EXPERTS:
         mesh = _EXPERTS_MESHES[rng.integers(len(_EXPERTS_MESHES))]
-        setting = dataclasses.replace(setting, devices=mesh[0] * mesh[1], mesh=mesh, weights=None)
+        setting = dataclasses.replace(setting, devices=mesh[0] * mesh[1], mesh=mesh, shares=None)
         few = int(rng.integers(1, mesh[0])) if rng.random() < _TOO_FEW_ROWS else None
         setting = dataclasses.replace(setting, rows=tuple([few or max(rows, mesh[0]) for rows in setting.rows]))
     if mode in ("layouts", MESH, EXPERTS):

@@ -102,7 +102,7 @@ class Setting:
     outside: int = 0
     sizes: str = "known"
     rows: tuple[int, ...] = (5,)
-    weights: tuple[int, ...] | None = None
+    shares: tuple[int, ...] | None = None
     home: str | None = None
     by_default: bool = False
     in_graph: bool = False
@@ -226,7 +226,7 @@ def _results(program: Program) -> str:
     if not setting.by_default:
         axes = ", ".join(f'"{x.name}": {x.axis}' for x in program.arguments)
         options.append(f"split={{{axes}}}")
-    options += [f"weights={list(setting.weights)}"] if setting.weights else []
+    options += [f"shares={list(setting.shares)}"] if setting.shares else []
     options += [f'home="{setting.home}"'] if setting.home else []
     single = "tf.function(f, autograph=False)"
     lines = ["f = gradients(f, variables)"] * setting.inside

@@ -91,8 +91,8 @@ def _simpler_settings(program: Program) -> Iterator[Program]:
         dataclasses.replace(setting, inside=max(setting.inside - 1, 0)),
         dataclasses.replace(setting, outside=max(setting.outside - 1, 0)),
         dataclasses.replace(setting, inside=0, outside=0),
-        dataclasses.replace(setting, weights=None),
-        dataclasses.replace(setting, weights=None, devices=2),
+        dataclasses.replace(setting, shares=None),
+        dataclasses.replace(setting, shares=None, devices=2),
         dataclasses.replace(setting, home=None),
         dataclasses.replace(setting, by_default=True),
     ]

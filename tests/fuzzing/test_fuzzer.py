@@ -72,7 +72,7 @@ def test_a_wrong_slice_of_a_part_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_shrinker_keeps_what_fails_and_little_else() -> None:
     """A planted defect: whatever takes a hyperbolic tangent on three devices and more."""
     long = program(
-        "x0 * 2.0", "tf.cumsum(v0, 1)", "tf.tanh(v1 + x0)", "tf.concat([v2, v0], 1)", devices=5, weights=(1,) * 5
+        "x0 * 2.0", "tf.cumsum(v0, 1)", "tf.tanh(v1 + x0)", "tf.concat([v2, v0], 1)", devices=5, shares=(1,) * 5
     )
     small = shrink(long, lambda p: "tf.tanh" in p.source and p.setting.devices > 2)
     assert [line.expression for line in small.lines] == ["tf.tanh(x0)"]

@@ -25,7 +25,7 @@ def train_step(x: Batch, y: int, *, scale: float = 1.0) -> Logs:
 
 # A call, with and without options
 
-step = gs.parallelize(train_step, devices=2, split={"x": 0}, weights=[3, 1])
+step = gs.parallelize(train_step, devices=2, split={"x": 0}, shares=[3, 1])
 assert_type(step(Batch(), 3), Logs)
 assert_type(step(Batch(), y=3, scale=2.0), Logs)
 assert_type(step.map([(Batch(), 3)]), Iterator[Logs])

@@ -17,7 +17,7 @@ from graphsplit.core.devices import (
 from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
 from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.planning.amounts import count_text
-from graphsplit.planning.option_checks import weights_message
+from graphsplit.planning.option_checks import shares_message
 from graphsplit.planning.options import Options
 from graphsplit.planning.schedule.automatic_stages import Beginnings, StagesAsked
 from graphsplit.program.program import Program
@@ -71,12 +71,12 @@ def choose_devices(options: Options) -> ChosenDevices:
     """
     asked = options.devices
     devices = names_of_devices(asked) if isinstance(asked, (str, tuple)) else devices_of(options.mesh, asked)
-    weights, stages = options.weights, stages_asked(options, devices)
+    shares, stages = options.shares, stages_asked(options, devices)
     heads = devices if stages is None else stages.heads
     has_rows = options.mesh.others or options.mesh.stages
     count = len(device_mesh(options.mesh, devices).columns[0] if has_rows else heads)
-    if weights is not None and len(weights) != count:
-        raise ArgumentError(weights_message(weights, count, "device" if stages is None else "pipeline"))
+    if shares is not None and len(shares) != count:
+        raise ArgumentError(shares_message(shares, count, "device" if stages is None else "pipeline"))
     home = devices[0] if options.home is None else names_of_devices([options.home], "home")[0]
     return ChosenDevices(devices, home, options)
 

@@ -282,7 +282,7 @@ def _mesh(splitting: Splitting, options: Options, devices: Sequence[str]) -> Mes
     stages = stages_asked(options, devices)
     grid = device_mesh(options.mesh, devices) if options.mesh.others or options.mesh.stages else None
     heads = grid.columns[0] if grid is not None else stages.heads if stages is not None else devices
-    mesh = mesh_of(heads, splitting.batch, options.weights, options.micro_batches)
+    mesh = mesh_of(heads, splitting.batch, options.shares, options.micro_batches)
     if grid is None or not grid.others:
         return mesh
     return replace(mesh, columns=grid.columns, others=tuple(grid.others.items()))
