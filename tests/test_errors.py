@@ -86,13 +86,18 @@ def test_home():
         ),
         (
             lambda: gs.parallelize(q=1),
-            "parallelize() has no option q=. It has devices=, mesh=, batch_axis=, split=, home=, shares=, strict=, "
+            "parallelize() has no option q=. It has devices=, mesh=, split=, home=, shares=, strict=, "
             "random=, variables=, reduce_retracing=, micro_batches=, schedule=, stages=, jit_compile=, bucket_bytes=, "
             "recompute=, plan=, memory=, machine=.",
         ),
         (
             lambda: gs.parallelize(identity, weights=[3, 1], device=2),
             "parallelize() has no option weights=, device=. weights= is now shares=[3, 1]. Did you mean devices=?",
+        ),
+        (
+            lambda: gs.set_variable_layout([], "home", mesh={"rows": 2}, batch_axis="rows"),
+            "set_variable_layout() has no option batch_axis=. batch_axis= is now the axis of mesh= that is called "
+            "'batch' or 'data', mesh={'batch': 2, 'model': 4}.",
         ),
         (lambda: gs.multi_gpu_model(None, gpu=2), "multi_gpu_model() has no option gpu=. Did you mean gpus=?"),
     ],

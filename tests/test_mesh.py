@@ -204,11 +204,6 @@ def laid_out(layout: Any, mesh: Any = MESHES[1], **options: Any) -> Callable[[],
         (laid_out("home", {"batch": 3, "model": 2}), gs.errors.ArgumentError, "3 x 2 = 6 devices, and there are 4"),
         (laid_out("home", {"batch": 2, "model": 0}), gs.errors.ArgumentError, "'model' has 0 devices"),
         (laid_out("home", 4), gs.errors.ArgumentError, "it maps names of axes to numbers of devices"),
-        (
-            lambda: gs.parallelize(abs, mesh=MESHES[1], batch_axis=("batch", "model")),
-            gs.errors.ArgumentError,
-            "the name of one axis",
-        ),
     ],
 )
 def test_what_cannot_be_meant(call: Callable[[], Any], kind: type[Exception], expected: str):

@@ -63,7 +63,7 @@ def assert_law(model: Perceptron, step: gs.ParallelFunction, x: tf.Tensor) -> No
 )
 def test_layouts_are_found_on_a_mesh(mesh: dict[str, int]):
     model, x = Perceptron(), numbers(5, 6)
-    options = {"mesh": mesh, "machine": FAST, "batch_axis": next(iter(mesh)) if len(mesh) > 1 else None}
+    options = {"mesh": mesh, "machine": FAST}
     step = gs.parallelize(model.step, plan="auto", **options)
     plan, axis = step.plan(x), list(mesh)[-1]
     assert all(parts_of_variable(own) is None for own in model.weights), "nothing ran"

@@ -288,7 +288,7 @@ def test_another_name_for_the_axis_of_the_batch(mesh: dict[str, int]):
     """As Keras' meshes call it; shares of the batch are along it."""
     layout = {"up": ("data", "model"), "down": (("model",), "replicated"), "*": "home"}
     batches = [tf.constant(numbers(count, WIDTH)) for count in (7, 1)]
-    parallel = assert_law(perceptron, layout, mesh, batches, batch_axis="data", shares=[3, 1])
+    parallel = assert_law(perceptron, layout, mesh, batches, shares=[3, 1])
     assert parallel.plan(batches[0]).rows == (5, 2)
     assert "mesh: 2 of the batch x 2 of 'model'" in str(parallel.plan(batches[0]))
 
@@ -296,7 +296,7 @@ def test_another_name_for_the_axis_of_the_batch(mesh: dict[str, int]):
 def test_a_model_with_another_name_for_the_axis_of_the_batch():
     net = keras.Sequential([keras.Input((96,)), keras.layers.Dense(121, name="up"), keras.layers.Dense(3)])
     model = gs.multi_gpu_model(
-        net, mesh={"data": 2, "model": 2}, batch_axis="data", variables={"up/kernel": ("data", "model"), "*": "home"}
+        net, mesh={"data": 2, "model": 2}, variables={"up/kernel": ("data", "model"), "*": "home"}
     )
     x = numbers(5, 96).astype(np.float32)
     expected = net(x)
@@ -344,14 +344,8 @@ def lays(layout: Any, **given: Any) -> Callable[[], None]:
             "has no axis 'bach'; it has 'batch', 'model'. Did you mean 'batch'?",
         ),
         (lays({"*/bias": ("batch", "model")}), "block/bias: ('batch', 'model') has 2 dimensions, the variable 1"),
-        (lays("home", batch_axis="bach"), "has no such axis. Did you mean 'batch'?"),
-        (lays("home", mesh=None, batch_axis="data"), "batch_axis='data' names an axis of a mesh: give the mesh"),
         (lays("home", mesh={"batch": 2, "home": 2}), "'home' is a layout; give the axis another name"),
-        (
-            lambda: gs.parallelize(abs, mesh=TWO, batch_axis="data"),
-            "batch_axis='data': mesh={'batch': 2, 'model': 2} has no such axis",
-        ),
-        (lambda: gs.parallelize(abs, mesh={"data": 2, "batch": 2}), "along 'batch' or along 'data'. Pass batch_axis="),
+        (lambda: gs.parallelize(abs, mesh={"data": 2, "batch": 2}), "along 'batch' or along 'data'. Give one "),
     ],
 )
 def test_what_cannot_be_meant(call: Callable[[], Any], expected: str):

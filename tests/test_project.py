@@ -393,7 +393,7 @@ def test_options_are_handed_on_as_they_are_given():
     """One that `parallelize` has and `Options` lacks, or that is not passed to it, would be lost without a word."""
     given = {
         "devices": 3,
-        "mesh": MeshAxes((("rows", 3),), "rows"),
+        "mesh": MeshAxes((("data", 3),), "data"),
         "split": 1,
         "home": "CPU:1",
         "shares": (3.0, 1.0),
@@ -414,7 +414,7 @@ def test_options_are_handed_on_as_they_are_given():
     assert {field.name for field in dataclasses.fields(Options)} == {*given, "lays_out", "on_mesh", "devices_argument"}
     for name, value in given.items():
         asked = {"plan": "auto", name: value} if name == "machine" else {name: value}
-        called = {"mesh": dict(value.sizes), "batch_axis": value.batch_axis} if name == "mesh" else asked
+        called = {"mesh": dict(value.sizes)} if name == "mesh" else asked
         waiting = gs.parallelize(**called)  # for a function
         assert waiting.keywords["options"] == Options(**asked) != Options()
 

@@ -50,7 +50,6 @@ def parallelize(
     *,
     devices: DevicesLike = None,
     mesh: Mapping[str, int] | None = None,
-    batch_axis: str | None = None,
     split: Split = 0,
     home: str | None = None,
     shares: Sequence[float] | None = None,
@@ -87,7 +86,6 @@ def parallelize(
         along it, and the work on them. `shares` divide the batch axis. The axis `"stage"` has the stages,
         each with a mesh of the other axes: `{"stage": 2, "batch": 2, "model": 2}`; variables move to the devices of
         their stage.
-      batch_axis: the name of the batch axis, if it is neither `"batch"` nor `"data"`.
       split: the axis along which batched arguments are split; or a mapping from argument names to an axis or None
         (keep whole), nested like the arguments if they are. By default every argument of rank 1 or more is split that
         has the size of the first one along the axis. It changes speed, and never results.
@@ -150,7 +148,7 @@ def parallelize(
     """
     options = Options(
         devices=devices,
-        mesh=mesh_axes(mesh, batch_axis),
+        mesh=mesh_axes(mesh),
         split=split,
         home=home,
         shares=shares,

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from graphsplit.core.devices import resolve_devices, short_name
-from graphsplit.core.patterns import meant
 from graphsplit.errors import ArgumentError
 
 BATCH_AXIS = "batch"
-"""The name of the axis over which the rows of the batch are shared out, unless another one is given, or "data" is."""
+"""The name of the axis over which the rows of the batch are shared out; "data" is another one."""
 
 STAGE_AXIS = "stage"
 """The name of the axis whose devices are those of one stage of the function each: no variable is cut along it."""
@@ -155,23 +154,13 @@ class DeviceMesh:
         return str(self.axes)
 
 
-def mesh_axes(mesh: Mapping[str, int] | None, batch_axis: str | None = None) -> MeshAxes:
-    """Return the axes of a mesh as users write it, `{"batch": 2, "model": 4}`, checked.
-
-    Args:
-      mesh: see there; None for no mesh.
-      batch_axis: the name of the axis over which the rows of the batch are shared out; None: the one called "batch", or
-        "data", if there is one.
+def mesh_axes(mesh: Mapping[str, int] | None) -> MeshAxes:
+    """Return the axes of a mesh as users write it, `{"batch": 2, "model": 4}`, checked; none for None.
 
     Raises:
-      ArgumentError: for what is no mapping from names to numbers of devices, and an axis that it lacks.
+      ArgumentError: for what is no mapping from names to numbers of devices, or has two axes of the rows.
     """
     if mesh is None:
-        if batch_axis is not None:
-            raise ArgumentError(
-                f"batch_axis={batch_axis!r} names an axis of a mesh: give the mesh, "
-                f"mesh={{{batch_axis!r}: 2, 'model': 4}}."
-            )
         return MeshAxes()
     if not isinstance(mesh, Mapping) or not mesh:
         raise ArgumentError(f'mesh={mesh!r}: it maps names of axes to numbers of devices, {{"batch": 2, "model": 4}}.')
@@ -182,26 +171,15 @@ def mesh_axes(mesh: Mapping[str, int] | None, batch_axis: str | None = None) -> 
             raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} is a layout; give the axis another name.")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} has {size!r} devices; it is a number of at least 1.")
-    if not isinstance(batch_axis, (str, type(None))):
-        raise ArgumentError(
-            f"batch_axis={batch_axis!r}: it is the name of one axis, and rows are not divided along several yet. Make "
-            "these one axis of the mesh, mesh={'batch': 4}."
-        )
-    if batch_axis is not None and batch_axis not in mesh:
-        raise ArgumentError(
-            f"batch_axis={batch_axis!r}: mesh={dict(mesh)!r} has no such axis."
-            + (meant(batch_axis, mesh) or " It names the axis that divides the batch's rows.")
-        )
-    if batch_axis == STAGE_AXIS:
-        raise ArgumentError(f"batch_axis={batch_axis!r}: the axis {STAGE_AXIS!r} has the stages of the function.")
     usual = [name for name in (BATCH_AXIS, "data") if name in mesh]
-    if batch_axis is None and len(usual) > 1:
+    if len(usual) > 1:
         raise ArgumentError(
-            f"mesh={dict(mesh)!r}: the rows of the batch go along {usual[0]!r} or along {usual[1]!r}. Pass batch_axis=."
+            f"mesh={dict(mesh)!r}: the rows of the batch go along {usual[0]!r} or along {usual[1]!r}. Give one of the "
+            "axes another name."
         )
     sizes = {name: size for name, size in mesh.items() if name != STAGE_AXIS}
     at = [*mesh].index(STAGE_AXIS) if STAGE_AXIS in mesh else 0
-    named = batch_axis or next(iter(usual), BATCH_AXIS)
+    named = usual[0] if usual else BATCH_AXIS
     return MeshAxes(tuple(sizes.items()), named, mesh.get(STAGE_AXIS, 0), at)
 
 

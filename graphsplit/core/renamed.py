@@ -39,6 +39,7 @@ NAMES = {
 """Public names of `graphsplit`."""
 
 OPTIONS = {
+    "batch_axis": "the axis of mesh= that is called 'batch' or 'data', mesh={{'batch': 2, 'model': 4}}",
     "weights": "shares={0!r}",
 }
 """How old options are written now, with the value that was given."""

@@ -193,14 +193,9 @@ class ParallelModel(SharedState):
         if where.variables == "home":
             variables_of(self.template)  # (its variables get the names by which slots are found)
             return
-        given: dict[str, Any] = {}
-        if axes := where.options.mesh:
-            given = {
-                "mesh": axes.asked,
-                "batch_axis": axes.batch_axis if axes.batch_axis in dict(axes.sizes) else None,
-            }
+        mesh = where.options.mesh.asked or None
         layout = where.variables if optimizer is not None else self._without_patterns_of_slots(where.variables)
-        set_variable_layout(self.template, layout, where.devices, **given)
+        set_variable_layout(self.template, layout, where.devices, mesh=mesh)
 
     def _without_patterns_of_slots(self, layout: Any) -> Any:
         """Return a layout without the patterns that fit nothing: `compile` may bring an optimizer that they fit."""

@@ -41,7 +41,6 @@ def multi_gpu_model(
     strict: bool | float = False,
     mesh: Mapping[str, int] | None = None,
     recompute: str | float | Sequence[str] | None = None,
-    batch_axis: str | None = None,
     plan: str | None = None,
     memory: str | float | None = None,
     machine: str | os.PathLike[str] | Machine | None = None,
@@ -81,7 +80,6 @@ def multi_gpu_model(
         then name its axes, `{"*/up/kernel": (None, "model"), "*": "home"}`.
       recompute: what the backward pass computes again instead of keeping it: `"blocks"`, a share, or patterns of the
         names of layers; see `parallelize`.
-      batch_axis: the name of the batch axis, if it is neither `"batch"` nor `"data"`.
       memory: how much each device may hold, `"24GB"`: the layout of the variables, `micro_batches` and `recompute` are
         chosen for it, see `parallelize`. The first training batch chooses, with the optimizer's slots; without an
         optimizer, the first batch. `evaluate` and `predict` use the variables where they are then.
@@ -108,7 +106,7 @@ def multi_gpu_model(
     (5, 1)
     """
     flavor = _check_model(model)
-    axes = mesh_axes(mesh, batch_axis)
+    axes = mesh_axes(mesh)
     devices = devices_of(axes, None) if axes and gpus is None else _devices(gpus)
     grid = device_mesh(axes, devices) if axes else None
     cpu = None if devices[0] == CPU else CPU  # (None is the first device)

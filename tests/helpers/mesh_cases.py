@@ -132,8 +132,7 @@ def assert_law(
     """Run steps on one device and on a mesh, and compare what they return and leave."""
     variables, step = make()
     laid, other = make()
-    batch_axis = options.get("batch_axis")
-    gs.set_variable_layout(laid, layout, devices_of(mesh), mesh=mesh, batch_axis=batch_axis)
+    gs.set_variable_layout(laid, layout, devices_of(mesh), mesh=mesh)
     parallel = gs.parallelize(other, mesh=mesh, devices=devices_of(mesh), **options)
     for batch in batches:
         with axes_checked():

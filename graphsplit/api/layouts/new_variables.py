@@ -17,6 +17,7 @@ from graphsplit.core.device_mesh import DeviceMesh, device_mesh, devices_of, mes
 from graphsplit.core.hosts import host_devices
 from graphsplit.core.initial_values import InitialValue, give_values, initial_value
 from graphsplit.core.keras_internals import new_variable_of
+from graphsplit.core.patterns import suggesting_options
 from graphsplit.core.tensorflow_internals import variable_creators, variable_without_value
 from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.planning.variables.partitioning import Held, head_by_name
@@ -24,13 +25,13 @@ from graphsplit.planning.variables.partitioning import Held, head_by_name
 _OPTIONS = ("trainable", "name", "constraint", "synchronization", "aggregation")
 
 
+@suggesting_options
 @contextlib.contextmanager
 def variable_layout(
     layout: VariableLayout | Mapping[str, VariableLayout],
     devices: int | Sequence[str] | None = None,
     *,
     mesh: Mapping[str, int] | None = None,
-    batch_axis: str | None = None,
     reshard_after_forward: bool = True,
 ) -> Iterator[None]:
     """Give a layout to the variables that are made inside the `with` block: no device ever has the whole.
@@ -41,7 +42,7 @@ def variable_layout(
     layout of the variable in the same block that has their shape, and whose name is in theirs.
 
     Args:
-      layout, mesh, batch_axis, reshard_after_forward: see `set_variable_layout`. A name is the one that the variable is
+      layout, mesh, reshard_after_forward: see `set_variable_layout`. A name is the one that the variable is
         made with: a layer outside of a model does not know the model's name.
       devices: how many, or which; all by default.
 
@@ -56,7 +57,7 @@ def variable_layout(
     >>> float(tf.reduce_sum(table))
     64000.0
     """
-    axes = mesh_axes(mesh, batch_axis)
+    axes = mesh_axes(mesh)
     names = devices_of(axes, devices)
     grid = device_mesh(axes, names) if axes else None
     names = names if grid is None else grid.devices

@@ -32,7 +32,7 @@ from graphsplit.core.device_mesh import DeviceMesh, device_mesh, devices_of, mes
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.keras_internals import is_built
 from graphsplit.core.layouts import Cut, MeshDivision
-from graphsplit.core.patterns import SLOTS, fits, fits_variable, near, scopes_and_names
+from graphsplit.core.patterns import SLOTS, fits, fits_variable, near, scopes_and_names, suggesting_options
 from graphsplit.core.variables.copied_variables import VariableCopies
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import VariableParts, name_of, parts_of_variable, tell_functions
@@ -40,13 +40,13 @@ from graphsplit.core.variables.running_calls import calls
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 
 
+@suggesting_options
 def set_variable_layout(
     target: Any,
     layout: VariableLayout | Mapping[str, VariableLayout],
     devices: int | Sequence[str] | None = None,
     *,
     mesh: Mapping[str, int] | None = None,
-    batch_axis: str | None = None,
     reshard_after_forward: bool = True,
 ) -> None:
     """Set the layout of existing variables: on which devices they are between calls of parallelized functions.
@@ -71,7 +71,7 @@ def set_variable_layout(
         how the variable is stored along the axis that no dimension names, `((None, "model"), "replicated")`.
         `docs/large_layers.md` has a table.
       devices: how many, or which; all by default. Those of a mesh row by row.
-      mesh, batch_axis: the mesh of the functions that use the variables, `{"batch": 2, "model": 4}`; see `parallelize`.
+      mesh: the mesh of the functions that use the variables, `{"batch": 2, "model": 4}`; see `parallelize`.
       reshard_after_forward: whether a device frees a sharded variable after the forward pass and gathers it again for
         the backward pass. Then it has at most two of the largest at a time, and half as many bytes again are sent. If
         False, each is gathered once a step and kept.
@@ -99,7 +99,7 @@ def set_variable_layout(
         raise ArgumentError(f"set_variable_layout found no variables in {target!r}.")
     if not optimizers and isinstance(layout, Mapping):
         _check_no_slots(layout)
-    axes = mesh_axes(mesh, batch_axis)
+    axes = mesh_axes(mesh)
     names = devices_of(axes, devices)
     grid = device_mesh(axes, names) if axes else None
     names = names if grid is None else grid.devices
