@@ -129,7 +129,8 @@ class StrictError(GraphsplitError):
     """`strict=True` was asked for and an operation that carries the batch would run on one device.
 
     Each operation comes with its line, the bytes that would be gathered for it, why, and what to do about it
-    ([all reasons](docs/limits.md#what-runs-on-one-device)). Or give the share of the work that may stay: `strict=0.1`.
+    ([all reasons](docs/limits.md#what-runs-on-one-device)). For a share of the work,
+    `assert step.plan(x).sharded_fraction > 0.9`.
 
     >>> import tensorflow as tf, graphsplit as gs
     >>> distinct = gs.parallelize(lambda x: tf.unique(tf.tanh(x)).y, devices=2, strict=True)
@@ -139,7 +140,7 @@ class StrictError(GraphsplitError):
     one device:
       - Unique 'Unique' at ...: 24 B gathered; which entries are new depends on all rows
         -> rewrite it row by row, or keep its argument whole by split={...: None}
-    Or drop strict=True, or give the share of the work that may stay: strict=0.1.
+    Or drop strict=True, and assert how much is sharded: step.plan(x).sharded_fraction > 0.9.
     """
 
 

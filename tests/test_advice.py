@@ -88,7 +88,7 @@ def test_the_same_words_everywhere():
         "strict=True, but these operations carry rows of the batch and would run on one device:\n"
         f"  - StringFormat 'StringFormat' at test_advice.py:{line}: nothing gathered; no rule for StringFormat\n"
         f"    -> {DO}\n"
-        "Or drop strict=True, or give the share of the work that may stay: strict=0.1."
+        "Or drop strict=True, and assert how much is sharded: step.plan(x).sharded_fraction > 0.9."
     )
     assert any(DO in warning for warning in parallel.placement(x).warnings)
 

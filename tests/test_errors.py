@@ -17,7 +17,10 @@ from tests.helpers.processes import python
 
 CPUS = "".join(f"  - CPU:{i}\n" for i in range(5))
 MAKE_MORE = "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
-_ALLOWED = "True, False, or the share of the work that may run on one device, 0.1"
+_STRICT = (
+    "strict is True or False, got {!r}. For a share of the work, assert what a plan says: "
+    "step.plan(x).sharded_fraction > 0.9."
+)
 
 
 def identity(x):
@@ -181,8 +184,8 @@ def test_shares(shares: Any, expected: str):
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("strict", "yes", f"strict is {_ALLOWED}; got 'yes'."),
-        ("strict", None, f"strict is {_ALLOWED}; got None."),
+        ("strict", "yes", _STRICT.format("yes")),
+        ("strict", None, _STRICT.format(None)),
         ("reduce_retracing", 7, "reduce_retracing is True or False, got 7."),
         ("random", 3, "random=3 is not known; choose 'exact' or 'independent'."),
     ],
@@ -206,7 +209,7 @@ def test_transpiling_what_is_no_graph():
     graph = tf.Graph().as_graph_def()
     assert message(
         gs.errors.ArgumentError, lambda: gs.serving.transpile_graph_def(graph, "x", "y", 2, strict="yes")
-    ) == ("strict is True, False, or the share of the work that may run on one device, 0.1; got 'yes'.")
+    ) == (_STRICT.format("yes"))
 
 
 def test_random():
@@ -358,7 +361,7 @@ def test_strict_names_the_operation_and_the_line():
         "strict=True, but these operations carry rows of the batch and would run on one device:\n"
         f"  - Unique 'Unique' at test_errors.py:{here}: nothing gathered; which entries are new depends on all rows\n"
         "    -> rewrite it row by row, or keep its argument whole by split={...: None}\n"
-        "Or drop strict=True, or give the share of the work that may stay: strict=0.1."
+        "Or drop strict=True, and assert how much is sharded: step.plan(x).sharded_fraction > 0.9."
     )
 
 

@@ -134,8 +134,8 @@ def test_strict():
         model.fit(*data(), verbose=0)
     with pytest.raises(gs.errors.StrictError, match="which entries are new depends on all rows"):
         model.plan(*data())
-    gs.multi_gpu_model(template, 3, strict=0.9).predict(data()[0], verbose=0)
-    with pytest.raises(gs.errors.ArgumentError, match="strict is True, False, or the share"):
+    gs.multi_gpu_model(template, 3).predict(data()[0], verbose=0)
+    with pytest.raises(gs.errors.ArgumentError, match="strict is True or False, got"):
         gs.multi_gpu_model(template, 3, strict="yes")
 
 

@@ -43,23 +43,27 @@ def test_strict_refuses_work_on_rows_that_are_born_inside():
     with pytest.raises(gs.errors.StrictError, match="% of the floating-point operations work on the batch") as caught:
         parallel(rows(13, 3))
     assert "and so does what follows it (2 Cumsum" in str(caught.value)
-    gs.verify(gs.parallelize(born_whole, devices=3, strict=1.0), rows(13, 3))
+    gs.verify(gs.parallelize(born_whole, devices=3), rows(13, 3))
 
 
-def test_strict_takes_the_share_that_may_stay():
+def test_how_much_is_sharded_can_be_asserted():
     w = weights(6, 256)
 
     def f(x):
         return tf.reduce_sum(x @ w) + tf.reduce_sum(tf.sort(x, 0))
 
-    gs.parallelize(f, devices=2, strict=0.1)(rows(13, 6))
+    plan = gs.parallelize(f, devices=2).plan(rows(13, 6))
+    assert 0.9 < plan.sharded_fraction < 1
+    assert str(plan).startswith(f"Plan: {100 * plan.sharded_fraction:.4g} % of the FLOPs sharded on 2 devices, ")
+    assert gs.parallelize(f, devices=2, split=None).plan(rows(13, 6)).sharded_fraction == 0
+    assert gs.parallelize(tf.identity, devices=2).plan(rows(13, 6)).sharded_fraction == 1, "there are no FLOPs"
     with pytest.raises(gs.errors.StrictError, match="would run on one device"):
         gs.parallelize(f, devices=2, strict=True)(rows(13, 6))
 
 
-@pytest.mark.parametrize("strict", [-0.1, 1.5, "yes", None])
-def test_strict_is_a_truth_value_or_a_share(strict):
-    with pytest.raises(gs.errors.ArgumentError, match="strict is True, False, or the share"):
+@pytest.mark.parametrize("strict", [0.1, 1.0, "yes", None])
+def test_strict_is_a_truth_value(strict):
+    with pytest.raises(gs.errors.ArgumentError, match=r"strict is True or False, got .*sharded_fraction > 0.9."):
         gs.parallelize(born_whole, strict=strict)
 
 
@@ -135,5 +139,5 @@ def test_options_reach_what_is_planned_for_gradients():
         tape.watch(x)
         with pytest.raises(gs.errors.StrictError, match="Unique"):
             parallel(x)
-    loose = gs.parallelize(counted, devices=3, strict=0.9, bucket_bytes=600, random="independent")
+    loose = gs.parallelize(counted, devices=3, bucket_bytes=600, random="independent")
     assert loose.gradient_plan(x).asked == loose.plan(x).asked

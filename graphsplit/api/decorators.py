@@ -53,7 +53,7 @@ def parallelize(
     split: Split = 0,
     home: str | None = None,
     shares: Sequence[float] | None = None,
-    strict: bool | float = False,
+    strict: bool = False,
     random: str = "exact",
     variables: str | None = None,
     reduce_retracing: bool = False,
@@ -93,9 +93,9 @@ def parallelize(
         are on several hosts, the device with most bytes of variables. A variable is updated on its device, though.
       shares: how much of the batch each device gets, where they are unequal: `[3, 1]`. A device with 0 gets no rows.
       strict: raise `StrictError` if an operation on rows of the batch would run on one device, or if more than a
-        hundredth of the floating-point operations would be computed from whole rows. A number is the largest share of
-        the operations that may work on the batch on one device. A lookup whose rows are fewer bytes than its table is
-        allowed to run where the table is.
+        hundredth of the floating-point operations would be computed from whole rows. A lookup whose rows are fewer
+        bytes than its table may run where the table is. For a share of the work,
+        `assert step.plan(x).sharded_fraction > 0.9`.
       random: `"exact"` gives one device's random numbers, row by row. `"independent"` lets each shard draw other
         numbers, the same in each run; it also splits stateful random operations (`tf.random.normal`), which otherwise
         run on one device.

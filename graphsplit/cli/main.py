@@ -161,10 +161,6 @@ def transpile(
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if work on the batch would run on one device.")
     ] = False,
-    strict_share: Annotated[
-        float | None,
-        number("--strict-share", "Fail if more than this share would: 0.1.", least=0, most=1),
-    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a model or graph.")] = False,
     strip: Annotated[bool, typer.Option("--strip-devices", help="Only remove the devices in the graph.")] = False,
     replicate: Annotated[
@@ -204,7 +200,7 @@ def transpile(
         options = TranspileOptions(
             devices=parse_devices(devices or ""),
             split=axes,
-            strict=strict if strict_share is None else strict_share,
+            strict=strict,
             signatures=names_in(signatures) or None,
             overwrite=overwrite,
             replicate_weights=replicate,

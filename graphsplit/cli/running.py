@@ -89,7 +89,7 @@ def _quiet_start() -> Iterator[None]:
 def _hint(error: GraphsplitError) -> str:
     """Return what to type where devices are missing, or work at home is refused."""
     if isinstance(error, StrictError):
-        return "\nOn the command line: leave out --strict, or give --strict-share 0.1."
+        return "\nOn the command line: leave out --strict."
     asked = getattr(error, "asked", None)
     if not isinstance(asked, int):
         return ""

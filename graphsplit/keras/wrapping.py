@@ -38,7 +38,7 @@ def multi_gpu_model(
     micro_batches: int = 1,
     schedule: str | None = None,
     stages: int | Sequence[str] | None = None,
-    strict: bool | float = False,
+    strict: bool = False,
     mesh: Mapping[str, int] | None = None,
     recompute: str | float | Sequence[str] | None = None,
     plan: str | None = None,
@@ -74,8 +74,7 @@ def multi_gpu_model(
         of layers at which new stages begin, `["block4_*", "block9_*"]`. A stage begins with the first layer that
         matches, and has all that Keras runs after it. 4 stages on 8 devices are two pipelines. None does not cut the
         model, and keeps stages that its layers call by `on_device`.
-      strict: raise `StrictError`, from the first batch, if work on the batch would run on one device; or the share of
-        the work that may; see `parallelize`.
+      strict: raise `StrictError`, if work on the batch would run on one device; see `parallelize`.
       mesh: the devices as a mesh of named axes, `{"batch": 2, "model": 4}`; see `parallelize`. Layouts of variables may
         then name its axes, `{"*/up/kernel": (None, "model"), "*": "home"}`.
       recompute: what the backward pass computes again instead of keeping it: `"blocks"`, a share, or patterns of the

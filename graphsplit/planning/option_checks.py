@@ -93,11 +93,12 @@ def check_bucket_bytes(count: object) -> None:
 
 
 def check_strict(strict: object) -> None:
-    """Raise `ArgumentError` unless `strict` is True, False or a share."""
-    if isinstance(strict, bool) or (_is_share(strict) and float(strict) <= 1):  # type: ignore[arg-type]
-        return
-    allowed = "True, False, or the share of the work that may run on one device, 0.1"
-    raise ArgumentError(f"strict is {allowed}; got {strict!r}.")
+    """Raise `ArgumentError` unless `strict` is True or False."""
+    if not isinstance(strict, bool):
+        raise ArgumentError(
+            f"strict is True or False, got {strict!r}. For a share of the work, assert what a plan says: "
+            "step.plan(x).sharded_fraction > 0.9."
+        )
 
 
 def recompute_asked(asked: object) -> Recompute:

@@ -44,7 +44,7 @@ class Options:
     schedule: str | None = None
     recompute: Recompute = None
     jit_compile: bool = False
-    strict: bool | float = False
+    strict: bool = False
     plan: str | None = None
     memory: float | None = None
     machine: Machine | None = None

@@ -15,6 +15,7 @@ from graphsplit.planning.schedule.automatic_stages import check_stage_cuts
 from graphsplit.planning.schedule.phases import check_phases
 from graphsplit.planning.schedule.scheduling import check_order
 from graphsplit.planning.schedule.turns import check_turns_taken
+from graphsplit.planning.shares import shares_of
 from graphsplit.planning.steps import Step
 from graphsplit.planning.text.plan_comparison import compare
 from graphsplit.planning.text.plan_text import describe
@@ -73,6 +74,15 @@ class Plan(Decisions):
             raise CheckError("A bucket holds moves between different places.")
         if any(move.kind != "broadcast" and move.source != PARTIAL_SUM for move in bucketed):
             raise CheckError("A bucket holds moves that cannot be made as one.")
+
+    @property
+    def sharded_fraction(self) -> float:
+        """The fraction of the floating-point operations that are sharded, as the first line says; 1 if there are none.
+
+        `assert step.plan(x).sharded_fraction > 0.9` keeps a later change from taking work off the devices.
+        """
+        shares = shares_of(self)
+        return shares.sharded_flops / shares.flops if shares.flops else 1.0
 
     def compare(self, other: Plan) -> str:
         """Return how another plan of the same function differs: what devices compute, send and store."""

@@ -14,31 +14,32 @@ from graphsplit.program.program import Op, Program
 
 _LARGEST_SHARE = 0.01  # of all FLOPs, that `strict=True` leaves to what follows from rows born whole
 _MOST_CAUSES = 6
+_INSTEAD = "Or drop strict=True, and assert how much is sharded: step.plan(x).sharded_fraction > 0.9."
 _OF_IDS = frozenset({"Unique", "UniqueV2", "UniqueWithCounts"})
 
 
-def check_strict(plan: Decisions, strict: bool | float, finished: bool = False) -> None:
+def check_strict(plan: Decisions, strict: bool, finished: bool = False) -> None:
     """Raise `StrictError` if more of the work on the batch runs at home than is allowed.
 
     Args:
       plan: the decisions.
-      strict: nothing that reads rows of the shards, but for their ids, and of all floating-point operations at most a
-        hundredth; or the largest share of these; False for any.
+      strict: whether to: nothing may that reads rows of the shards, but for their ids, and of all floating-point
+        operations a hundredth.
       finished: whether it is of a finished model, for the advice.
     """
-    if strict is False:
+    if not strict:
         return
     stayed = [(op, reason) for op, reason in plan.stayed_home if not _finds_ids(op, plan.program)]
-    if strict is True and stayed:
+    if stayed:
         raise StrictError(_stayed_message(plan, stayed, finished))
-    shares, largest = shares_of(plan), _LARGEST_SHARE if strict is True else strict
-    if shares.at_home > largest:
+    shares = shares_of(plan)
+    if shares.at_home > _LARGEST_SHARE:
         worst = shares.causes[:_MOST_CAUSES]
         causes = [_with_advice(cause_text(plan, cause, shares), cause.reason, finished) for cause in worst]
         raise StrictError(
-            f"strict={strict}, but {100 * shares.at_home:.2g} % of the floating-point operations work on the batch and "
-            f"would run on one device, more than {100 * largest:.2g} %:\n"
-            f"{bullet_list(causes)}\nOr drop strict, or give the share that may stay: strict=0.1."
+            f"strict=True, but {100 * shares.at_home:.2g} % of the floating-point operations work on the batch and "
+            f"would run on one device, more than {100 * _LARGEST_SHARE:.2g} %:\n"
+            f"{bullet_list(causes)}\n{_INSTEAD}"
         )
 
 
@@ -67,7 +68,7 @@ def _stayed_message(plan: Decisions, stayed: Sequence[tuple[Op, str]], finished:
     return (
         "strict=True, but these operations carry rows of the batch and would run on one device:\n"
         f"{bullet_list(lines)}\n"
-        "Or drop strict=True, or give the share of the work that may stay: strict=0.1."
+        f"{_INSTEAD}"
     )
 
 

@@ -37,7 +37,7 @@ def transpile_graph_def(
     devices: int | str | Sequence[str] | None = None,
     *,
     split: Split = 0,
-    strict: bool | float = False,
+    strict: bool = False,
 ) -> Any:
     """Return a `GraphDef` that computes on several devices what `graph_def` computes.
 

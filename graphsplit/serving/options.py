@@ -22,7 +22,7 @@ class TranspileOptions:
     Attributes:
       devices: how many, or their names; the first is home.
       split: an axis, None, or a mapping from inputs to those.
-      strict: whether work on the batch at home is an error; or the largest share of it that is none.
+      strict: whether work on the batch on one device is an error.
       signatures: of a SavedModel, which ones; None for all.
       overwrite: whether a SavedModel or graph in the way is replaced.
       replicate_weights: of a SavedModel, whether every device holds a copy of the weights.
@@ -35,7 +35,7 @@ class TranspileOptions:
 
     devices: DevicesLike = None
     split: Split = 0
-    strict: bool | float = False
+    strict: bool = False
     signatures: Sequence[str] | None = None
     overwrite: bool = False
     replicate_weights: bool = False

@@ -37,7 +37,7 @@ def transpile_saved_model(
     *,
     signatures: Sequence[str] | None = None,
     split: Split = 0,
-    strict: bool | float = False,
+    strict: bool = False,
     overwrite: bool = False,
     replicate_weights: bool = False,
     progress: Callable[[str], None] | None = None,
