@@ -49,7 +49,7 @@ X = tf.reshape(tf.range(512 * 64, dtype=tf.float32), [512, 64]) / 1e4
 )
 def test_the_law_holds_for_what_is_chosen(link: float):
     alone, model = Model(), Model()
-    step = gs.parallelize(model.step, devices=4, plan="auto", machine=machine_of(link=link))
+    step = gs.parallelize(model.step, devices=4, plan=machine_of(link=link))
     for _ in range(3):
         np.testing.assert_allclose(step(X), alone.step(X), rtol=1e-5)
     for kernel, expected in zip(model.kernels, alone.kernels, strict=True):
@@ -57,7 +57,7 @@ def test_the_law_holds_for_what_is_chosen(link: float):
 
 
 def test_what_was_chosen_before_a_layout_changed_is_not_kept():
-    step, other = gs.parallelize(Model().step, devices=2, plan="auto", machine=machine_of(link=1e3)), tf.Variable([1.0])
+    step, other = gs.parallelize(Model().step, devices=2, plan=machine_of(link=1e3)), tf.Variable([1.0])
     for layout in ("replicated", "home", "replicated"):
         gs.set_variable_layout([other], layout, devices=2)
         step.plan(X)
@@ -66,10 +66,7 @@ def test_what_was_chosen_before_a_layout_changed_is_not_kept():
 
 
 def test_few_devices_where_sending_is_slow():
-    slow, fast = (
-        gs.parallelize(Model().step, devices=4, plan="auto", machine=machine_of(link=link)).plan(X)
-        for link in (1e3, 1e12)
-    )
+    slow, fast = (gs.parallelize(Model().step, devices=4, plan=machine_of(link=link)).plan(X) for link in (1e3, 1e12))
     assert len(slow.devices) == 1
     assert len(fast.devices) == 4
     assert slow.notes[-1] == "predicted for cores, figures from data sheets and assumptions, not validated"
@@ -84,7 +81,7 @@ def test_variables_are_laid_out_as_chosen():
     model = Model()
     home = gs.predict(model.step, X, machine=machine_of(link=1e12), devices=4, layout="home")
     limit = 0.95 * home.memory_bytes["CPU:0"]  # (links are so fast that all layouts take as long)
-    step = gs.parallelize(model.step, devices=4, plan="auto", machine=machine_of(link=1e12), memory=limit)
+    step = gs.parallelize(model.step, devices=4, plan=machine_of(link=1e12), memory=limit)
     plan = step.plan(X)
     chosen = next(note for note in plan.notes if note.startswith("chosen automatically: "))
     step(X)
@@ -98,7 +95,7 @@ def test_variables_are_laid_out_as_chosen():
 def test_micro_batches_where_nothing_else_fits():
     whole = gs.predict(Deep().step, X, machine=machine_of(), devices=1)
     limit = 0.6 * whole.memory_bytes["CPU:0"]
-    step = gs.parallelize(Deep().step, devices=1, plan="auto", machine=machine_of(), memory=limit)
+    step = gs.parallelize(Deep().step, devices=1, plan=machine_of(), memory=limit)
     assert step.plan(X).mesh.shards > 1
     alone = Deep()
     np.testing.assert_allclose(step(X), alone.step(X), rtol=1e-5)
@@ -140,7 +137,7 @@ class Momentum:
 def test_sharded_where_only_that_fits():
     """(No mesh is chosen for what XLA compiles.)"""
     model = Momentum()
-    step = gs.parallelize(model.step, devices=4, plan="auto", machine=machine_of(), memory="4.5MB", jit_compile=True)
+    step = gs.parallelize(model.step, devices=4, plan=machine_of(), memory="4.5MB", jit_compile=True)
     [chosen] = [note for note in step.plan(tf.ones([64, 256])).notes if note.startswith("chosen automatically: ")]
     assert chosen.startswith("chosen automatically: 4 devices, variables sharded: ")
     assert re.search(r"; the only one of \d+ that fits into 4.5 MB$", chosen)
@@ -153,7 +150,7 @@ def test_sharded_where_only_that_fits():
 def test_along_an_axis_where_that_fits():
     """Where a mesh is compared as well, weights are cut along its axis, and each device holds less than the limit."""
     model = Momentum()
-    step = gs.parallelize(model.step, devices=4, plan="auto", machine=machine_of(), memory="4.5MB")
+    step = gs.parallelize(model.step, devices=4, plan=machine_of(), memory="4.5MB")
     [chosen] = [note for note in step.plan(tf.ones([64, 256])).notes if note.startswith("chosen automatically: ")]
     assert re.match(r"chosen automatically: 4 devices, mesh (batch 2 x )?model [24], variables \w+ but kernel_", chosen)
     step(tf.ones([64, 256]))
@@ -166,7 +163,7 @@ def test_along_an_axis_where_that_fits():
 
 
 def test_does_not_fit_is_an_answer():
-    step = gs.parallelize(Momentum().step, devices=1, plan="auto", machine=machine_of(), memory="4.5MB")
+    step = gs.parallelize(Momentum().step, devices=1, plan=machine_of(), memory="4.5MB")
     with pytest.raises(gs.errors.ArgumentError) as error:
         step.plan(tf.ones([64, 256]))
     message = str(error.value)
@@ -214,7 +211,7 @@ def test_large_variables_are_looked_at_one_by_one():
 
 def test_less_memory_than_the_largest_tensor():
     with pytest.raises(gs.errors.ArgumentError) as error:
-        gs.parallelize(Model().step, devices=2, plan="auto", machine=machine_of(), memory="1kB").plan(X)
+        gs.parallelize(Model().step, devices=2, plan=machine_of(), memory="1kB").plan(X)
     assert str(error.value).startswith("The function does not fit: each device may hold 1.0 kB, and of ")
 
 
@@ -234,11 +231,12 @@ def test_what_was_compared_is_explained():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"plan": "best"}, "plan='best': it is 'auto', for the fastest plan that fits, or None, for what you say."),
         (
-            {"machine": "dgx-a100"},
-            "machine='dgx-a100' is that by which plans are compared. Give memory= or plan='auto' as well.",
+            {"plan": "dgx-a10"},
+            "plan='dgx-a10' is neither 'auto' nor a machine. Nearest are 'dgx-a100-40gb', 'dgx-a100'; "
+            "`graphsplit machines` lists all. A file of your own ends in .toml; `graphsplit calibrate -o here.toml` writes one for the one at hand.",
         ),
+        ({"plan": 3}, "plan takes the name of a machine or the path of a file, got 3."),
         *[
             (
                 {"memory": memory, **more},
@@ -269,15 +267,15 @@ def test_bad_options(options, message: str):
 def test_a_machine_of_another_kind():
     with raises(
         gs.errors.ArgumentError,
-        "machine='dgx-a100' has GPU devices, and the function is to run on '/device:CPU:0'. Name a machine of that "
-        "kind, or other devices.",
+        "plan='dgx-a100': the machine has GPU devices, and the function is to run on '/device:CPU:0'. Name a machine "
+        "of that kind, or other devices.",
     ):
-        gs.parallelize(Model().step, devices=2, plan="auto", machine="dgx-a100").plan(X)
+        gs.parallelize(Model().step, devices=2, plan="dgx-a100").plan(X)
 
 
 def test_what_xla_compiles_is_compared_too():
     model, alone = Model(), Model()
-    step = gs.parallelize(model.step, devices=2, plan="auto", jit_compile=True, machine=machine_of(link=1e12))
+    step = gs.parallelize(model.step, devices=2, jit_compile=True, plan=machine_of(link=1e12))
     plan = step.plan(X)
     assert plan.jit_compile
     assert any(note.startswith("chosen automatically: ") for note in plan.notes)
@@ -329,7 +327,7 @@ def test_a_plan_that_is_looked_at_moves_nothing():
 def test_devices_that_are_not_here_are_planned_for():
     step, _, x = large_step()
     gpus = [f"GPU:{d}" for d in range(8)]
-    parallel = gs.parallelize(step, devices=gpus, plan="auto", machine="8xA100-SXM4-80GB")
+    parallel = gs.parallelize(step, devices=gpus, plan="8xA100-SXM4-80GB")
     assert "8xA100-SXM4-80GB" in parallel.plan(x).explain()
     unnamed = gs.parallelize(step, devices=gpus, plan="auto")
     with pytest.raises(gs.errors.ArgumentError, match=r"that the function is to run on are not here\. Name the"):
@@ -344,7 +342,7 @@ def test_variables_that_are_laid_out_stay_and_others_are_laid_out(layout: str):
     x = tf.reshape(X[:28], [-1, 256])
     whole = gs.parallelize(model.step, devices=4).plan(x)
     limit = 0.95 * max(live_bytes(whole).values())
-    step = gs.parallelize(model.step, devices=4, memory=limit, machine=machine_of())
+    step = gs.parallelize(model.step, devices=4, memory=limit, plan=machine_of())
     for _ in range(3):
         np.testing.assert_allclose(step(x), alone.step(x), rtol=1e-5)
     assert parts_of_variable(model.kernels[0]) is first

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,6 +9,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.memory import live_bytes
+from graphsplit.simulate.search import chosen_plans
 from graphsplit.simulate.search.plan_search import Search
 from tests.helpers.layout_cases import held_by_device
 from tests.test_automatic_plans import Deep, Momentum, machine_of
@@ -44,9 +43,16 @@ def assert_same_numbers(step: gs.ParallelFunction, model: Momentum | Deep, x: tf
             np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_all_devices_are_used_where_everything_fits():
+@pytest.fixture(autouse=True)
+def devices_at_hand(monkeypatch: pytest.MonkeyPatch):
+    """The devices that are here are like those of the machine."""
+    monkeypatch.setattr(chosen_plans, "machine_like", lambda *_: MACHINE)
+
+
+def test_all_devices_are_used_where_everything_fits(monkeypatch):
+    monkeypatch.setattr(chosen_plans, "machine_like", lambda *_: machine_of(link=1e3))
     model = Momentum()
-    plan = gs.parallelize(model.step, devices=4, memory="1GiB", machine=machine_of(link=1e3)).plan(batch())
+    plan = gs.parallelize(model.step, devices=4, memory="1GiB").plan(batch())
     assert len({device for own in plan.mesh.columns for device in own}) == 4, "plan='auto' would take fewer"
     assert chosen(plan).startswith("4 devices, mesh batch 2 x model 2, variables home but kernel_")
     assert "the fastest of 7 that fit" in chosen(plan)
@@ -65,7 +71,7 @@ def test_all_devices_are_used_where_everything_fits():
 def test_state_is_divided_where_only_that_fits():
     model = Momentum()
     state = sum(v.shape.num_elements() * 4 for v in model.kernels + model.slots)
-    step = gs.parallelize(model.step, devices=4, memory=state, machine=MACHINE)
+    step = gs.parallelize(model.step, devices=4, memory=state)
     assert_same_numbers(step, model, batch())
     held = held_by_device(model.kernels + model.slots)
     assert len(held) == 4
@@ -77,7 +83,7 @@ def test_state_is_divided_where_only_that_fits():
 def test_variables_that_are_laid_out_stay_so():
     model, x = Deep(), batch(1999, 64)
     gs.set_variable_layout(model.kernels, "replicated", devices=4)
-    step = gs.parallelize(model.step, devices=4, memory=int(0.7 * peak(model, x)), machine=MACHINE)
+    step = gs.parallelize(model.step, devices=4, memory=int(0.7 * peak(model, x)))
     plan = step.plan(x)
     assert "variables as they are" in chosen(plan)
     assert plan.mesh.shards > 4 or plan.asked.recompute is not None
@@ -90,7 +96,7 @@ def test_a_plan_is_chosen_once_for_what_is_looked_at_and_runs(monkeypatch):
     monkeypatch.setattr(Search, "run", lambda self: searches.append(self) or run(self))
     model, x = Deep(), batch(247, 64)
     limit = int(0.8 * peak(model, batch(1999, 64)))
-    step = gs.parallelize(model.step, devices=4, memory=limit, machine=MACHINE)
+    step = gs.parallelize(model.step, devices=4, memory=limit)
     assert str(step.plan(x)) == str(step.plan(x))
     step(x)
     step(x)
@@ -105,7 +111,7 @@ def test_a_plan_is_chosen_once_for_what_is_looked_at_and_runs(monkeypatch):
 
 def test_what_is_given_stays():
     model, x = Deep(), batch(1999, 64)
-    options = {"memory": int(0.7 * peak(model, x)), "machine": MACHINE, "devices": 4}
+    options = {"memory": int(0.7 * peak(model, x)), "devices": 4}
     plan = gs.parallelize(model.step, micro_batches=4, **options).plan(x)
     assert plan.asked.micro_batches == 4
     assert "4 micro-batches" in chosen(plan)
@@ -116,9 +122,7 @@ def test_what_is_given_stays():
 
 def test_nothing_fits():
     with pytest.raises(gs.errors.ArgumentError) as error:
-        gs.parallelize(
-            Momentum().step, devices=4, memory="1.5MB", micro_batches=2, machine=replace(MACHINE, devices=8)
-        ).plan(batch())
+        gs.parallelize(Momentum().step, devices=4, memory="1.5MB", micro_batches=2).plan(batch())
     first, *lines = str(error.value).splitlines()
     assert first.startswith("The function does not fit: each device may hold 1.5 MB, and of ")
     assert "for up to 4 devices the smallest, 4 devices, mesh model 4, variables home but kernel_0, " in first
@@ -134,7 +138,7 @@ def test_nothing_fits():
 
 
 def test_a_function_without_variables():
-    step = gs.parallelize(lambda x: tf.reduce_sum(tf.tanh(x) ** 2, 0), devices=4, memory="1MB", machine=MACHINE)
+    step = gs.parallelize(lambda x: tf.reduce_sum(tf.tanh(x) ** 2, 0), devices=4, memory="1MB")
     np.testing.assert_allclose(step(batch()), tf.reduce_sum(tf.tanh(batch()) ** 2, 0), rtol=1e-5)
     assert chosen(step.plan(batch())).startswith("4 devices, variables as they are: ")
 

@@ -66,7 +66,7 @@ def test_nothing_fits_and_a_plan_for_other_devices():
     with pytest.raises(gs.errors.ArgumentError, match=r"does not fit: each device may hold 20\.0 kB"):
         model.fit(X, Y, batch_size=16, verbose=0)
     gpus = [f"GPU:{k}" for k in range(8)]
-    plan = gs.multi_gpu_model(made(), gpus=gpus, plan="auto", machine="8xA100-SXM4-80GB").plan(X)
+    plan = gs.multi_gpu_model(made(), gpus=gpus, plan="8xA100-SXM4-80GB").plan(X)
     assert "predicted for 8xA100-SXM4-80GB" in plan.explain()
 
 

@@ -63,8 +63,8 @@ def assert_law(model: Perceptron, step: gs.ParallelFunction, x: tf.Tensor) -> No
 )
 def test_layouts_are_found_on_a_mesh(mesh: dict[str, int]):
     model, x = Perceptron(), numbers(5, 6)
-    options = {"mesh": mesh, "machine": FAST}
-    step = gs.parallelize(model.step, plan="auto", **options)
+    options = {"mesh": mesh, "plan": FAST}
+    step = gs.parallelize(model.step, **options)
     plan, axis = step.plan(x), list(mesh)[-1]
     assert all(parts_of_variable(own) is None for own in model.weights), "nothing ran"
     sizes = " x ".join(f"{name} {size}" for name, size in mesh.items())
@@ -95,7 +95,7 @@ def fresh(model: Perceptron) -> Perceptron:
 def test_the_mesh_is_found():
     """One row: there is nothing to share out but the weights."""
     model, x = Perceptron(64, 255), numbers(1, 64)
-    step = gs.parallelize(model.step, devices=4, plan="auto", machine=FAST)
+    step = gs.parallelize(model.step, devices=4, plan=FAST)
     plan = step.plan(x)
     assert chosen(plan).startswith("4 devices, mesh model 4, variables ")
     [why] = [note for note in plan.notes if note.startswith("along 'model' about ")]
@@ -105,7 +105,7 @@ def test_the_mesh_is_found():
     held = held_by_device([*model.weights, *model.slots])
     assert len(held) == 4
     assert max(held.values()) <= 0.3 * sum(held.values())
-    other = gs.parallelize(model.step, devices=4, plan="auto", machine=FAST)
+    other = gs.parallelize(model.step, devices=4, plan=FAST)
     assert_law(model, other, numbers(3, 64))  # it finds variables along an axis, and takes that mesh
     assert chosen(other.plan(numbers(3, 64))).startswith("4 devices, mesh model 4, variables as they are")
 
@@ -113,7 +113,7 @@ def test_the_mesh_is_found():
 def test_a_slow_link_is_not_crossed():
     model, x = Perceptron(64, 255), numbers(1, 64)
     machine = replace(FAST, link=replace(FAST.link, bytes_per_s=1.0))
-    plan = gs.parallelize(model.step, devices=4, plan="auto", machine=machine).plan(x)
+    plan = gs.parallelize(model.step, devices=4, plan=machine).plan(x)
     assert "mesh" not in chosen(plan)
     assert not any(note.startswith("along ") for note in plan.notes)
 
@@ -121,11 +121,11 @@ def test_a_slow_link_is_not_crossed():
 def test_under_a_memory_on_a_mesh():
     model, x = Perceptron(64, 255), numbers(8, 64)
     mesh, whole = {"batch": 2, "model": 2}, sum(held_by_device([*model.weights, *model.slots]).values())
-    step = gs.parallelize(model.step, mesh=mesh, memory=1.5 * whole, machine=FAST)
+    step = gs.parallelize(model.step, mesh=mesh, memory=1.5 * whole, plan=FAST)
     assert "mesh batch 2 x model 2, variables " in chosen(step.plan(x))
     assert_law(model, step, x)
     with pytest.raises(gs.errors.ArgumentError) as error:
-        gs.parallelize(Perceptron(64, 255).step, mesh=mesh, memory=1000, machine=replace(FAST, devices=8)).plan(x)
+        gs.parallelize(Perceptron(64, 255).step, mesh=mesh, memory=1000, plan=replace(FAST, devices=8)).plan(x)
     first = str(error.value).splitlines()[0]
     assert "the smallest, 4 devices, mesh batch 2 x model 2, variables sharded but layer/" in first, first
 
@@ -141,7 +141,7 @@ def test_blocks_are_laid_out_alike():
         return x @ head
 
     x = numbers(1, 8)
-    parallel = gs.parallelize(step, devices=2, plan="auto", machine=FAST)
+    parallel = gs.parallelize(step, devices=2, plan=FAST)
     expected, plan = step(x), parallel.plan(x)
     assert "block_*/up" in chosen(plan)
     np.testing.assert_allclose(parallel(x), expected, rtol=1e-9)
@@ -166,7 +166,7 @@ def test_a_model_is_fitted_and_predicts_on_the_mesh_that_was_found():
 
     alone, template = made(), made()
     machine = replace(FAST, host=replace(FAST.host, threads=1))  # (on many, one device may update all as fast)
-    model = gs.multi_gpu_model(template, mesh={"batch": 2, "model": 2}, plan="auto", machine=machine)
+    model = gs.multi_gpu_model(template, mesh={"batch": 2, "model": 2}, plan=machine)
     for own in (alone, model):
         own.compile(keras.optimizers.Adam(epsilon=1e-2), "mse")  # (else what has no gradient but rounding moves)
     own, expected = (one.fit(x, y, epochs=3, verbose=0).history["loss"] for one in (model, alone))

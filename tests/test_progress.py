@@ -142,7 +142,7 @@ def test_a_first_call_says_its_phases_and_later_ones_nothing(said: Callable):
 
 
 def test_a_search_says_what_it_looks_at(said: Callable):
-    gs.parallelize(lambda x: tf.tanh(x @ tf.ones([4, 4])), devices=2, plan="auto", machine=CORES).plan(X)
+    gs.parallelize(lambda x: tf.tanh(x @ tf.ones([4, 4])), devices=2, plan=CORES).plan(X)
     looked = [text for text in said() if "choosing a plan: plan " in text]
     assert len(looked) > 1
     assert "choosing a plan: plan 1, " in looked[0]

@@ -63,9 +63,8 @@ def parallelize(
     jit_compile: bool = False,
     bucket_bytes: int | None = None,
     recompute: str | float | Sequence[str] | None = None,
-    plan: str | None = None,
+    plan: str | os.PathLike[str] | Machine | None = None,
     memory: str | float | None = None,
-    machine: str | os.PathLike[str] | Machine | None = None,
 ) -> ParallelFunction[P, R] | Decorator:
     """Run a single-device TensorFlow function on several devices, with exactly the single device's results.
 
@@ -129,8 +128,9 @@ def parallelize(
         `micro_batches` and `recompute` are chosen for the fastest predicted plan that fits. Options that you give are
         kept, and so are variables that already have a layout; others are laid out at the first call. The plan says what
         was chosen.
-      plan: `"auto"` also chooses the number of devices and of stages. Without `memory`, a device's whole memory counts.
-      machine: the machine that `memory` and `plan` predict for, see `predict`. None means the one that is here.
+      plan: `"auto"`, or the machine that it is for, see `predict`: also the number of devices and of stages are chosen,
+        for the fastest predicted plan, on the devices at hand or on that machine. Without `memory`, a device's whole
+        memory counts.
 
     Returns:
       A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.
@@ -162,9 +162,8 @@ def parallelize(
         jit_compile=jit_compile,
         bucket_bytes=bucket_bytes,
         recompute=recompute,  # type: ignore[arg-type]  # a list becomes a tuple there
-        plan=plan,
+        plan=plan,  # type: ignore[arg-type]  # a path becomes the machine there
         memory=memory,  # type: ignore[arg-type]  # a text becomes bytes there
-        machine=machine,  # type: ignore[arg-type]  # a name becomes the machine there
     )
     if fn is None:
         return functools.partial(_with_options, options=options)

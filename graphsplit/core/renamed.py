@@ -40,6 +40,7 @@ NAMES = {
 
 OPTIONS = {
     "batch_axis": "the axis of mesh= that is called 'batch' or 'data', mesh={{'batch': 2, 'model': 4}}",
+    "machine": "plan={0!r}",
     "weights": "shares={0!r}",
 }
 """How old options are written now, with the value that was given."""

@@ -41,9 +41,8 @@ def multi_gpu_model(
     strict: bool = False,
     mesh: Mapping[str, int] | None = None,
     recompute: str | float | Sequence[str] | None = None,
-    plan: str | None = None,
+    plan: str | os.PathLike[str] | Machine | None = None,
     memory: str | float | None = None,
-    machine: str | os.PathLike[str] | Machine | None = None,
 ) -> Model:
     """Return `model` with `fit`, `evaluate` and `predict` running on several devices, with one device's numbers.
 
@@ -82,7 +81,7 @@ def multi_gpu_model(
       memory: how much each device may hold, `"24GB"`: the layout of the variables, `micro_batches` and `recompute` are
         chosen for it, see `parallelize`. The first training batch chooses, with the optimizer's slots; without an
         optimizer, the first batch. `evaluate` and `predict` use the variables where they are then.
-      plan, machine: see `parallelize`.
+      plan: see `parallelize`.
 
     Returns:
       The wrapped model, which also has `plan(x, y)` and `placement(x, y)`, and works with `verify`; or `model` itself,
@@ -125,9 +124,8 @@ def multi_gpu_model(
         strict=strict,
         recompute=recompute,  # type: ignore[arg-type]  # a list becomes a tuple there
         variables=AUTO if variables == AUTO and not is_automatic and not cpu_relocation else None,
-        plan=plan,
+        plan=plan,  # type: ignore[arg-type]  # a path becomes the machine there
         memory=memory,  # type: ignore[arg-type]  # a text becomes bytes there
-        machine=machine,  # type: ignore[arg-type]  # a name becomes the machine there
         devices_argument="gpus",
     )
     stages_asked(options, devices)  # (checks that they make whole pipelines)

@@ -155,15 +155,9 @@ def parse_memory(memory: object) -> float | None:
     return float(found)
 
 
-def machine_asked(plan: object, memory: object, machine: str | os.PathLike[str] | Machine | None) -> Machine | None:
-    """Return the machine by which plans are compared, if one is named."""
-    if plan not in (None, "auto"):
-        raise ArgumentError(f"plan={plan!r}: it is 'auto', for the fastest plan that fits, or None, for what you say.")
-    if plan is None and memory is None and machine is not None:
-        raise ArgumentError(
-            f"machine={machine!r} is that by which plans are compared. Give memory= or plan='auto' as well."
-        )
-    return None if machine is None else machine_of(machine)
+def plan_asked(plan: str | os.PathLike[str] | Machine | None) -> str | Machine | None:
+    """Return "auto", the machine for which the fastest plan is searched, or None."""
+    return plan if plan is None or plan == "auto" else machine_of(plan, "plan")
 
 
 def _is_count(value: object, least: int) -> bool:

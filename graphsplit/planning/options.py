@@ -45,9 +45,8 @@ class Options:
     recompute: Recompute = None
     jit_compile: bool = False
     strict: bool = False
-    plan: str | None = None
+    plan: str | Machine | None = None
     memory: float | None = None
-    machine: Machine | None = None
     home: str | None = None
     random: str = "exact"
     bucket_bytes: int | None = None
@@ -73,7 +72,7 @@ class Options:
             recompute=option_checks.recompute_asked(self.recompute),
             shares=option_checks.shares_asked(self.shares),
             memory=option_checks.parse_memory(self.memory),
-            machine=option_checks.machine_asked(self.plan, self.memory, self.machine),
+            plan=option_checks.plan_asked(self.plan),
             devices=tuple(self.devices) if isinstance(self.devices, list) else self.devices,
         )
         for name in ("micro_batches", "stages", "bucket_bytes"):
@@ -106,11 +105,17 @@ class Options:
     @property
     def asks_for_plan(self) -> str:
         """The option that lets a plan be searched for, as users write it."""
-        return f"plan={self.plan!r}" if self.plan is not None else f"memory={int(self.memory or 0)}"
+        asked = self.machine.name if self.machine is not None else self.plan
+        return f"memory={int(self.memory or 0)}" if asked is None else f"plan={asked!r}"
+
+    @property
+    def machine(self) -> Machine | None:
+        """The machine by whose speed plans are compared; None for the devices at hand."""
+        return self.plan if isinstance(self.plan, Machine) else None
 
     def as_given(self) -> Options:
         """Return the options without those that let a plan be searched for."""
-        return replace(self, plan=None, memory=None, machine=None)
+        return replace(self, plan=None, memory=None)
 
     @property
     def asked(self) -> DevicesLike:

@@ -467,8 +467,8 @@ PROGRAMS: dict[str, Program] = {
     "orthogonal sharded": program(step(**COUPLED["orthogonal"]), *XY, layout="sharded"),
     "layers sharded": program(deep, (10, 70), layout="sharded"),
     "layers sharded, kept": program(deep, (10, 70), layout="sharded", reshard=False),
-    "layout chosen": program(deep, (64, 70), devices=4, plan="auto", machine=CORES),
-    "layout chosen on a mesh": program(deep, (1, 70), devices=4, plan="auto", machine=CORES),
+    "layout chosen": program(deep, (64, 70), devices=4, plan=CORES),
+    "layout chosen on a mesh": program(deep, (1, 70), devices=4, plan=CORES),
     "patterns": program(named_layers, *TOKENS, layout=PATTERNS),
     "patterns, any rows": program(
         named_layers, tf.TensorSpec([None, 3], tf.int32), (None, 4), layout=PATTERNS, devices=2

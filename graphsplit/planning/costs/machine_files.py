@@ -26,12 +26,13 @@ _TABLES = ("device", "link", "host", "host_link", "network")
 _COUNTS = ("threads", "threads_per_device")
 
 
-def machine(machine: str | os.PathLike[str] | Machine) -> Machine:
+def machine(machine: str | os.PathLike[str] | Machine, option: str = "machine") -> Machine:
     """Return a machine by name, or out of a file.
 
     Args:
       machine: `"8xH100-SXM5"`: so many of these devices on one host; `"4x8xH100-SXM5"`: so many such hosts; the name of
         a box, `"dgx-a100"`; or the path of a TOML file.
+      option: what the user said it by, for messages; `plan` may be "auto" as well.
 
     Raises:
       ArgumentError: for a name that is not known (the nearest ones are said), or a file with missing, unknown or
@@ -43,13 +44,18 @@ def machine(machine: str | os.PathLike[str] | Machine) -> Machine:
     if isinstance(machine, Machine):
         return machine
     if not isinstance(machine, (str, os.PathLike)):
-        raise ArgumentError(f"machine takes the name of a machine or the path of a file, got {machine!r}.")
+        raise ArgumentError(f"{option} takes the name of a machine or the path of a file, got {machine!r}.")
     asked = os.fspath(machine)
     if asked.endswith(".toml"):
         if not os.path.isfile(asked):
-            raise ArgumentError(f"machine={asked!r}: there is no such file in {os.getcwd()!r}.")
+            raise ArgumentError(f"{option}={asked!r}: there is no such file in {os.getcwd()!r}.")
         return read_machine(asked)
-    return _by_name(asked)
+    unknown = (
+        f"There is no machine {asked!r}"
+        if option == "machine"
+        else f"{option}={asked!r} is neither 'auto' nor a machine"
+    )
+    return _by_name(asked, unknown)
 
 
 def known_machines() -> dict[str, Machine]:
@@ -89,7 +95,7 @@ def machine_text(machine: Machine) -> str:
     return str(needed("tomli_w", "machines", "Writing a machine file").dumps(content))
 
 
-def _by_name(asked: str) -> Machine:
+def _by_name(asked: str, unknown: str) -> Machine:
     known = known_machines()
     if asked in known:
         return known[asked]
@@ -102,7 +108,7 @@ def _by_name(asked: str) -> Machine:
         begin = [name for name in names if asked and name.startswith(asked)]
         near = begin or difflib.get_close_matches(asked, names, 3, 0.4) or list(known)
         raise ArgumentError(
-            f"There is no machine {asked!r}. Nearest are {', '.join(map(repr, near))}; `graphsplit machines` lists "
+            f"{unknown}. Nearest are {', '.join(map(repr, near))}; `graphsplit machines` lists "
             "all. "
             "A file of your own ends in .toml; `graphsplit calibrate -o here.toml` writes one for the one at hand."
         )
@@ -112,7 +118,7 @@ def _by_name(asked: str) -> Machine:
     if devices > own.devices:
         hosts = -(-devices // own.devices)
         raise ArgumentError(
-            f"There is no machine {asked!r}: {own.name} has {own.devices} {own.device.name} on a host. "
+            f"{unknown}: {own.name} has {own.devices} {own.device.name} on a host. "
             f"{hosts} of these hosts are {hosts}x{own.devices}x{own.device.name}."
         )
     single = replace(own, devices=devices, name=f"{devices}x{own.device.name}")

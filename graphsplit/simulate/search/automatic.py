@@ -90,8 +90,8 @@ def machine_like(named: Machine | None, devices: Sequence[str]) -> Machine:
         found = _gpu_machine()
     if found.device.kind != kind:
         raise ArgumentError(
-            f"machine={found.name!r} has {found.device.kind} devices, and the function is to run on {devices[0]!r}. "
-            "Name a machine of that kind, or other devices."
+            f"plan={found.name!r}: the machine has {found.device.kind} devices, and the function is to run on "
+            f"{devices[0]!r}. Name a machine of that kind, or other devices."
         )
     return replace(found, devices=max(found.devices, len(devices)))
 
@@ -101,7 +101,7 @@ def _gpu_machine() -> Machine:
     if not gpus:
         raise ArgumentError(
             "The search for a plan predicts speed, and the GPUs that the function is to run on are not here. Name the "
-            "machine that has them: machine='8xA100-SXM4-80GB'; `graphsplit machines` lists all."
+            "machine that has them: plan='8xA100-SXM4-80GB'; `graphsplit machines` lists all."
         )
     details = tf.config.experimental.get_device_details(gpus[0])
     model = str(details.get("device_name", "GPU"))
@@ -110,7 +110,7 @@ def _gpu_machine() -> Machine:
         return found
     raise UnsupportedError(
         f"The search for a plan predicts speed, and no machine file describes {model!r}. Write one by "
-        "`graphsplit calibrate -o here.toml`, and name it: machine='here.toml'."
+        "`graphsplit calibrate -o here.toml`, and name it: plan='here.toml'."
     )
 
 
