@@ -160,7 +160,9 @@ def compiled(found: Workload, devices: Sequence[str], way: Way) -> Step:
 
     with way.held(), tf.device(way.home or devices[0]):
         parts = make_parts(found)
-        step = gs.parallelize(single_device_step(parts, "training"), devices=list(devices), home=way.home)
+        step = gs.parallelize(
+            single_device_step(parts, "training"), devices=list(devices), tuning={"default_device": way.home}
+        )
         arguments = [tf.constant(array) for array in data(found, found.batch)]
         step(*arguments).numpy()
     return lambda: step(*arguments)

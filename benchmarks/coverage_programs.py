@@ -113,7 +113,7 @@ def _first_call(step: Callable[..., Any], arguments: tuple[Any, ...], parallel: 
 def count(training: Training, devices: int, most: int = 3) -> tuple[int, int, tuple[str, ...]]:
     """Return FLOPs of a step on many rows, those on the shards, and what costs most of the rest."""
     names = [f"CPU:{i}" for i in range(devices)]
-    parallel = gs.parallelize(training.step, devices=names, home=f"CPU:{devices}")
+    parallel = gs.parallelize(training.step, devices=names, tuning={"default_device": f"CPU:{devices}"})
     ops = parallel.placement(*training.inputs(MANY_ROWS)).ops.values()
     total = sum(op.flops or 0 for op in ops)
     whole: Counter[str] = Counter()

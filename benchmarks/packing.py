@@ -4,7 +4,7 @@ python -m benchmarks.packing [--devices 8] [--vectors 32] [--rounds 9] [--bucket
 
 For vectors of several sizes it prints the step packed as a multiple of the step apart, the median over interleaved
 rounds, and the same for processor time; with --buckets, for a training step of dense layers with biases and several
-sizes of buckets (`bucket_bytes`), as a multiple of the step with the usual size.
+sizes of buckets (`tuning={"bucket_bytes": ...}`), as a multiple of the step with the usual size.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def show_buckets(depth: int, devices: int, rounds: int) -> None:
 
     made, x = {}, tf.random.normal((4 * devices, _WIDTH))
     for size in _BUCKETS:
-        made[size] = gs.parallelize(dense_step(depth), devices=devices, bucket_bytes=size)
+        made[size] = gs.parallelize(dense_step(depth), devices=devices, tuning={"bucket_bytes": size})
     found = in_turns({size: functools.partial(step, x) for size, step in made.items()}, rounds, _STEPS // 4)
     print(f"{depth} layers with biases of {4 * _WIDTH} bytes, {devices} devices: as a multiple of {BUCKET_BYTES} bytes")
     for size, step in made.items():
@@ -98,7 +98,7 @@ def steps(entries: int, vectors: int, devices: Sequence[str]) -> dict[str, Calla
     made = {}
     for name, most in {"packed": 1 << 30, "apart": 0}.items():
         with mock.patch.object(bucketing, "SMALL_BYTES", most):
-            parallel = gs.parallelize(step, devices=devices, bucket_bytes=most)
+            parallel = gs.parallelize(step, devices=devices, tuning={"bucket_bytes": most})
             parallel(x)  # (the plan is made here)
         made[name] = functools.partial(parallel, x)
     return made

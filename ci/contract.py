@@ -156,7 +156,7 @@ def effects_happen_once() -> None:
 
 @check
 def any_batch_size() -> None:
-    parallel = gs.parallelize(lambda x: tf.reduce_mean(x**2, 0), devices=DEVICES, reduce_retracing=True)
+    parallel = gs.parallelize(lambda x: tf.reduce_mean(x**2, 0), devices=DEVICES, tuning={"reduce_retracing": True})
     for rows in (7, 5, 2, 1):
         np.testing.assert_allclose(parallel(numbers(rows, 4)), tf.reduce_mean(numbers(rows, 4) ** 2, 0))
 
@@ -486,8 +486,8 @@ def tapes_know_handles_by_their_numbers() -> None:
 
 @check
 @relies_on(
-    "_handle", "_handle_data", "_jit_compile", "_c_graph", "_from_c_op", "_initialized", "_server_def",
-    "_variable_creator_stack", "_names_in_use",
+    "_handle", "_handle_data", "_jit_compile", "_reduce_retracing", "_c_graph", "_from_c_op", "_initialized",
+    "_server_def", "_variable_creator_stack", "_names_in_use",
 )  # fmt: skip
 def what_tensorflow_does_not_tell() -> None:
     internals = tensorflow_internals
@@ -515,6 +515,7 @@ def what_tensorflow_does_not_tell() -> None:
     np.testing.assert_array_equal(w, other)
     for compiled in (True, False):
         assert internals.is_compiled_function(tf.function(lambda x: x, jit_compile=compiled)) == compiled
+        assert internals.is_retraced_less(tf.function(lambda x: x, reduce_retracing=compiled)) == compiled
     with tf.Graph().as_default() as graph:
         tf.transpose(tf.compat.v1.placeholder(tf.float32, [None, 2]), name="y")
     [*_, last] = internals.import_operations(graph.as_graph_def())

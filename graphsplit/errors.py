@@ -208,8 +208,8 @@ class RetracingWarning(UserWarning):
     """A parallelized function is called with many different signatures, each of which costs about what the first cost.
 
     It is said once, at the eighth. The message names the arguments that differ. Pad to a few lengths; leave sizes open
-    by `reduce_retracing=True`; pass Python numbers that change as tensors. (A function is traced and planned for each
-    signature; a step of a Keras model is planned for each, from a trace that leaves the rows open.)
+    by `tuning={"reduce_retracing": True}`; pass Python numbers that change as tensors. (A function is traced and
+    planned for each signature; a step of a Keras model is planned for each, from a trace that leaves the rows open.)
 
     >>> import warnings, tensorflow as tf, graphsplit as gs
     >>> square = gs.parallelize(tf.square, devices=2)
@@ -221,7 +221,7 @@ class RetracingWarning(UserWarning):
     RetracingWarning: square has been called with 8 signatures, and has a plan for each:
       - x: float32[1], float32[2], float32[3], float32[4], ... (8 in all)
     A plan takes seconds for a large model. Pad or bucket lengths so that few shapes occur; or leave sizes that change
-    open, by parallelize(..., reduce_retracing=True). Pass Python numbers that change as tensors.
+    open, by parallelize(..., tuning={"reduce_retracing": True}). Pass Python numbers that change as tensors.
     """
 
 

@@ -159,7 +159,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "in micro-batches": {"micro_batches": 3},
     "in stages": {"stages": 2, "micro_batches": 2, "schedule": "1f1b"},
     "compiled": {"jit_compile": True},
-    "home elsewhere": {"home": "CPU:3"},
+    "home elsewhere": {"tuning": {"default_device": "CPU:3"}},
     "of one device": {"devices": ["CPU:2"]},
 }
 

@@ -50,4 +50,4 @@ def test_augmentation(function: Any, op_type: str, reduce_retracing: bool):
         return made, tape.gradient(loss, images)
 
     calls = [(tf.cast(numbers(n, 6, 6, 2), tf.float32), tf.cast(numbers(n), tf.float32)) for n in (7, 7, 2)]
-    assert_law(lambda: (step, []), calls, sharded=[op_type], reduce_retracing=reduce_retracing)
+    assert_law(lambda: (step, []), calls, sharded=[op_type], tuning={"reduce_retracing": reduce_retracing})

@@ -234,7 +234,8 @@ def test_what_was_compared_is_explained():
         (
             {"plan": "dgx-a10"},
             "plan='dgx-a10' is neither 'auto' nor a machine. Nearest are 'dgx-a100-40gb', 'dgx-a100'; "
-            "`graphsplit machines` lists all. A file of your own ends in .toml; `graphsplit calibrate -o here.toml` writes one for the one at hand.",
+            "`graphsplit machines` lists all. A file of your own ends in .toml; "
+            "`graphsplit calibrate -o here.toml` writes one for the one at hand.",
         ),
         ({"plan": 3}, "plan takes the name of a machine or the path of a file, got 3."),
         *[
@@ -253,9 +254,9 @@ def test_what_was_compared_is_explained():
             "device, and with stages that it cuts. Leave out one or the other.",
         ),
         (
-            {"memory": "2kB", "shares": [1, 2], "home": "CPU:1"},
-            "memory=2000 with shares=(1, 2), home='CPU:1': it compares plans with equal shares, with the first "
-            "device as default device, and with stages that it cuts. Leave out one or the other.",
+            {"memory": "2kB", "shares": [1, 2], "tuning": {"default_device": "CPU:1"}},
+            "memory=2000 with shares=(1, 2), tuning={'default_device': 'CPU:1'}: it compares plans with equal shares, "
+            "with the first device as default device, and with stages that it cuts. Leave out one or the other.",
         ),
     ],
 )

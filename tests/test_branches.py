@@ -216,7 +216,7 @@ def test_gradient_of_a_loop_that_never_turns_and_whose_body_does_not_fit(retraci
             total = summed_in_a_loop_for_three_rows(x)
         return total, tape.gradient(total, x)
 
-    parallel = gs.parallelize(f, devices=3, reduce_retracing=retracing)
+    parallel = gs.parallelize(f, devices=3, tuning={"reduce_retracing": retracing})
     for count in (6, 3, 1):
         x = tf.random.stateless_normal((count, 3), [1, count])
         assert_close(parallel(x), tf.function(f)(x))
@@ -240,4 +240,4 @@ def test_branches_and_turns_of_other_shapes(kind: str, rows_are_known: bool):
         return tf.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, turn(i, a)), (0, x), shape_invariants=shapes)[1]
 
     calls = [(rows(count, 2), rows(3, 2), tf.constant([1, 0])) for count in ((5,) if rows_are_known else (5, 1, 8))]
-    assert_law(lambda: (f, ()), calls, devices=2, at_home=None, reduce_retracing=not rows_are_known)
+    assert_law(lambda: (f, ()), calls, devices=2, at_home=None, tuning={"reduce_retracing": not rows_are_known})

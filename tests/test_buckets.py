@@ -59,7 +59,7 @@ def products(plan: gs.inspect.Plan, shard: int) -> set[str]:
 @pytest.mark.parametrize("layout", ["sharded", "home", "replicated"])
 def test_a_full_bucket_is_reduced_while_the_backward_pass_goes_on(layout: str):
     variables, step = deep(layout)
-    parallel = gs.parallelize(step, devices=DEVICES, bucket_bytes=EACH)
+    parallel = gs.parallelize(step, devices=DEVICES, tuning={"bucket_bytes": EACH})
     with partition_graphs() as graphs:
         result = parallel(X)
     plan, before = parallel.plan(X), ancestors_of(graphs)
@@ -83,7 +83,7 @@ def test_the_size_of_a_bucket():
     _, step = deep("home")
     found = {}
     for size in (0, EACH - 1, 2 * EACH, 1 << 20):
-        plan = gs.parallelize(step, devices=DEVICES, bucket_bytes=size).plan(X)
+        plan = gs.parallelize(step, devices=DEVICES, tuning={"bucket_bytes": size}).plan(X)
         found[size] = [len(made) for _, made in sums_of(plan)]
     assert found == {0: [], EACH - 1: [], 2 * EACH: [8, 8], 1 << 20: [16]}
 
@@ -91,7 +91,7 @@ def test_the_size_of_a_bucket():
 @pytest.mark.parametrize("size", [-1, True, 1.5, "1 MB"])
 def test_what_is_no_size(size: Any):
     with pytest.raises(gs.errors.ArgumentError) as found:
-        gs.parallelize(lambda x: x, devices=2, bucket_bytes=size)
+        gs.parallelize(lambda x: x, devices=2, tuning={"bucket_bytes": size})
     said = "it is the number of bytes, at least 0, that small gradients travelling as one may have together;"
     assert str(found.value) == f"bucket_bytes={size!r}: {said} 0 lets each travel alone, None chooses."
 

@@ -94,7 +94,7 @@ def test_a_compiled_function_is_compiled_for_each_shard() -> None:
 @pytest.mark.long
 def test_any_number_of_rows() -> None:
     batches = [(rows(n, 3), rows(n, 3, seed=1)) for n in (7, 4, 1, 2)]
-    plan = assert_law(dense(), batches, jit_compile=True, reduce_retracing=True)
+    plan = assert_law(dense(), batches, jit_compile=True, tuning={"reduce_retracing": True})
     assert plan.program.batch_is_unknown
 
 

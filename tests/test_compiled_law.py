@@ -51,7 +51,7 @@ def test_a_loop_dropout_and_a_counter() -> None:
 @pytest.mark.long
 def test_any_number_of_rows() -> None:
     calls = [(rows(n, 3),) for n in (7, 4, 1, 2)]
-    plan = assert_law(with_a_loop, calls, jit_compile=True, reduce_retracing=True)
+    plan = assert_law(with_a_loop, calls, jit_compile=True, tuning={"reduce_retracing": True})
     assert plan.program.batch_is_unknown
 
 
@@ -75,13 +75,13 @@ IDS = [(tf.constant(np.arange(n * 3).reshape(n, 3) % 16),) for n in (5, 2, 1, 3)
 
 
 def test_an_update_waits_for_shards_that_have_no_rows() -> None:
-    plan = assert_law(tied_embeddings, IDS, jit_compile=True, reduce_retracing=True, sharded=["GatherV2"])
+    plan = assert_law(tied_embeddings, IDS, jit_compile=True, tuning={"reduce_retracing": True}, sharded=["GatherV2"])
     assert plan.program.batch_is_unknown
 
 
 def test_results_of_what_never_ran_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("graphsplit.emission.clusters.LEFT_OUT", LEFT_OUT - {"ControlTrigger"})
-    parallel = gs.parallelize(tied_embeddings()[0], devices=3, jit_compile=True, reduce_retracing=True)
+    parallel = gs.parallelize(tied_embeddings()[0], devices=3, jit_compile=True, tuning={"reduce_retracing": True})
     parallel(*IDS[0])
     with pytest.raises(gs.errors.CheckError, match=r"result 0 is float32 \(0,\), and was traced as float64 \(\)"):
         parallel(*IDS[2])

@@ -73,9 +73,10 @@ def test_devices(devices: Any, kind: type[Exception], expected: str):
 
 
 def test_home():
-    assert message(gs.errors.DeviceError, lambda: gs.parallelize(identity, devices=2, home="GPU:7")(tf.zeros(3))) == (
-        f"home='GPU:7': GPU:7 does not exist. This process has:\n{CPUS}{MAKE_MORE}"
-    )
+    assert message(
+        gs.errors.DeviceError,
+        lambda: gs.parallelize(identity, devices=2, tuning={"default_device": "GPU:7"})(tf.zeros(3)),
+    ) == (f"default_device='GPU:7': GPU:7 does not exist. This process has:\n{CPUS}{MAKE_MORE}")
 
 
 @pytest.mark.parametrize(
@@ -89,13 +90,17 @@ def test_home():
         ),
         (
             lambda: gs.parallelize(q=1),
-            "parallelize() has no option q=. It has devices=, mesh=, split=, home=, shares=, strict=, "
-            "random=, variables=, reduce_retracing=, micro_batches=, schedule=, stages=, jit_compile=, bucket_bytes=, "
-            "recompute=, plan=, memory=, machine=.",
+            "parallelize() has no option q=. It has devices=, mesh=, split=, shares=, variables=, micro_batches=, "
+            "stages=, schedule=, recompute=, jit_compile=, strict=, plan=, memory=, tuning=.",
         ),
         (
             lambda: gs.parallelize(identity, weights=[3, 1], device=2),
             "parallelize() has no option weights=, device=. weights= is now shares=[3, 1]. Did you mean devices=?",
+        ),
+        (
+            lambda: gs.parallelize(identity, home="CPU:1", plan="auto", machine="dgx-a100"),
+            "parallelize() has no option home=, machine=. home= is now tuning={'default_device': 'CPU:1'}. machine= is "
+            "now plan='dgx-a100'.",
         ),
         (
             lambda: gs.set_variable_layout([], "home", mesh={"rows": 2}, batch_axis="rows"),
@@ -156,7 +161,7 @@ def test_names_that_are_not_there():
 @pytest.mark.parametrize("asked", ["auto", 1, None])
 def test_jit_compile_is_true_or_false(asked: Any):
     assert message(gs.errors.ArgumentError, lambda: gs.parallelize(identity, jit_compile=asked)) == (
-        f"jit_compile is True or False, got {asked!r}. Write True, or leave it out."
+        f"jit_compile is True or False, got {asked!r}."
     )
 
 
@@ -186,8 +191,15 @@ def test_shares(shares: Any, expected: str):
     [
         ("strict", "yes", _STRICT.format("yes")),
         ("strict", None, _STRICT.format(None)),
-        ("reduce_retracing", 7, "reduce_retracing is True or False, got 7."),
-        ("random", 3, "random=3 is not known; choose 'exact' or 'independent'."),
+        ("tuning", {"reduce_retracing": 7}, "reduce_retracing is True or False, got 7."),
+        ("tuning", {"random": 3}, "random=3 is not known; choose 'exact' or 'independent'."),
+        ("tuning", ["random"], "tuning=['random']: it maps names to values, {'reduce_retracing': True}."),
+        (
+            "tuning",
+            {"bucket_byte": 3},
+            "tuning has no key 'bucket_byte'. Did you mean 'bucket_bytes'? It has 'bucket_bytes', 'default_device', "
+            "'random', 'reduce_retracing'.",
+        ),
     ],
 )
 def test_flags(option: str, value: Any, expected: str):
@@ -213,7 +225,7 @@ def test_transpiling_what_is_no_graph():
 
 
 def test_random():
-    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(identity, random="none")) == (
+    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(identity, tuning={"random": "none"})) == (
         "random='none' is not known; choose 'exact' or 'independent'."
     )
 

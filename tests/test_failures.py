@@ -111,14 +111,14 @@ def test_what_was_chained_stays_chained():
         ({}, 7, "CPU:3, row 6"),
         ({"shares": [1, 1, 1, 5]}, 8, "CPU:3, rows 3-7"),
         ({"micro_batches": 2}, 8, "CPU:3, row 7"),
-        ({"reduce_retracing": True}, 8, "CPU:3, rows 6-7"),
-        ({"reduce_retracing": True, "shares": [1, 1, 1, 5]}, 8, "CPU:3, rows 3-7"),
-        ({"reduce_retracing": True, "micro_batches": 2}, 7, "CPU:3, row 6"),
+        ({"tuning": {"reduce_retracing": True}}, 8, "CPU:3, rows 6-7"),
+        ({"tuning": {"reduce_retracing": True}, "shares": [1, 1, 1, 5]}, 8, "CPU:3, rows 3-7"),
+        ({"tuning": {"reduce_retracing": True}, "micro_batches": 2}, 7, "CPU:3, row 6"),
     ],
 )
 def test_an_error_while_running_says_where(options: Any, rows: int, where: str):
     step = gs.parallelize(looked_up, devices=4, **options)
-    if "reduce_retracing" in options:
+    if "tuning" in options:
         step(tf.zeros(3, tf.int32)), step(tf.zeros(5, tf.int32))
         assert step.plan(tf.zeros(rows, tf.int32)).rows == ()
     ids = tf.concat([tf.zeros(rows - 1, tf.int32), [100]], 0)

@@ -262,7 +262,7 @@ def test_any_number_of_rows_in_one_trace(devices: Sequence[str]):
         return step, [w, count]
 
     calls = [(numbers(rows, 3),) for rows in (1, 3, 8, ROWS)]
-    assert_law_on(devices, make, calls, reduce_retracing=True)
+    assert_law_on(devices, make, calls, tuning={"reduce_retracing": True})
 
 
 @on_every_place

@@ -260,7 +260,7 @@ def test_buckets_between_hosts():
     found = {}
     for name, devices in {"hosts": EIGHT, "one host": EIGHT[:4]}.items():
         for size in (None, 64_000):
-            made = gs.parallelize(step, devices=devices, bucket_bytes=size).plan(X)
+            made = gs.parallelize(step, devices=devices, tuning={"bucket_bytes": size}).plan(X)
             found[name, size] = [len(bucket.moves) for bucket in made.buckets if bucket.kind == "reduce"]
     assert found == {
         ("hosts", None): [12], ("hosts", 64_000): [4, 4, 4],

@@ -69,7 +69,11 @@ def test_a_transformer(heads: int, mesh: dict[str, int]):
 
 def test_any_number_of_rows_in_one_graph():
     parallel = assert_law(
-        perceptron, PERCEPTRON, MESHES[1], [tf.constant(numbers(n, WIDTH)) for n in (5, 1, 8, 2)], reduce_retracing=True
+        perceptron,
+        PERCEPTRON,
+        MESHES[1],
+        [tf.constant(numbers(n, WIDTH)) for n in (5, 1, 8, 2)],
+        tuning={"reduce_retracing": True},
     )
     assert len({id(parallel.plan(tf.constant(numbers(n, WIDTH)))) for n in (8, 2)}) == 1
 
@@ -104,7 +108,7 @@ def branching() -> Made:
 def test_loops_branches_and_lists(is_known: bool):
     layout = {"weight": (None, "model"), "other": ("model", None)}
     batches = [tf.constant(numbers(count, WIDTH)) for count in ((5,) if is_known else (5, 1, 4))]
-    assert_law(branching, layout, MESHES[1], batches, reduce_retracing=not is_known)
+    assert_law(branching, layout, MESHES[1], batches, tuning={"reduce_retracing": not is_known})
 
 
 def test_gradients_from_outside():

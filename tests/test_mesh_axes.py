@@ -221,7 +221,7 @@ def test_micro_batches():
 def test_any_number_of_rows_in_one_graph(mesh: dict[str, int]):
     layout = {"up": ("expert", "model"), "down": ("model",), "*": "home"}
     batches = [tf.constant(numbers(count, WIDTH)) for count in (5, 1, 8)]
-    parallel = assert_law(perceptron, layout, mesh, batches, reduce_retracing=True)
+    parallel = assert_law(perceptron, layout, mesh, batches, tuning={"reduce_retracing": True})
     assert len({id(parallel.plan(batch)) for batch in batches[1:]}) == 1
 
 

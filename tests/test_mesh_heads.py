@@ -61,7 +61,9 @@ def test_merged_heads_that_do_not_divide():
 
 @pytest.mark.long
 def test_merged_heads_for_any_number_of_rows():
-    assert_law(attention(4), LAYOUT, MESHES[1], [ids_of(count) for count in (5, 1, 8, 2)], reduce_retracing=True)
+    assert_law(
+        attention(4), LAYOUT, MESHES[1], [ids_of(count) for count in (5, 1, 8, 2)], tuning={"reduce_retracing": True}
+    )
 
 
 def test_equal_parts_are_one_block_each():

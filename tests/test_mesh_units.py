@@ -350,7 +350,7 @@ def test_units_are_found_however_products_are_taken_apart(how: str):
 
     layout = {"qkv": ("batch", "model"), "bias": ("model",), "out": (("model",), "replicated")}
     batches = [tf.constant(numbers(rows, LENGTH, WIDTH)) for rows in (5, 1, 3)]
-    parallel = assert_law(made, layout, TWO, batches, reduce_retracing=True)
+    parallel = assert_law(made, layout, TWO, batches, tuning={"reduce_retracing": True})
     text = str(parallel.plan(batches[0]))
     unit, blocks = (3 * SIZE, "") if how == "in each head" else (SIZE, "; 3 blocks")
     assert f"qkv: dimension 1 along 'model' (24, 12; units of {unit}{blocks}), used where its parts are" in text

@@ -171,7 +171,7 @@ def test_a_transformer_that_is_divided():
 
 def test_any_number_of_rows_in_one_graph():
     batches = [tf.constant(numbers(n, WIDTH)) for n in (5, 1, 8, 2)]
-    assert_law(perceptron, SPELLINGS["sharded"], TWO, batches, reduce_retracing=True)
+    assert_law(perceptron, SPELLINGS["sharded"], TWO, batches, tuning={"reduce_retracing": True})
 
 
 def test_gradients_from_outside():

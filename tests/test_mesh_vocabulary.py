@@ -134,7 +134,7 @@ def test_three_numbers_for_each_token_travel():
 def test_a_vocabulary_in_parts_for_any_number_of_rows():
     make = language(sparse, tied=False, rows_written=True)
     batches = [ids_of(count) for count in (5, 1, 8, 2)]
-    parallel = assert_law(make, layout_of(make()[0]), MESHES[1], batches, reduce_retracing=True)
+    parallel = assert_law(make, layout_of(make()[0]), MESHES[1], batches, tuning={"reduce_retracing": True})
     assert len({id(parallel.plan(batch)) for batch in batches[2:]}) == 1
 
 

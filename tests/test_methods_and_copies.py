@@ -252,7 +252,7 @@ def test_deep_copies_of_a_module_that_holds_one():
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))])
 def test_copies_of_functions(copied: Callable[[Any], Any]):
-    function = gs.parallelize(square, devices=["CPU:1", "CPU:3"], home="CPU:2")
+    function = gs.parallelize(square, devices=["CPU:1", "CPU:3"], tuning={"default_device": "CPU:2"})
     function(ones() * 3)
     twin = copied(function)
     assert not twin._traces.compiled

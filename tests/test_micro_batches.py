@@ -193,7 +193,7 @@ def test_shards_of_one_device_draw_numbers_of_their_own():
     def f(x):
         return tf.random.stateless_uniform(tf.shape(x), [1, 2]) + 0 * tf.cast(x, tf.float32)
 
-    drawn = gs.parallelize(f, devices=1, micro_batches=3, random="independent")(rows(6, 4)).numpy()
+    drawn = gs.parallelize(f, devices=1, micro_batches=3, tuning={"random": "independent"})(rows(6, 4)).numpy()
     assert len(set(drawn.ravel().tolist())) == drawn.size
 
 
@@ -231,7 +231,13 @@ def test_any_batch_size_in_one_trace():
     sizes = (11, 7, 2, 1, 6, 12)
     calls = [(rows(size, 6), rows(size, 3)) for size in sizes]
     plan = assert_law(
-        make, calls, devices=2, micro_batches=3, reduce_retracing=True, sharded=["MatMul", "TanhGrad"], at_home=None
+        make,
+        calls,
+        devices=2,
+        micro_batches=3,
+        tuning={"reduce_retracing": True},
+        sharded=["MatMul", "TanhGrad"],
+        at_home=None,
     )
     assert plan.program.batch_is_unknown
     assert plan.mesh.positions == (0, 0, 0, 1, 1, 1)
@@ -240,7 +246,7 @@ def test_any_batch_size_in_one_trace():
 def test_gradients_from_outside_of_any_batch_size():
     w = tf.Variable(rows(6, 4))
     parallel = gs.parallelize(
-        lambda x: tf.reduce_mean(tf.tanh(x @ w) ** 2), devices=2, micro_batches=2, reduce_retracing=True
+        lambda x: tf.reduce_mean(tf.tanh(x @ w) ** 2), devices=2, micro_batches=2, tuning={"reduce_retracing": True}
     )
     for size in (9, 5, 2, 1):
         x, found = rows(size, 6), []

@@ -153,7 +153,7 @@ class Served(tf.Module):
         self.w = tf.Variable(rows(3))
         self.count = tf.Variable(0.0, dtype=DOUBLE)
         self.forward = gs.parallelize(self._forward, devices=2)
-        self.counting = gs.parallelize(self._counting, devices=2, reduce_retracing=True)
+        self.counting = gs.parallelize(self._counting, devices=2, tuning={"reduce_retracing": True})
 
     def _forward(self, x):
         return tf.nn.softmax(x @ self.w)

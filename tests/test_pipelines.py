@@ -143,7 +143,7 @@ def test_two_pipelines_side_by_side():
 
 def test_batches_of_any_size_flow():
     plan = assert_pipeline(
-        2, ["CPU:0", "CPU:1"], devices=["CPU:0"], micro_batches=3, schedule="1f1b", reduce_retracing=True
+        2, ["CPU:0", "CPU:1"], devices=["CPU:0"], micro_batches=3, schedule="1f1b", tuning={"reduce_retracing": True}
     )
     assert plan.schedule.shards == 3
 
@@ -169,7 +169,7 @@ def check_random_pipeline(seed: int) -> None:
     places = [[name, f"CPU:{int(name[-1]) + 2}"][:pipelines] for name in names]
     options = {"micro_batches": int(rng.integers(1, 6)), "schedule": kind, "devices": ["CPU:4", "CPU:3"][:pipelines]}
     if rng.random() < 0.3:
-        options["reduce_retracing"] = True
+        options["tuning"] = {"reduce_retracing": True}
     layers = [int(rng.integers(1, 4)) for _ in range(stages)]
     weights = [rng.standard_normal((6, 6)) / 3 for _ in range(sum(layers))]
     masked = bool(rng.random() < 0.5)
@@ -315,9 +315,10 @@ def test_bad_schedules():
     assert message(gs.errors.ArgumentError, lambda: gs.parallelize(abs, schedule="pipe")) == (
         f"schedule='pipe' is not known; choose one of {known}, or None for no pipeline."
     )
-    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(abs, schedule="1f1b", random="independent")) == (
-        "schedule='1f1b' with random='independent': a pipeline has the numbers of one device, whatever its stages and "
-        "micro-batches. Drop random."
+    assert message(
+        gs.errors.ArgumentError, lambda: gs.parallelize(abs, schedule="1f1b", tuning={"random": "independent"})
+    ) == (
+        "schedule='1f1b' with tuning={'random': 'independent'}: a pipeline has one device's numbers. Leave out random."
     )
     assert KINDS == ("gpipe", "1f1b", "interleaved", "zero-bubble")
 

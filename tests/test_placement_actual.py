@@ -69,7 +69,9 @@ def test_towers_by_hand_have_their_backward_pass_on_device_0(actual):
 def test_parallelize_has_every_backward_op_on_its_shard(actual):
     step, _ = make_step()
     devices = ["CPU:1", "CPU:2", "CPU:3"]
-    placement = gs.parallelize(step, devices=devices, home="CPU:0").placement(*data(), actual=actual)
+    placement = gs.parallelize(step, devices=devices, tuning={"default_device": "CPU:0"}).placement(
+        *data(), actual=actual
+    )
     products = backward_products(placement)
     assert sorted((op.shard, op.device) for op in products) == [
         (d, f"/device:{device}") for d, device in enumerate(devices) for _ in range(3)

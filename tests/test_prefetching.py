@@ -50,7 +50,7 @@ def test_results_are_those_of_one_call_per_batch(batch, prefetch):
 
 
 def test_pieces_lie_on_their_devices_and_nothing_is_cut_afterwards():
-    parallel = gs.parallelize(network(), devices=DEVICES, home="CPU:0")
+    parallel = gs.parallelize(network(), devices=DEVICES, tuning={"default_device": "CPU:0"})
     with partition_graphs() as feeding:
         pieces, compiled = pieces_of(parallel, rows(5))
     assert places(pieces) == [("CPU:1", (2, 4)), ("CPU:2", (2, 4)), ("CPU:3", (1, 4))]
@@ -105,7 +105,7 @@ def test_what_is_read_whole_is_sent_whole_to_those_who_read_it():
     def fn(x, table):
         return x @ table, tf.cumsum(x, axis=0), table
 
-    parallel = gs.parallelize(fn, devices=DEVICES[:2], home="CPU:0", split={"table": None})
+    parallel = gs.parallelize(fn, devices=DEVICES[:2], tuning={"default_device": "CPU:0"}, split={"table": None})
     pieces, _ = pieces_of(parallel, rows(5), rows(4, 3))
     assert sorted(places(pieces)) == [
         ("CPU:0", (4, 3)),  # returned

@@ -99,13 +99,13 @@ def test_masks_differ_between_shards():
         return tf.nn.experimental.stateless_dropout(x, 0.5, seed=[5, 6])
 
     exact = masks(gs.parallelize(dropped, devices=3))
-    independent = masks(gs.parallelize(dropped, devices=3, random="independent"))
+    independent = masks(gs.parallelize(dropped, devices=3, tuning={"random": "independent"}))
     for shards in (exact, independent):
         assert not np.array_equal(shards[0], shards[1])
         assert not np.array_equal(shards[1], shards[2])
         assert 0.4 < np.mean(np.concatenate(shards)) < 0.6
     np.testing.assert_array_equal(np.concatenate(exact), dropped(tf.ones((12, 50))).numpy() > 0)
-    again = masks(gs.parallelize(dropped, devices=3, random="independent"))
+    again = masks(gs.parallelize(dropped, devices=3, tuning={"random": "independent"}))
     np.testing.assert_array_equal(np.concatenate(independent), np.concatenate(again))
     assert not np.array_equal(np.concatenate(independent), np.concatenate(exact))
 
@@ -129,7 +129,7 @@ def test_independent_shards_stateful_ops():
 
     def draw():
         tf.random.set_seed(1)
-        parallel = gs.parallelize(noisy, devices=3, random="independent")
+        parallel = gs.parallelize(noisy, devices=3, tuning={"random": "independent"})
         x = tf.zeros((6, 40))
         assert "RandomStandardNormal" in {op.type for op in parallel.plan(x).sharded_ops}
         return parallel(x), parallel(x)

@@ -74,7 +74,7 @@ def test_second_derivatives_of_any_number_of_rows(f: Callable[[tf.Tensor], tf.Te
 
 def test_gradients_of_a_scan_of_another_number_of_rows() -> None:
     f = lambda x: gradient(scanned, x)  # noqa: E731
-    parallel = gs.parallelize(f, devices=2, reduce_retracing=True)
+    parallel = gs.parallelize(f, devices=2, tuning={"reduce_retracing": True})
     for size in (4, 5):
         x = normal(size, 3)
         assert_close(gradient(parallel, x), gradient(f, x), f"{size} rows")

@@ -39,7 +39,7 @@ def sharded(plan: gs.inspect.Plan) -> list[str]:
     return [op.type for op in plan.sharded_ops if op.type.startswith("Cudnn")]
 
 
-@pytest.mark.parametrize("options", [{}, {"reduce_retracing": True}], ids=["known rows", "any rows"])
+@pytest.mark.parametrize("options", [{}, {"tuning": {"reduce_retracing": True}}], ids=["known rows", "any rows"])
 def test_training(options: dict[str, Any]):
     (single, expected), (many, actual) = training(), training()
     plain, calls = tf.function(single), [rows(count) for count in (7, 2)]

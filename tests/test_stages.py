@@ -239,7 +239,7 @@ def check_random_stages(seed: int) -> None:
 
     options: dict[str, Any] = {"micro_batches": int(rng.integers(1, 6)), "stages": stages, "schedule": kind}
     if rng.random() < 0.3:
-        options["reduce_retracing"] = True
+        options["tuning"] = {"reduce_retracing": True}
     calls = [(rows(size, 6), rows(size, 6)) for size in rng.choice([1, 2, 5, 8, 13], 3)]
     plan = assert_law(lambda: training(weights, forward), calls, devices=devices, at_home=None, **options)
     assert len(plan.stage_cuts.stages) == stages
@@ -364,10 +364,9 @@ def test_bad_numbers(stages: Any):
 
 
 def test_stages_have_the_numbers_of_one_device():
-    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(abs, stages=2, random="independent")) == (
-        "stages=2 with random='independent': stages have the numbers of one device, whatever they are and however "
-        "many. Drop random."
-    )
+    assert message(
+        gs.errors.ArgumentError, lambda: gs.parallelize(abs, stages=2, tuning={"random": "independent"})
+    ) == ("stages=2 with tuning={'random': 'independent'}: stages have one device's numbers. Leave out random.")
 
 
 def test_devices_that_make_no_pipelines():

@@ -78,7 +78,7 @@ def test_first_gradients(derivative: Callable[..., Any], again: int):
 @pytest.mark.parametrize("reduce_retracing", [False, True])
 def test_calls_and_gradients_of_same_and_different_shapes(reduce_retracing: bool):
     w = tf.Variable(rows(3))
-    parallel = gs.parallelize(forward(w), devices=3, reduce_retracing=reduce_retracing)
+    parallel = gs.parallelize(forward(w), devices=3, tuning={"reduce_retracing": reduce_retracing})
     inputs = [rows(2 + i // 2) for i in range(THREADS)]
 
     def work(i: int) -> Any:
@@ -196,7 +196,7 @@ def test_instances_that_take_each_others_place():
 
 def test_sizes_of_calls_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(traces, "MOST_COVERED", 5)
-    double = gs.parallelize(lambda x: 2 * x, devices=2, reduce_retracing=True)
+    double = gs.parallelize(lambda x: 2 * x, devices=2, tuning={"reduce_retracing": True})
     for count in range(1, 40):
         assert double(tf.ones(count)).shape == (count,)
     assert len(double._traces.covered) <= 5

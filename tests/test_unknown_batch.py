@@ -110,7 +110,7 @@ def test_networks_train_with_one_trace(name: str) -> None:
         return training.step, training.variables
 
     calls = [made().inputs(rows) for rows in SIZES]
-    plan = assert_law(make, calls, at_home=None, tolerance=EXACT, devices=3, reduce_retracing=True)
+    plan = assert_law(make, calls, at_home=None, tolerance=EXACT, devices=3, tuning={"reduce_retracing": True})
     assert plan.program.batch_is_unknown
     tables = ["ResourceScatterAdd"] * 2 if name == "Wide & deep" else []  # updated once, with the rows of all
     assert [op.type for op, _ in plan.stayed_home if op in plan.program.ops] == tables, str(plan)
@@ -298,7 +298,7 @@ def test_effects_happen_once_whatever_the_size() -> None:
 
     rng = np.random.default_rng(0)
     calls = [(tf.constant(rng.standard_normal((rows, 2))),) for rows in SIZES]
-    plan = assert_law(make, calls, sharded=["Tanh"], reduce_retracing=True, devices=4)
+    plan = assert_law(make, calls, sharded=["Tanh"], tuning={"reduce_retracing": True}, devices=4)
     assert plan.program.batch_is_unknown
 
 
@@ -322,7 +322,7 @@ def test_two_traces_and_no_more() -> None:
         traces.append(flag)
         return tf.nn.relu(x) if flag else x
 
-    parallel = gs.parallelize(f, devices=2, reduce_retracing=True)
+    parallel = gs.parallelize(f, devices=2, tuning={"reduce_retracing": True})
     for rows in (3, 4, 5, 4, 3, 6):
         parallel(tf.ones((rows, 2)), True)
     assert traces == [True, True]
@@ -330,6 +330,15 @@ def test_two_traces_and_no_more() -> None:
     assert traces == [True, True, False]
     parallel(tf.ones((3, 2, 1)), True)  # another rank
     assert len(traces) == 4
+
+
+def test_a_function_keeps_its_own_reduce_retracing() -> None:
+    traces = []
+    f = tf.function(lambda x: traces.append(x) or tf.nn.relu(x), reduce_retracing=True, autograph=False)
+    parallel = gs.parallelize(f, devices=2)
+    for rows in (3, 4, 5, 6):
+        parallel(tf.ones((rows, 2)))
+    assert len(traces) == 2
 
 
 def test_strict_sees_what_needs_all_rows() -> None:
@@ -380,7 +389,7 @@ def test_batches_of_several_arguments_sent_ahead() -> None:
     def f(x, y):
         return tf.reduce_sum((x @ weight - y) ** 2, 1)
 
-    parallel = gs.parallelize(f, devices=3, reduce_retracing=True)
+    parallel = gs.parallelize(f, devices=3, tuning={"reduce_retracing": True})
     x = tf.random.stateless_normal((20, 4), [1, 2])
     batches = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(6)
     for actual, batch in zip(parallel.map(batches), batches, strict=True):

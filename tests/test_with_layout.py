@@ -89,7 +89,7 @@ def test_rows_and_sequences(mesh: dict[str, int]):
 
 def test_any_number_of_rows_in_one_graph():
     batches = [tf.constant(numbers(count, LENGTH, WIDTH)) for count in (5, 1, 4)]
-    assert_law({"batch": 2, "model": 2}, batches, reduce_retracing=True)
+    assert_law({"batch": 2, "model": 2}, batches, tuning={"reduce_retracing": True})
 
 
 def test_without_a_variable_along_the_axis():

@@ -13,10 +13,11 @@ import tensorflow as tf
 from graphsplit.api.calls.parallel_function import P, ParallelFunction, R
 from graphsplit.core.device_mesh import mesh_axes
 from graphsplit.core.patterns import suggesting_options
-from graphsplit.core.tensorflow_internals import is_compiled_function
+from graphsplit.core.tensorflow_internals import is_compiled_function, is_retraced_less
 from graphsplit.errors import ArgumentError
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.options import DevicesLike, Options, Split
+from graphsplit.planning.tuning import Tuning
 
 Given = ParamSpec("Given")  # the options
 
@@ -51,20 +52,17 @@ def parallelize(
     devices: DevicesLike = None,
     mesh: Mapping[str, int] | None = None,
     split: Split = 0,
-    home: str | None = None,
     shares: Sequence[float] | None = None,
-    strict: bool = False,
-    random: str = "exact",
     variables: str | None = None,
-    reduce_retracing: bool = False,
     micro_batches: int = 1,
-    schedule: str | None = None,
     stages: int | Sequence[str] | None = None,
-    jit_compile: bool = False,
-    bucket_bytes: int | None = None,
+    schedule: str | None = None,
     recompute: str | float | Sequence[str] | None = None,
+    jit_compile: bool = False,
+    strict: bool = False,
     plan: str | os.PathLike[str] | Machine | None = None,
     memory: str | float | None = None,
+    tuning: Tuning | None = None,
 ) -> ParallelFunction[P, R] | Decorator:
     """Run a single-device TensorFlow function on several devices, with exactly the single device's results.
 
@@ -88,49 +86,43 @@ def parallelize(
       split: the axis along which batched arguments are split; or a mapping from argument names to an axis or None
         (keep whole), nested like the arguments if they are. By default every argument of rank 1 or more is split that
         has the size of the first one along the axis. It changes speed, and never results.
-      home: the default device, on which whole values are computed. None means the first device; if devices or variables
-        are on several hosts, the device with most bytes of variables. A variable is updated on its device, though.
       shares: how much of the batch each device gets, where they are unequal: `[3, 1]`. A device with 0 gets no rows.
-      strict: raise `StrictError` if an operation on rows of the batch would run on one device, or if more than a
-        hundredth of the floating-point operations would be computed from whole rows. A lookup whose rows are fewer
-        bytes than its table may run where the table is. For a share of the work,
-        `assert step.plan(x).sharded_fraction > 0.9`.
-      random: `"exact"` gives one device's random numbers, row by row. `"independent"` lets each shard draw other
-        numbers, the same in each run; it also splits stateful random operations (`tf.random.normal`), which otherwise
-        run on one device.
       variables: `"auto"` chooses at the first call where the function's variables are stored that have no layout yet.
         Over GPUs and workers, those that the function writes are divided, and those that it only reads are copied to
         each device; `docs/variables.md` has the rule. None leaves them where they are.
-      reduce_retracing: when calls differ in sizes only, trace once more with these sizes left open, as `tf.function`
-        does, the batch size included. A `tf.function` with an `input_signature` is traced like that at once.
       micro_batches: how many parts the rows of each device are divided into. A device computes one part after the
         other, forward and backward, so that larger batches fit into memory. The result is that of the whole batch. The
         plan says which operations need all rows and make all parts wait, and how much is kept then.
-      schedule: the order in which micro-batches go through stages, as a pipeline: `"gpipe"`, `"1f1b"`, `"interleaved"`
-        (several stages on each device) or `"zero-bubble"` (gradients of weights last). None runs a micro-batch through
-        all stages and back before the next one. `plan(...).schedule` is the chart.
       stages: how many parts of equal time the function is cut into, each on a device of its own, forward and backward:
         `stages=4` on 8 devices are two pipelines with half of the rows each, divided by `shares`. Cuts are
         where few bytes pass, and on GPUs each stage fits into memory. Or patterns of names of layers, or other scopes,
         at which new stages begin, `["block4_*", "block9_*"]`. The plan says where. None does not cut the function, and
         keeps stages from `on_device`.
-      jit_compile: let XLA compile what each device computes between two moves. A `tf.function(jit_compile=True)` sets
-        it. Operations without an XLA kernel, random numbers, sizes that depend on data, and effects run between the
-        compiled parts; the plan lists them. Each size is compiled separately. If XLA refuses an operation in spite of
-        its kernel, the error names your line.
-      bucket_bytes: small gradients travel together, in buckets of at most so many bytes, each as soon as it is full. 0
-        lets each travel alone. None means 64 kB, and 512 kB between hosts.
+      schedule: the order in which micro-batches go through stages, as a pipeline: `"gpipe"`, `"1f1b"`, `"interleaved"`
+        (several stages on each device) or `"zero-bubble"` (gradients of weights last). None runs a micro-batch through
+        all stages and back before the next one. `plan(...).schedule` is the chart.
       recompute: what the backward pass computes again, which takes time and saves memory. `"blocks"` keeps only what
         passes between blocks of the function; a share, `0.5`, recomputes as many blocks as save that share of the
         bytes; patterns of names, `["block_*"]`, recompute these layers. The plan says how much. Results stay those of
         one device, dropout masks and statistics included.
+      jit_compile: let XLA compile what each device computes between two moves. A `tf.function(jit_compile=True)` sets
+        it. Operations without an XLA kernel, random numbers, sizes that depend on data, and effects run between the
+        compiled parts; the plan lists them. Each size is compiled separately. If XLA refuses an operation in spite of
+        its kernel, the error names your line.
+      strict: raise `StrictError` if an operation on rows of the batch would run on one device, or if more than a
+        hundredth of the floating-point operations would be computed from whole rows. A lookup whose rows are fewer
+        bytes than its table may run where the table is. For a share of the work,
+        `assert step.plan(x).sharded_fraction > 0.9`.
+      plan: `"auto"`, or the machine that it is for, see `predict`: also the number of devices and of stages are chosen,
+        for the fastest predicted plan, on the devices at hand or on that machine. Without `memory`, a device's whole
+        memory counts.
       memory: how much each device may hold, `"24GB"`, `"24GiB"` or bytes. The mesh, the layout of the variables,
         `micro_batches` and `recompute` are chosen for the fastest predicted plan that fits. Options that you give are
         kept, and so are variables that already have a layout; others are laid out at the first call. The plan says what
         was chosen.
-      plan: `"auto"`, or the machine that it is for, see `predict`: also the number of devices and of stages are chosen,
-        for the fastest predicted plan, on the devices at hand or on that machine. Without `memory`, a device's whole
-        memory counts.
+      tuning: what few need: `{"bucket_bytes": 1 << 20}`, the most that small gradients sent as one have together;
+        `"default_device"`, for work that is not sharded; `"random": "independent"`, other random numbers on each
+        device; `"reduce_retracing": True`, one trace for calls that differ in sizes only.
 
     Returns:
       A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.
@@ -150,20 +142,17 @@ def parallelize(
         devices=devices,
         mesh=mesh_axes(mesh),
         split=split,
-        home=home,
         shares=shares,
-        strict=strict,
-        random=random,
         variables=variables,
-        reduce_retracing=reduce_retracing,
         micro_batches=micro_batches,
-        schedule=schedule,
         stages=stages,  # type: ignore[arg-type]  # names become their beginnings there
-        jit_compile=jit_compile,
-        bucket_bytes=bucket_bytes,
+        schedule=schedule,
         recompute=recompute,  # type: ignore[arg-type]  # a list becomes a tuple there
+        jit_compile=jit_compile,
+        strict=strict,
         plan=plan,  # type: ignore[arg-type]  # a path becomes the machine there
         memory=memory,  # type: ignore[arg-type]  # a text becomes bytes there
+        tuning=Tuning() if tuning is None else tuning,
     )
     if fn is None:
         return functools.partial(_with_options, options=options)
@@ -177,6 +166,8 @@ def _with_options(fn: Callable[P, R], options: Options) -> ParallelFunction[P, R
     fn = fn.function if type(fn) is ParallelFunction else fn
     if is_compiled_function(fn) and not options.jit_compile:
         options = replace(options, jit_compile=True)
+    if is_retraced_less(fn):
+        options = replace(options, tuning={**options.tuning, "reduce_retracing": True})
     return ParallelFunction(fn, options)
 
 

@@ -179,7 +179,7 @@ def _causes(plan: Plan) -> tuple[str, ...]:
         for kind, where in list(jumps)[:_SHOWN]
     ]
     if plan.random == "independent":
-        found.append("random='independent': shards draw other numbers than one device")
+        found.append("tuning={'random': 'independent'}: shards draw other numbers than one device")
     found.append(
         "Python code that does something else each time it is traced: it is traced for one device and for several"
     )

@@ -39,6 +39,10 @@ NAMES = {
 """Public names of `graphsplit`."""
 
 OPTIONS = {
+    "bucket_bytes": "tuning={{'bucket_bytes': {0!r}}}",
+    "home": "tuning={{'default_device': {0!r}}}",
+    "random": "tuning={{'random': {0!r}}}",
+    "reduce_retracing": "tuning={{'reduce_retracing': {0!r}}}",
     "batch_axis": "the axis of mesh= that is called 'batch' or 'data', mesh={{'batch': 2, 'model': 4}}",
     "machine": "plan={0!r}",
     "weights": "shares={0!r}",

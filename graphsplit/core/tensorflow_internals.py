@@ -91,6 +91,12 @@ def is_compiled_function(fn: object) -> bool:
     return isinstance(fn, tf.types.experimental.PolymorphicFunction) and getattr(fn, "_jit_compile", None) is True
 
 
+def is_retraced_less(fn: object) -> bool:
+    """Return whether `fn` is a `tf.function(reduce_retracing=True)`, for which there is no public question either."""
+    polymorphic = tf.types.experimental.PolymorphicFunction
+    return isinstance(fn, polymorphic) and getattr(fn, "_reduce_retracing", None) is True
+
+
 def registered_kernels(op_type: str) -> Sequence[Any]:
     """Return the kernels of an op type, `KernelDef`s: for which kind of device and which types each is."""
     return list(kernels.get_registered_kernels_for_op(op_type).kernel)

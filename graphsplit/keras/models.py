@@ -48,6 +48,7 @@ from graphsplit.keras.saving import save_whole
 from graphsplit.planning.option_checks import check_flag
 from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.tuning import Tuning
 
 
 @dataclass(frozen=True)
@@ -219,10 +220,11 @@ class ParallelModel(SharedState):
     def _step(self, kind: str) -> ParallelFunction[..., Any]:
         step = step_of_parts(tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step")))
         where = self.model_devices
-        home = where.predict_home if kind == "predict" else where.options.home
+        home = where.predict_home if kind == "predict" else where.options.tuning["default_device"]
         trains = kind == "train" or getattr(self.template, "optimizer", None) is None
         home = None if where.options.is_automatic else home
-        own = replace(where.options, home=home, jit_compile=self._compiled_by_xla)
+        tuning: Tuning = {**where.options.tuning, "default_device": home}
+        own = replace(where.options, tuning=tuning, jit_compile=self._compiled_by_xla)
         return ModelStep(step, replace(own, lays_out=own.lays_out and trains))
 
     def _batch_function(self, kind: str) -> Any:

@@ -117,7 +117,7 @@ def multi_gpu_model(
     options = Options(
         devices=devices,
         mesh=axes,
-        home=cpu if cpu_relocation else None,
+        tuning={"default_device": cpu if cpu_relocation else None},
         micro_batches=micro_batches,
         schedule=schedule,
         stages=stages_of_model(model, stages, flavor),
@@ -142,7 +142,7 @@ def multi_gpu_model(
             f"cpu_relocation=True keeps the weights on the CPU, variables={variables!r} divides them. Choose one."
         )
     layout = "home" if variables == AUTO else variables
-    where = ModelDevices(devices, options, cpu if cpu_merge else options.home, layout)
+    where = ModelDevices(devices, options, cpu if cpu_merge else options.tuning["default_device"], layout)
     return wrapped(model, base_of(flavor), where)  # type: ignore[no-any-return]
 
 

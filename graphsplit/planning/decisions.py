@@ -101,7 +101,7 @@ class Decisions:
     @property
     def random(self) -> str:
         """Which numbers shards draw: `"exact"`, those of one device, or `"independent"` ones."""
-        return self.asked.random
+        return self.asked.tuning["random"]
 
     @property
     def jit_compile(self) -> bool:

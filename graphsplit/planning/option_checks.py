@@ -28,12 +28,6 @@ def check_flag(name: str, value: object) -> None:
         raise ArgumentError(f"{name} is True or False, got {value!r}.")
 
 
-def check_random(random: object) -> None:
-    """Raise `ArgumentError` unless there are such random numbers."""
-    if random not in ("exact", "independent"):
-        raise ArgumentError(f"random={random!r} is not known; choose 'exact' or 'independent'.")
-
-
 def check_variables(variables: object) -> None:
     """Raise `ArgumentError` unless variables may be laid out so."""
     if variables not in (None, "auto"):
@@ -45,7 +39,7 @@ def check_variables(variables: object) -> None:
 
 def check_micro_batches(count: object) -> None:
     """Raise `ArgumentError` unless it is a number of micro-batches."""
-    if not _is_count(count, 1):
+    if not is_count(count, 1):
         raise ArgumentError(
             f"micro_batches={count!r}: it is the number of parts, at least 1, that each device "
             "computes one after the other; 1 computes the rows of a device at once."
@@ -61,8 +55,8 @@ def check_schedule(schedule: str | None, random: str) -> None:
         raise ArgumentError(f"schedule={schedule!r} is not known; choose one of {known}, or None for no pipeline.")
     if random == "independent":
         raise ArgumentError(
-            f"schedule={schedule!r} with random='independent': a pipeline has the numbers of one device, whatever its "
-            "stages and micro-batches. Drop random."
+            f"schedule={schedule!r} with tuning={{'random': 'independent'}}: a pipeline has one device's "
+            "numbers. Leave out random."
         )
 
 
@@ -70,7 +64,7 @@ def check_stages(stages: object, random: str) -> None:
     """Raise `ArgumentError` unless a function can be cut into so many stages, which draw one device's numbers."""
     if stages is None:
         return
-    if not isinstance(stages, Beginnings) and not _is_count(stages, 1):
+    if not isinstance(stages, Beginnings) and not is_count(stages, 1):
         raise ArgumentError(
             f"stages={stages!r}: it is the number of parts, at least 1, into which the function is cut, each with "
             "devices of its own; or patterns of names of the layers at which new ones begin, ['block4_*', 'block9_*']; "
@@ -78,17 +72,8 @@ def check_stages(stages: object, random: str) -> None:
         )
     if random == "independent":
         raise ArgumentError(
-            f"stages={stages} with random='independent': stages have the numbers of one device, whatever they are and "
-            "however many. Drop random."
-        )
-
-
-def check_bucket_bytes(count: object) -> None:
-    """Raise `ArgumentError` unless it is a number of bytes."""
-    if count is not None and not _is_count(count, 0):
-        raise ArgumentError(
-            f"bucket_bytes={count!r}: it is the number of bytes, at least 0, that small gradients "
-            "travelling as one may have together; 0 lets each travel alone, None chooses."
+            f"stages={stages} with tuning={{'random': 'independent'}}: stages have one device's numbers. "
+            "Leave out random."
         )
 
 
@@ -160,7 +145,8 @@ def plan_asked(plan: str | os.PathLike[str] | Machine | None) -> str | Machine |
     return plan if plan is None or plan == "auto" else machine_of(plan, "plan")
 
 
-def _is_count(value: object, least: int) -> bool:
+def is_count(value: object, least: int) -> bool:
+    """Return whether it is a whole number of at least so much; numpy's are as good as Python's."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
 
 

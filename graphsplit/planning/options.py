@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from graphsplit.core.device_mesh import STAGE_AXIS, MeshAxes
-from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices
+from graphsplit.core.devices import names_of_devices, resolve_devices
 from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning import option_checks
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.recomputation import Recompute
 from graphsplit.planning.schedule.automatic_stages import Beginnings
+from graphsplit.planning.tuning import Tuning, tuning_asked
 
 DevicesLike = int | str | Sequence[str] | None
 Split: TypeAlias = "int | Mapping[Any, Split] | Sequence[Split] | None"  # nested as the arguments are
@@ -47,27 +48,22 @@ class Options:
     strict: bool = False
     plan: str | Machine | None = None
     memory: float | None = None
-    home: str | None = None
-    random: str = "exact"
-    bucket_bytes: int | None = None
-    reduce_retracing: bool = False
+    tuning: Tuning = field(default_factory=Tuning)
 
     lays_out: bool = True
     on_mesh: bool = True
     devices_argument: str = "devices"
 
     def __post_init__(self) -> None:
-        option_checks.check_random(self.random)
+        self._set(tuning=tuning_asked(self.tuning))
         option_checks.check_variables(self.variables)
         option_checks.check_strict(self.strict)
         option_checks.check_flag("jit_compile", self.jit_compile)
-        option_checks.check_flag("reduce_retracing", self.reduce_retracing)
         option_checks.check_micro_batches(self.micro_batches)
-        option_checks.check_schedule(self.schedule, self.random)
+        option_checks.check_schedule(self.schedule, self.tuning["random"])
         if isinstance(self.stages, (list, tuple)) and all(isinstance(name, str) for name in self.stages or [0]):
             self._set(stages=Beginnings(tuple(dict.fromkeys(self.stages))))
-        option_checks.check_stages(self.stages, self.random)
-        option_checks.check_bucket_bytes(self.bucket_bytes)
+        option_checks.check_stages(self.stages, self.tuning["random"])
         self._set(
             recompute=option_checks.recompute_asked(self.recompute),
             shares=option_checks.shares_asked(self.shares),
@@ -75,7 +71,7 @@ class Options:
             plan=option_checks.plan_asked(self.plan),
             devices=tuple(self.devices) if isinstance(self.devices, list) else self.devices,
         )
-        for name in ("micro_batches", "stages", "bucket_bytes"):
+        for name in ("micro_batches", "stages"):
             if isinstance(value := getattr(self, name), np.integer):
                 self._set(**{name: int(value)})
         if self.recompute is not None and self.jit_compile:
@@ -151,10 +147,6 @@ class Options:
             stages=self.stages or mesh.stages,
         )
 
-    def _given(self, *names: str) -> str:
-        """Return those of some options that are given, as users write them."""
-        return ", ".join([f"{name}={value!r}" for name in names if (value := getattr(self, name))])
-
     def _check_devices(self) -> None:
         """Check what can be checked before TensorFlow starts: numbers and spellings, not existence."""
         devices = self.devices
@@ -162,14 +154,15 @@ class Options:
             names_of_devices(devices)
         elif devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
             resolve_devices(devices)
-        if self.home is not None:
-            canonical_name(self.home, "home")
 
     def _check_leaves_open(self) -> None:
         """Raise `ArgumentError` if something is given that an automatic choice does not go together with."""
-        clashes = f"mesh={self.mesh.asked!r}" if self.mesh.stages else ""
-        if clashes := clashes or self._given("stages", "shares", "schedule", "home"):
+        device = self.tuning["default_device"]
+        default = [f"tuning={ {'default_device': device}!r}"] if device else []
+        given = [f"{name}={value!r}" for name in ("stages", "shares", "schedule") if (value := getattr(self, name))]
+        clashes = [f"mesh={self.mesh.asked!r}"] if self.mesh.stages else [*given, *default]
+        if clashes:
             raise ArgumentError(
-                f"{self.asks_for_plan} with {clashes}: it compares plans with equal shares, with the first "
+                f"{self.asks_for_plan} with {', '.join(clashes)}: it compares plans with equal shares, with the first "
                 "device as default device, and with stages that it cuts. Leave out one or the other."
             )

@@ -186,7 +186,7 @@ def fill_buckets(plan: Plan) -> Plan:
         return plan
     leading, devices = leading_to_shards(plan.program, plan.steps), {plan.home, *plan.devices}
     alone = [c.moves[0] for c in plan.collectives if len(c.moves) == 1]  # (what others also get is sent to all at once)
-    buckets = find_buckets(plan.program, plan.steps, alone, leading, devices, plan.asked.bucket_bytes)
+    buckets = find_buckets(plan.program, plan.steps, alone, leading, devices, plan.asked.tuning["bucket_bytes"])
     return _with(plan, collectives.bucketed(plan.collectives, buckets))
 
 

@@ -156,8 +156,9 @@ class Resilient(Generic[P, R]):
             # (of the batch's axis alone, a mesh says no more than how many devices there are)
             mesh = options.mesh if options.mesh.others else MeshAxes()
             options = replace(options, devices=devices, shares=shares, mesh=mesh, on_mesh=False)
-            if options.home is not None and not self._alive([canonical_name(options.home)]):
-                options = replace(options, home=None)
+            default = options.tuning["default_device"]
+            if default is not None and not self._alive([canonical_name(default)]):
+                options = replace(options, tuning={**options.tuning, "default_device": None})
             self._functions[devices] = ParallelFunction(self._step.function, options)
         return self._functions[devices]
 

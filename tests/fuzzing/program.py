@@ -227,16 +227,17 @@ def _results(program: Program) -> str:
         axes = ", ".join(f'"{x.name}": {x.axis}' for x in program.arguments)
         options.append(f"split={{{axes}}}")
     options += [f"shares={list(setting.shares)}"] if setting.shares else []
-    options += [f'home="{setting.home}"'] if setting.home else []
+    tuning = [f'"default_device": "{setting.home}"'] if setting.home else []
     single = "tf.function(f, autograph=False)"
     lines = ["f = gradients(f, variables)"] * setting.inside
     if setting.sizes == "retrace":
-        options.append("reduce_retracing=True")
+        tuning.append('"reduce_retracing": True')
         single = "tf.function(f, autograph=False, reduce_retracing=True)"
     elif setting.sizes == "signature":
         specs = ", ".join(x.spec for x in program.arguments)
         lines.append(f"f = tf.function(f, input_signature=[{specs}], autograph=False)")
         single = "f"
+    options += [f"tuning={{{', '.join(tuning)}}}"] if tuning else []
     lines.append(f"g = gs.parallelize(f, {', '.join(options)}) if parallel else {single}")
     lines += ["g = gradients(g, variables)"] * setting.outside
     lines += ["g = tf.function(g, autograph=False)"] if setting.in_graph else []

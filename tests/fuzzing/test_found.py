@@ -129,7 +129,7 @@ def tiled_not_once(x):
     return tf.tile(x, [0, 1])
 
 
-@found((5, 4), home="CPU:2")
+@found((5, 4), tuning={"default_device": "CPU:2"})
 def later_pieces_of_two_splits(x):
     a, b = tf.split(x, 2, 1)
     c, d = tf.split(tf.sin(x), 2, 1)
@@ -190,7 +190,7 @@ def second_derivative_of_one_row(x):
     return tf.raw_ops.Zeta(x=tf.abs(x), q=tf.abs(x) + 1.1)
 
 
-@found(calls=(((2, 3, 2),), ((7, 3, 2),)), reduce_retracing=True, tapes=2)
+@found(calls=(((2, 3, 2),), ((7, 3, 2),)), tuning={"reduce_retracing": True}, tapes=2)
 def second_derivative_of_other_sizes(x):
     return tf.matmul(x, x, transpose_a=True)
 
@@ -252,7 +252,7 @@ def gradient_of_a_branch_that_pads(x):
     return tf.experimental.numpy.cross(x, tf.sin(x))
 
 
-@found(calls=tuple(((rows,), (0,)) for rows in (8, 2, 4)), reduce_retracing=True)
+@found(calls=tuple(((rows,), (0,)) for rows in (8, 2, 4)), tuning={"reduce_retracing": True})
 def random_numbers_beside_an_empty_argument(x, y):
     return tf.nn.dropout(x, 0.5), y
 
@@ -323,7 +323,7 @@ def gradient_of_what_needs_all_rows_beside_lengths(x, y):
 
 @found(
     calls=(((4, 4, 5, 4), (4, 8)), ((2, 4, 5, 2), (2, 8)), ((5, 4, 5, 2), (1, 8))),
-    reduce_retracing=True,
+    tuning={"reduce_retracing": True},
     split={"x": 0, "transforms": None},
 )
 def a_whole_argument_with_a_transform_for_each_image(x, transforms):
@@ -343,7 +343,7 @@ def test_found(name: str) -> None:
         specs = [tf.TensorSpec(shape, case.dtype) for shape in case.signature]
         function = tf.function(function, input_signature=specs, autograph=False)
     many = gs.parallelize(function, **{"devices": 3, **case.options})
-    retracing = {name: value for name, value in case.options.items() if name == "reduce_retracing"}
+    retracing = {name: value for name, value in case.options.get("tuning", {}).items() if name == "reduce_retracing"}
     single = function if case.signature is not None else tf.function(function, autograph=False, **retracing)
     for _ in range(case.tapes):
         many, single = gradient(many), gradient(single)

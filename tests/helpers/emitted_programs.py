@@ -487,20 +487,22 @@ PROGRAMS: dict[str, Program] = {
     "any rows in micro-batches": program(dense, (None, 6), devices=2, micro_batches=2),
     "any rows and lengths": program(attention, (None, None, 4), devices=2),
     "rows of a signature": program(with_signature, (7, 6)),
-    "traced again": program(dense, (8, 6), before=[(7, 6)], reduce_retracing=True),
+    "traced again": program(dense, (8, 6), before=[(7, 6)], tuning={"reduce_retracing": True}),
     "weights": program(dense, (11, 6), shares=[3, 1, 2]),
     "a weight of none": program(dense, (None, 6), shares=[3, 0, 2]),
     "split along the second axis": program(of(reductions), (5, 7), split=1),
     "split by name": program(of(lambda x, y: tf.tanh(x) @ y), (7, 7), (7, 4), split={"x": 0, "y": None}),
-    "at home elsewhere": program(dense, (7, 6), home="CPU:4"),
+    "at home elsewhere": program(dense, (7, 6), tuning={"default_device": "CPU:4"}),
     "strict": program(dense, (7, 6), strict=True),
     "micro-batches": program(dense, (11, 6), devices=2, micro_batches=3),
     "buckets": program(with_biases, (10, 70)),
-    "small buckets": program(with_biases, (10, 70), bucket_bytes=600),
-    "no buckets": program(with_biases, (10, 70), bucket_bytes=0),
+    "small buckets": program(with_biases, (10, 70), tuning={"bucket_bytes": 600}),
+    "no buckets": program(with_biases, (10, 70), tuning={"bucket_bytes": 0}),
     # random numbers
     "dropout": program(with_dropout(lambda h: tf.nn.dropout(h, 0.5)), (7, 6)),
-    "dropout of each shard": program(with_dropout(lambda h: tf.nn.dropout(h, 0.5)), (7, 6), random="independent"),
+    "dropout of each shard": program(
+        with_dropout(lambda h: tf.nn.dropout(h, 0.5)), (7, 6), tuning={"random": "independent"}
+    ),
     "dropout without state": program(
         with_dropout(lambda h: tf.nn.experimental.stateless_dropout(h, 0.5, [1, 2])), (7, 6)
     ),

@@ -34,7 +34,7 @@ def train_steps(workers, cluster) -> None:
     for options in (
         {},
         {"devices": ["CPU:0", "worker:0/CPU:1", "worker:1/CPU:0"]},
-        {"home": "worker:1/CPU:1"},
+        {"tuning": {"default_device": "worker:1/CPU:1"}},
         {"micro_batches": 2},
     ):
         network = Network()
@@ -127,7 +127,7 @@ def callbacks_run_in_the_client(workers, cluster) -> None:
         return y / total
 
     x = tf.range(1, 6, dtype=tf.float64)[:, None]
-    same([gs.parallelize(f, home="worker:1/CPU:0")(x)], [x / 15])
+    same([gs.parallelize(f, tuning={"default_device": "worker:1/CPU:0"})(x)], [x / 15])
     assert seen == [(os.getpid(), [[2.0], [4.0], [6.0], [8.0], [10.0]])], seen
 
 

@@ -52,7 +52,8 @@ def batches_read_on_workers(workers, cluster) -> None:
         return tf.cumsum(x, axis=1) * y[:, None], tf.reduce_mean(x)
 
     mixed = ["CPU:1", "worker:1/CPU:0"]  # of this process, which reads, too
-    ways = [(4, {}), (5, {"home": "CPU:0"}), (20, {}), (5, {"devices": mixed}), (16, {"reduce_retracing": True})]
+    host, retraced = {"tuning": {"default_device": "CPU:0"}}, {"tuning": {"reduce_retracing": True}}
+    ways = [(4, {}), (5, host), (20, {}), (5, {"devices": mixed}), (16, retraced)]
     for batch, options in ways:
         make = shuffled(batch)
         found, expected = list(gs.parallelize(f, **options).map(make)), [f(*own) for own in make()]

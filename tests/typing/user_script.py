@@ -25,7 +25,7 @@ def train_step(x: Batch, y: int, *, scale: float = 1.0) -> Logs:
 
 # A call, with and without options
 
-step = gs.parallelize(train_step, devices=2, split={"x": 0}, shares=[3, 1])
+step = gs.parallelize(train_step, devices=2, split={"x": 0}, shares=[3, 1], tuning={"bucket_bytes": 0})
 assert_type(step(Batch(), 3), Logs)
 assert_type(step(Batch(), y=3, scale=2.0), Logs)
 assert_type(step.map([(Batch(), 3)]), Iterator[Logs])
@@ -48,6 +48,7 @@ gs.verify(step, Batch(), "3")  # type: ignore[call-overload]
 gs.parallelize(3)  # type: ignore[call-overload]
 gs.parallelize(train_step, devises=2)  # type: ignore[call-overload]
 gs.parallelize(train_step, split=2.5)  # type: ignore[call-overload]
+gs.parallelize(train_step, tuning={"bucket_byte": 0})  # type: ignore[call-overload]
 gs.parallelize(train_step, split={"x": {"a": [0, None]}, "y": None})
 
 

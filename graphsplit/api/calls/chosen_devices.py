@@ -48,7 +48,7 @@ class ChosenDevices:
                 names = [short_name(name) for name in asked]
                 asked = names[0] if argument == "device" and len(names) == 1 else names
             check_existing(self.devices, argument, asked)
-            check_existing([self.home], "home", self.options.home)
+            check_existing([self.home], "default_device", self.options.tuning["default_device"])
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -77,7 +77,8 @@ def choose_devices(options: Options) -> ChosenDevices:
     count = len(device_mesh(options.mesh, devices).columns[0] if has_rows else heads)
     if shares is not None and len(shares) != count:
         raise ArgumentError(shares_message(shares, count, "device" if stages is None else "pipeline"))
-    home = devices[0] if options.home is None else names_of_devices([options.home], "home")[0]
+    default = options.tuning["default_device"]
+    home = devices[0] if default is None else names_of_devices([default], "default_device")[0]
     return ChosenDevices(devices, home, options)
 
 

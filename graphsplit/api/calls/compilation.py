@@ -94,7 +94,7 @@ def trace_and_plan(
         known = Choices() if choices is None else choices
         return whole, _chosen_plan(traced, splitting, options, devices, known, arguments, runs)
     with phase("planning"):
-        near = None if options.home is None else home
+        near = None if options.tuning["default_device"] is None else home
         if options.variables == AUTO:
             memory = partial(gpu_memory_bytes, devices)
             plan = _plan_laid_out(traced, splitting, options, devices, near, grid, memory, find_state, runs)

@@ -413,7 +413,7 @@ class ParallelFunction(Generic[P, R]):
         """
         specs = self._signature.bind_partial(*(getattr(self._fn, "input_signature", None) or ())).arguments
         wider: list[structures.Tree | None] = [as_specified(arguments, specs)]
-        if self._options.reduce_retracing:
+        if self._options.tuning["reduce_retracing"]:
             wider += [generalized(known.arguments, arguments) for known in self._traces.compiled]
         for found in wider:
             if isinstance(found, structures.Branch) and found != arguments and self._is_one_batch(found, arguments):

@@ -101,7 +101,7 @@ def drawn_in_parts(op: Op, layout: Shard, shards: int) -> Sharded | None:
 
 
 def stateful_random(op: Op) -> Factors:
-    """Cut any axis: each shard has an op with a state of its own. Asked only under `random="independent"`."""
+    """Cut any axis: each shard has an op with a state of its own. Asked only where random numbers are "independent"."""
     sizes, result = shape_operand(op, 0), known(op.out_shapes[0] or None, "its shape is")
     dims = tuple(range(len(result)))
     return Factors((None,) * len(op.inputs), (dims,), resize=resized_axes(0, sizes, dims), draw=Draw(1, 0))
