@@ -109,6 +109,7 @@ def test_the_code_of_every_page_is_run() -> None:
         ("errors", "text", "errors.md"),
         ("errors", "messages", "messages.md"),
         ("notebook", "text", "five_minutes.md"),
+        ("options", "text", "options.md"),
     ],
 )
 def test_generated_pages_are_up_to_date(script: str, function: str, page: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import doctest
 import functools
 import graphlib
@@ -22,11 +21,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.renamed import NAMES
 from graphsplit.core.requirements import NEWEST, OLDEST
-from graphsplit.planning.costs.machine_files import machine
-from graphsplit.planning.options import Options
 from tests.conftest import LONG, QUICK
 from tests.helpers.processes import python
 
@@ -381,37 +377,6 @@ def test_examples_in_docstrings(module: str):
         if case.name.split(".")[-1] not in NEED_FRESH_PROCESS:
             runner.run(case)
     assert runner.failures == 0
-
-
-def test_the_page_of_options_has_all_of_them():
-    page = (ROOT / "docs" / "options.md").read_text()
-    options = {*inspect.signature(gs.parallelize).parameters, *inspect.signature(gs.multi_gpu_model).parameters}
-    assert [name for name in sorted(options - {"fn", "model"}) if f"| `{name}` |" not in page] == []
-
-
-def test_options_are_handed_on_as_they_are_given():
-    """One that `parallelize` has and `Options` lacks, or that is not passed to it, would be lost without a word."""
-    given = {
-        "devices": 3,
-        "mesh": MeshAxes((("data", 3),), "data"),
-        "split": 1,
-        "shares": (3.0, 1.0),
-        "strict": True,
-        "variables": "auto",
-        "micro_batches": 2,
-        "schedule": "gpipe",
-        "stages": 3,
-        "jit_compile": True,
-        "tuning": {"bucket_bytes": 7},
-        "recompute": 0.5,
-        "plan": machine("dgx-a100"),
-        "memory": 1e9,
-    }
-    assert {field.name for field in dataclasses.fields(Options)} == {*given, "lays_out", "on_mesh", "devices_argument"}
-    for name, value in given.items():
-        called = {name: dict(value.sizes) if name == "mesh" else value}
-        waiting = gs.parallelize(**called)  # for a function
-        assert waiting.keywords["options"] == Options(**{name: value}) != Options()
 
 
 def test_the_code_of_the_readme_runs():

@@ -76,53 +76,52 @@ def parallelize(
     Args:
       fn: a Python function, method, lambda, `tf.function`, or Keras layer or model: inference, or a whole training step
         with its optimizer. `tf.function` must be able to trace it.
-      devices: how many devices, or their names, `["GPU:0", "GPU:1"]`. None means all GPUs, or without GPUs all
-        logical CPU devices.
-      mesh: the devices as a mesh of named axes, `{"batch": 2, "model": 4}`, row by row. The axis `"batch"` (or
+      devices: how many devices, or their names: `4`, `["GPU:0", "GPU:1"]`. None means all GPUs, or without GPUs all
+        logical CPU devices. For plans they need not exist.
+      mesh: the devices as a mesh of named axes: `{"batch": 2, "model": 4}`, row by row. The axis `"batch"` (or
         `"data"`) divides the rows of the batch. Each other axis divides the variables that `set_variable_layout` cut
-        along it, and the work on them. `shares` divide the batch axis. The axis `"stage"` has the stages,
-        each with a mesh of the other axes: `{"stage": 2, "batch": 2, "model": 2}`; variables move to the devices of
-        their stage.
-      split: the axis along which batched arguments are split; or a mapping from argument names to an axis or None
-        (keep whole), nested like the arguments if they are. By default every argument of rank 1 or more is split that
-        has the size of the first one along the axis. It changes speed, and never results.
-      shares: how much of the batch each device gets, where they are unequal: `[3, 1]`. A device with 0 gets no rows.
-      variables: `"auto"` chooses at the first call where the function's variables are stored that have no layout yet.
-        Over GPUs and workers, those that the function writes are divided, and those that it only reads are copied to
-        each device; `docs/variables.md` has the rule. None leaves them where they are.
-      micro_batches: how many parts the rows of each device are divided into. A device computes one part after the
-        other, forward and backward, so that larger batches fit into memory. The result is that of the whole batch. The
-        plan says which operations need all rows and make all parts wait, and how much is kept then.
-      stages: how many parts of equal time the function is cut into, each on a device of its own, forward and backward:
-        `stages=4` on 8 devices are two pipelines with half of the rows each, divided by `shares`. Cuts are
+        along it, and the work on them. `shares` divide the batch axis. The axis `"stage"` has the stages, each with a
+      mesh of the other axes: `{"stage": 2, "batch": 2, "model": 2}`; variables move to the devices of their stage.
+      split: the axis along which batched arguments are split; or a mapping from argument names to an axis or None (keep
+        whole), nested like the arguments if they are. By default every argument of rank 1 or more is split that has the
+        size of the first one along the axis. It changes speed, and never results.
+      shares: how much of the batch each device gets, where that is unequal: `[3, 1]`. A device with 0 gets no rows.
+      variables: where variables are stored that have no layout yet. `"auto"` chooses at the first call. Over GPUs and
+        workers, those that the function writes are divided, and those that it only reads are copied to each device;
+        `docs/variables.md` has the rule. None leaves them where they are.
+      micro_batches: parts of each device's rows, computed one after the other, forward and backward, so that larger
+      batches fit into memory: gradient accumulation, exactly. The result is that of the whole batch. The plan says
+        which operations need all rows and make all parts wait, and how much is kept then.
+      stages: parts into which the function is cut, each on a device of its own, forward and backward. `stages=4` on 8
+        devices are two pipelines with half of the rows each, or as `shares` say. The parts take equal time, cuts are
         where few bytes pass, and on GPUs each stage fits into memory. Or patterns of names of layers, or other scopes,
         at which new stages begin, `["block4_*", "block9_*"]`. The plan says where. None does not cut the function, and
         keeps stages from `on_device`.
-      schedule: the order in which micro-batches go through stages, as a pipeline: `"gpipe"`, `"1f1b"`, `"interleaved"`
+      schedule: the order in which micro-batches go through stages: a pipeline, `"gpipe"`, `"1f1b"`, `"interleaved"`
         (several stages on each device) or `"zero-bubble"` (gradients of weights last). None runs a micro-batch through
         all stages and back before the next one. `plan(...).schedule` is the chart.
-      recompute: what the backward pass computes again, which takes time and saves memory. `"blocks"` keeps only what
-        passes between blocks of the function; a share, `0.5`, recomputes as many blocks as save that share of the
-        bytes; patterns of names, `["block_*"]`, recompute these layers. The plan says how much. Results stay those of
-        one device, dropout masks and statistics included.
+      recompute: activations that are recomputed instead of stored, which takes time and saves memory. `"blocks"` keeps
+        only what passes between blocks of the function; a share, `0.5`, recomputes as many blocks as save that share of
+        the bytes; patterns of names, `["block_*"]`, recompute these layers. The plan says how much. Results stay those
+        of one device, dropout masks and statistics included.
       jit_compile: let XLA compile what each device computes between two moves. A `tf.function(jit_compile=True)` sets
         it. Operations without an XLA kernel, random numbers, sizes that depend on data, and effects run between the
         compiled parts; the plan lists them. Each size is compiled separately. If XLA refuses an operation in spite of
         its kernel, the error names your line.
-      strict: raise `StrictError` if an operation on rows of the batch would run on one device, or if more than a
-        hundredth of the floating-point operations would be computed from whole rows. A lookup whose rows are fewer
-        bytes than its table may run where the table is. For a share of the work,
-        `assert step.plan(x).sharded_fraction > 0.9`.
-      plan: `"auto"`, or the machine that it is for, see `predict`: also the number of devices and of stages are chosen,
-        for the fastest predicted plan, on the devices at hand or on that machine. Without `memory`, a device's whole
-        memory counts.
-      memory: how much each device may hold, `"24GB"`, `"24GiB"` or bytes. The mesh, the layout of the variables,
+      strict: fail if work on the batch would run on one device: raise `StrictError` for an operation on its rows, or if
+        more than a hundredth of the floating-point operations would be computed from whole rows. A lookup whose rows
+        are fewer bytes than its table may run where the table is. How much is sharded, a plan says: `assert
+        step.plan(x).sharded_fraction > 0.9`.
+      plan: search for the fastest plan: `"auto"` for the devices at hand; the name of a machine, the path of its file
+        or a `Machine` for that machine, see `predict`. It chooses what `memory` chooses, and the number of devices and
+        of stages. Without `memory`, a device's whole memory counts.
+      memory: how much each device may hold: `"24GB"`, `"24GiB"` or bytes. The mesh, the layout of the variables,
         `micro_batches` and `recompute` are chosen for the fastest predicted plan that fits. Options that you give are
         kept, and so are variables that already have a layout; others are laid out at the first call. The plan says what
         was chosen.
-      tuning: what few need: `{"bucket_bytes": 1 << 20}`, the most that small gradients sent as one have together;
-        `"default_device"`, for work that is not sharded; `"random": "independent"`, other random numbers on each
-        device; `"reduce_retracing": True`, one trace for calls that differ in sizes only.
+      tuning: what few need, by name: `{"bucket_bytes": 1 << 20}`, the most that small gradients sent as one have
+        together; `"default_device"`, for work that is not sharded; `"random": "independent"`, other random numbers on
+        each device; `"reduce_retracing": True`, one trace for calls that differ in sizes only.
 
     Returns:
       A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.

@@ -97,7 +97,7 @@ def inspect(
     devices: Annotated[
         str | None,
         typer.Option(
-            "--devices", metavar="DEVICES", help="Split over so many devices, or GPU:0,GPU:1,... (need not exist)."
+            "--devices", metavar="DEVICES", help="How many devices, or their names: GPU:0,GPU:1 (need not exist)."
         ),
     ] = None,
     actual: Annotated[bool, typer.Option("--actual", help="Run once, and show where TensorFlow ran it.")] = False,
@@ -149,14 +149,19 @@ def transpile(
         typer.Option(
             "--devices",
             metavar="DEVICES",
-            help="Required: GPU:0,GPU:1,..., the default device first; or how many GPUs (without GPUs, CPU devices).",
+            help="How many devices, or their names: GPU:0,GPU:1,..., the default device first. Required.",
         ),
     ] = None,
     signatures: Annotated[
         str, typer.Option("--signatures", metavar="NAMES", help="Names, with commas; all by default.")
     ] = "",
     split: Annotated[
-        str, typer.Option("--split", metavar="SPLIT", help="The axis to split: 0, none, or x=0,mask=none.")
+        str,
+        typer.Option(
+            "--split",
+            metavar="SPLIT",
+            help="The axis along which batched arguments are split: 0, none, or x=0,mask=none.",
+        ),
     ] = "0",
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if work on the batch would run on one device.")

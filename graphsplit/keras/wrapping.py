@@ -34,13 +34,15 @@ def multi_gpu_model(
     gpus: int | Sequence[int | str] | None = None,
     cpu_merge: bool = True,
     cpu_relocation: bool = False,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    shares: Sequence[float] | None = None,
     variables: VariableLayout | Mapping[str, VariableLayout] = AUTO,
     micro_batches: int = 1,
-    schedule: str | None = None,
     stages: int | Sequence[str] | None = None,
-    strict: bool = False,
-    mesh: Mapping[str, int] | None = None,
+    schedule: str | None = None,
     recompute: str | float | Sequence[str] | None = None,
+    strict: bool = False,
     plan: str | os.PathLike[str] | Machine | None = None,
     memory: str | float | None = None,
 ) -> Model:
@@ -59,29 +61,17 @@ def multi_gpu_model(
         GPUs all logical CPU devices.
       cpu_merge: merge the shards' predictions on the CPU, else on the first device.
       cpu_relocation: keep the weights on the CPU and update them there. They must have been made there.
-      variables: the layout of the weights and the optimizer's slots, or layouts by patterns of names, as in
-        `set_variable_layout`. `"auto"` chooses at the first batch. Over GPUs and workers, what a training step writes
-        is divided, and what a step only reads is copied to all; the first training batch divides what was copied for
-        predictions before it. On logical CPU devices of one process all stays. `docs/variables.md` has the rule.
-        `"home"` leaves them where they are. `"sharded"` divides them over the devices, for a model that is too large
-        for one; `"replicated"` copies them to all; `{"slots of *": "host", "*": "home"}` keeps the optimizer's slots
-        in the host's memory, also for one device.
-      micro_batches: how many parts the rows of each device are divided into. A device computes one part after the
-        other, so that larger batches fit into memory, with the whole batch's result.
-      schedule: the order in which micro-batches go through stages; see `parallelize`.
-      stages: how many parts of equal time the model is cut into, each with devices of its own; or patterns of the names
-        of layers at which new stages begin, `["block4_*", "block9_*"]`. A stage begins with the first layer that
-        matches, and has all that Keras runs after it. 4 stages on 8 devices are two pipelines. None does not cut the
-        model, and keeps stages that its layers call by `on_device`.
-      strict: raise `StrictError`, if work on the batch would run on one device; see `parallelize`.
-      mesh: the devices as a mesh of named axes, `{"batch": 2, "model": 4}`; see `parallelize`. Layouts of variables may
-        then name its axes, `{"*/up/kernel": (None, "model"), "*": "home"}`.
-      recompute: what the backward pass computes again instead of keeping it: `"blocks"`, a share, or patterns of the
-        names of layers; see `parallelize`.
-      memory: how much each device may hold, `"24GB"`: the layout of the variables, `micro_batches` and `recompute` are
-        chosen for it, see `parallelize`. The first training batch chooses, with the optimizer's slots; without an
-        optimizer, the first batch. `evaluate` and `predict` use the variables where they are then.
-      plan: see `parallelize`.
+      mesh, shares, micro_batches, schedule, recompute, strict, plan: as for `parallelize`.
+      variables: where the weights and the optimizer's slots are stored: `"auto"` as for `parallelize`, or any layout,
+        or layouts by patterns of names, of `set_variable_layout`. With `"auto"`, the first training batch divides what
+        was copied for predictions before it. `"home"` leaves them where they are. `"sharded"` divides them over the
+        devices, for a model that is too large for one; `"replicated"` copies them to all; `{"slots of *": "host", "*":
+        "home"}` keeps the optimizer's slots in the host's memory, also for one device; `{"*/up/kernel": (None,
+        "model"), "*": "home"}` names axes of the mesh.
+      stages: as for `parallelize`. Of patterns, `["block4_*", "block9_*"]`, a stage begins with the first layer that
+        matches, and has all that Keras runs after it.
+      memory: as for `parallelize`. The first training batch chooses, with the optimizer's slots; without an optimizer,
+        the first batch. `evaluate` and `predict` use the variables where they are then.
 
     Returns:
       The wrapped model, which also has `plan(x, y)` and `placement(x, y)`, and works with `verify`; or `model` itself,
@@ -117,15 +107,16 @@ def multi_gpu_model(
     options = Options(
         devices=devices,
         mesh=axes,
-        tuning={"default_device": cpu if cpu_relocation else None},
-        micro_batches=micro_batches,
-        schedule=schedule,
-        stages=stages_of_model(model, stages, flavor),
-        strict=strict,
-        recompute=recompute,  # type: ignore[arg-type]  # a list becomes a tuple there
+        shares=shares,
         variables=AUTO if variables == AUTO and not is_automatic and not cpu_relocation else None,
+        micro_batches=micro_batches,
+        stages=stages_of_model(model, stages, flavor),
+        schedule=schedule,
+        recompute=recompute,  # type: ignore[arg-type]  # a list becomes a tuple there
+        strict=strict,
         plan=plan,  # type: ignore[arg-type]  # a path becomes the machine there
         memory=memory,  # type: ignore[arg-type]  # a text becomes bytes there
+        tuning={"default_device": cpu if cpu_relocation else None},
         devices_argument="gpus",
     )
     stages_asked(options, devices)  # (checks that they make whole pipelines)

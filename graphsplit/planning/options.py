@@ -24,9 +24,23 @@ Split: TypeAlias = "int | Mapping[Any, Split] | Sequence[Split] | None"  # neste
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `parallelize`, checked; see there for each. (Who plans knows devices, stages, variables.)
+    """The options of `parallelize`, in their order, checked. What is said here in a line is there at length.
 
     Attributes:
+      devices: how many devices, or their names.
+      mesh: the devices as a mesh of named axes.
+      split: the axis along which batched arguments are split.
+      shares: how much of the batch each device gets, where that is unequal.
+      variables: where variables are stored that have no layout yet.
+      micro_batches: parts of each device's rows, computed one after the other.
+      stages: parts into which the function is cut, each on a device of its own.
+      schedule: the order in which micro-batches go through stages.
+      recompute: activations that are recomputed instead of stored.
+      jit_compile: let XLA compile what each device computes between two moves.
+      strict: fail if work on the batch would run on one device.
+      plan: search for the fastest plan.
+      memory: how much each device may hold.
+      tuning: what few need, by name.
       lays_out: whether an automatic choice may lay variables out; else they stay as they lie.
       on_mesh: whether it may cut them along an axis of a mesh, if none is given.
       devices_argument: how the user calls `devices`, for messages: `on_device` and models have other names for it.
