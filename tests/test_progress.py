@@ -148,6 +148,26 @@ def test_a_search_says_what_it_looks_at(said: Callable):
     assert "choosing a plan: plan 1, " in looked[0]
 
 
+def test_a_plan_that_was_chosen_is_said_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    w = tf.Variable(tf.ones([4, 2]))
+
+    def halved(x):
+        return 0.5 * x @ w
+
+    step = gs.parallelize(halved, devices=2, plan=CORES, memory="1GB")
+    step.plan(X)
+    assert capsys.readouterr().err == "", "nothing ran"
+    step(X)
+    step(X)
+    step(X[:1])
+    line, *more = capsys.readouterr().err.splitlines()
+    assert not more
+    assert line.startswith(f"halved: plan='{CORES.name}' chose 1 device, variables home: ")
+    monkeypatch.setattr(logging.getLogger("graphsplit"), "level", logging.WARNING)
+    gs.parallelize(halved, devices=2, memory="1GB")(X)
+    assert capsys.readouterr().err == ""
+
+
 def test_scaling_says_each_plan_that_it_predicts(said: Callable):
     gs.scaling(tf.nn.relu, X, machine=CORES, devices=[1, 2], layouts=["home", "sharded"], kinds=["strong"])
     points = [f"scaling: strong, {n}, {layout}" for n in ("1 device", "2 devices") for layout in ("home", "sharded")]

@@ -117,8 +117,8 @@ def parallelize(
         of stages. Without `memory`, a device's whole memory counts.
       memory: how much each device may hold: `"24GB"`, `"24GiB"` or bytes. The mesh, the layout of the variables,
         `micro_batches` and `recompute` are chosen for the fastest predicted plan that fits. Options that you give are
-        kept, and so are variables that already have a layout; others are laid out at the first call. The plan says what
-        was chosen.
+        kept, and so are variables that already have a layout; others are laid out at the first call. The first call
+        prints what was chosen; the plan says why.
       tuning: what few need, by name: `{"bucket_bytes": 1 << 20}`, the most that small gradients sent as one have
         together; `"default_device"`, for work that is not sharded; `"random": "independent"`, other random numbers on
         each device; `"reduce_retracing": True`, one trace for calls that differ in sizes only.

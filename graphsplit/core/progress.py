@@ -2,7 +2,8 @@
 
 On a terminal one line says what is being done and for how long; it is rewritten each second, and removed at the end.
 In the log, `logging.getLogger("graphsplit")` at level INFO, each phase has a line with the seconds that it took. What
-is quicker says nothing. `logging.getLogger("graphsplit").setLevel("WARNING")` silences both.
+is quicker says nothing. A plan that was chosen is said in any case.
+`logging.getLogger("graphsplit").setLevel("WARNING")` silences both.
 """
 
 from __future__ import annotations
@@ -58,6 +59,16 @@ def phases(text: str) -> Iterator[Callable[[str], None]]:
             part.enter_context(phase(name))
 
         yield begin
+
+
+def say(text: str) -> None:
+    """Say what was decided in the phase that runs: in the log, or where nobody reads that, on stderr."""
+    if _log.level <= logging.INFO:
+        line = ": ".join([*_own.__dict__.get("doing", [])[:1], text])
+        if _log.isEnabledFor(logging.INFO):
+            _log.info("%s", line)
+        elif sys.stderr is not None:
+            sys.stderr.write(f"{_REMOVE_LINE if sys.stderr.isatty() else ''}{line}\n")
 
 
 def quiet(_: str) -> None:

@@ -26,7 +26,7 @@ from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
 from graphsplit.core.hosts import host_device
 from graphsplit.core.keras_internals import open_scopes
-from graphsplit.core.progress import phase
+from graphsplit.core.progress import phase, say
 from graphsplit.core.sizes.symbolic_sizes import Size, has_sizes
 from graphsplit.core.variables.parted_variables import layout_changes, parts_of
 from graphsplit.emission.axes.on_mesh import program_on_mesh
@@ -209,6 +209,8 @@ def _chosen_plan(
     choice = choices.made[arguments]
     if not runs:
         return plans.as_if(choice)
+    if choices.ran is None or choices.ran.chosen != choice.chosen:
+        say(f"{options.asks_for_plan} chose {choice.explain()}")
     choices.ran = choice
     return plans.laid_out(choice)
 
