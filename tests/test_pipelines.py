@@ -317,9 +317,7 @@ def test_bad_schedules():
     )
     assert message(
         gs.errors.ArgumentError, lambda: gs.parallelize(abs, schedule="1f1b", tuning={"random": "independent"})
-    ) == (
-        "schedule='1f1b' with tuning={'random': 'independent'}: a pipeline has one device's numbers. Leave out random."
-    )
+    ) == ("schedule='1f1b' with tuning={'random': 'independent'}: stages have one device's numbers. Leave out random.")
     assert KINDS == ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
 

@@ -46,34 +46,20 @@ def check_micro_batches(count: object) -> None:
         )
 
 
-def check_schedule(schedule: str | None, random: str) -> None:
-    """Raise `ArgumentError` unless there is such a schedule, for shards that draw one device's numbers."""
-    if schedule is None:
-        return
-    if schedule not in KINDS:
+def check_schedule(schedule: str | None) -> None:
+    """Raise `ArgumentError` unless there is such a schedule."""
+    if schedule is not None and schedule not in KINDS:
         known = ", ".join(map(repr, KINDS))
         raise ArgumentError(f"schedule={schedule!r} is not known; choose one of {known}, or None for no pipeline.")
-    if random == "independent":
-        raise ArgumentError(
-            f"schedule={schedule!r} with tuning={{'random': 'independent'}}: a pipeline has one device's "
-            "numbers. Leave out random."
-        )
 
 
-def check_stages(stages: object, random: str) -> None:
-    """Raise `ArgumentError` unless a function can be cut into so many stages, which draw one device's numbers."""
-    if stages is None:
-        return
-    if not isinstance(stages, Beginnings) and not is_count(stages, 1):
+def check_stages(stages: object) -> None:
+    """Raise `ArgumentError` unless a function can be cut into so many stages."""
+    if stages is not None and not isinstance(stages, Beginnings) and not is_count(stages, 1):
         raise ArgumentError(
             f"stages={stages!r}: it is the number of parts, at least 1, into which the function is cut, each with "
             "devices of its own; or patterns of names of the layers at which new ones begin, ['block4_*', 'block9_*']; "
             "None leaves it whole."
-        )
-    if random == "independent":
-        raise ArgumentError(
-            f"stages={stages} with tuning={{'random': 'independent'}}: stages have one device's numbers. "
-            "Leave out random."
         )
 
 

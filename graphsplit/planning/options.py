@@ -74,10 +74,10 @@ class Options:
         option_checks.check_strict(self.strict)
         option_checks.check_flag("jit_compile", self.jit_compile)
         option_checks.check_micro_batches(self.micro_batches)
-        option_checks.check_schedule(self.schedule, self.tuning["random"])
+        option_checks.check_schedule(self.schedule)
         if isinstance(self.stages, (list, tuple)) and all(isinstance(name, str) for name in self.stages or [0]):
             self._set(stages=Beginnings(tuple(dict.fromkeys(self.stages))))
-        option_checks.check_stages(self.stages, self.tuning["random"])
+        option_checks.check_stages(self.stages)
         self._set(
             recompute=option_checks.recompute_asked(self.recompute),
             shares=option_checks.shares_asked(self.shares),
@@ -88,6 +88,11 @@ class Options:
         for name in ("micro_batches", "stages"):
             if isinstance(value := getattr(self, name), np.integer):
                 self._set(**{name: int(value)})
+        if self.tuning["random"] == "independent" and (self.schedule or self.stages):
+            asked = f"schedule={self.schedule!r}" if self.schedule else f"stages={self.stages}"
+            raise ArgumentError(
+                f"{asked} with tuning={{'random': 'independent'}}: stages have one device's numbers. Leave out random."
+            )
         if self.recompute is not None and self.jit_compile:
             raise UnsupportedError(
                 f"recompute={self.recompute!r} with jit_compile=True: XLA merges equal computations, so nothing "

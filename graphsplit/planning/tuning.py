@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypedDict
 
-import numpy as np
-
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.patterns import meant
 from graphsplit.errors import ArgumentError
@@ -58,8 +56,6 @@ def tuning_asked(asked: object) -> Tuning:
             f"bucket_bytes={count!r}: it is the number of bytes, at least 0, that small gradients "
             "travelling as one may have together; 0 lets each travel alone, None chooses."
         )
-    if isinstance(count, np.integer):
-        found["bucket_bytes"] = int(count)
     if device is not None:
         canonical_name(device, "default_device")
     if random not in ("exact", "independent"):
