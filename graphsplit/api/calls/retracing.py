@@ -21,7 +21,7 @@ def warn_of_retracing(name: str, signatures: Sequence[structures.Branch]) -> Non
     warnings.warn(
         f"{name} has been called with {MANY_SIGNATURES} signatures, and has a plan for each:\n{bullet_list(lines)}\n"
         "A plan takes seconds for a large model. Pad or bucket lengths so that few shapes occur; or leave sizes that "
-        "change open, by parallelize(..., tuning={'reduce_retracing': True}). Pass Python numbers that change as "
+        'change open, by parallelize(..., tuning={"reduce_retracing": True}). Pass Python numbers that change as '
         "tensors.",
         RetracingWarning,
         stacklevel=user_stack_level(),
