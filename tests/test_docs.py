@@ -172,8 +172,15 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+def test_the_pages_can_be_read_in_a_day() -> None:
+    """What scripts write is outside of this, in `docs/generated/`."""
+    words = sum(len(page.read_text().split()) for page in PAGES)
+    assert len(PAGES) <= 24
+    assert words <= 30_000
+
+
 def test_every_page_is_linked() -> None:
-    """A page that nobody finds is none: on the site, or in the repository."""
+    """On the site, and in the repository."""
     navigation = (ROOT / "mkdocs.yml").read_text()
     pages = [*PAGES, *GENERATED]
     assert {page.name for page in pages} == set(re.findall(r"(\w+\.md)$", navigation, re.MULTILINE))
