@@ -52,7 +52,7 @@ PLANNED = ("large_layers.md", "prediction.md")  # their GPUs are planned for, an
 PRINTED: dict[str, tuple[str, ...]] = {
     "architecture.md": (),
     "index.md": ("PASS: ",),
-    "installing.md": ("(3, 3, 2, 2)", "a copy on each device"),
+    "installing.md": ("a copy on each device",),
     "keras_distribution.md": ("PASS: ", "4,352 of 168,820 weights are trained"),
     "large_layers.md": ("along 'model' about", "in each turn of StatelessWhile 'while': 1 reduce"),
     "limits.md": ("-> rewrite it row by row, or keep its argument whole",),
