@@ -1,4 +1,4 @@
-"""`python ci/options.py` writes `docs/options.md`: the options of `parallelize`, and who else has them."""
+"""`python ci/options.py` writes `docs/generated/options.md`: the options of `parallelize`, and who else has them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "options.md"
+PAGE = ROOT / "docs" / "generated" / "options.md"
 HEAD = """\
 # Options
 
