@@ -15,7 +15,8 @@ import graphsplit as gs
 from graphsplit.api.layouts import automatic
 from tests.helpers.samples import sample
 
-DEVICES = int(os.environ.get("GRAPHSPLIT_TEST_DEVICES", "5"))  # more: see test_mesh_variables.py
+DEVICES = int(os.environ.get("GRAPHSPLIT_TEST_DEVICES", "5"))
+MANY = 12  # devices: more than most tests need, see test_twelve_devices.py
 
 ALL = 10_000
 
@@ -245,6 +246,7 @@ LONG = {
     "test_zero_1.py::test_traffic_is_that_of_an_all_reduce": 1,
 }
 
+FEW = "more devices than this process has: `test_twelve_devices.py` starts one with twelve"
 NO_GPU = "no GPU that TensorFlow finds (`graphsplit doctor` says more), or a run without `-m gpu`, which hides them"
 GPU_MB = int(os.environ.get("GRAPHSPLIT_TEST_GPU_MB", "2000"))  # of each of four logical GPUs, in each process
 
@@ -279,6 +281,8 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not tf.config.list_logical_devices("GPU"):
             item.add_marker(pytest.mark.skip(reason=NO_GPU))
+        if item.get_closest_marker("many") and DEVICES < MANY:
+            item.add_marker(pytest.mark.skip(reason=FEW))
     shorter = [item for item in items if not item.get_closest_marker("long")]
     for item in _left_out(shorter, LONG):
         item.add_marker("long")

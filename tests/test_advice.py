@@ -13,7 +13,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.planning.text.advice import ADVICE, advice_on
 from graphsplit.rules.families.whole import WHY
-from tests.test_parallelize import rows
+from tests.helpers.law import rows
 
 ROOT = Path(__file__).parent.parent
 RAISED = {"Declined", "NotKnownError", "_NotByRowError"}

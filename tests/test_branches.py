@@ -8,8 +8,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from tests.helpers.law import assert_close, assert_law
-from tests.test_parallelize import rows
+from tests.helpers.law import assert_close, assert_law, rows
 
 DEVICES = [1, 2, 3, 5]
 

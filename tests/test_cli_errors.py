@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import graphsplit as gs
 from graphsplit.cli import app
+from tests.helpers.messages import message
 from tests.helpers.saved_model_cases import text
-from tests.test_saved_models_errors import message
 
 ROOT = Path(__file__).parent.parent
 HERE = "tests.test_cli_errors"

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.helpers.law import assert_law
-from tests.test_parallelize import rows
+from tests.helpers.law import assert_law, rows
 
 DEVICES = [1, 2, 3, 4, 5]
 

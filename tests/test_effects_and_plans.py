@@ -12,8 +12,7 @@ import graphsplit as gs
 from graphsplit.planning.memory import live_bytes
 from graphsplit.planning.shares import shares_of
 from graphsplit.planning.work import data_in
-from tests.helpers.law import assert_close
-from tests.test_parallelize import check, rows, sharded_types
+from tests.helpers.law import assert_close, check, rows, sharded_types
 
 # Effects
 

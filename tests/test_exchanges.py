@@ -11,8 +11,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.emission import check_emitted, emit
 from graphsplit.planning.traffic import traffic
-from tests.helpers.law import assert_law
-from tests.test_parallelize import rows
+from tests.helpers.law import assert_law, rows
 
 W, U = (0.3 * np.random.default_rng(seed).normal(size=(64, 64)) for seed in range(2))
 

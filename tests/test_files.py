@@ -20,8 +20,9 @@ from graphsplit.core.storage import files, forms
 from graphsplit.inspect import Placement, Timeline, placement_of_graph
 from graphsplit.inspect.recorded.profiles import OpEvent
 from graphsplit.inspect.views.exports import WRITERS
+from tests.helpers.messages import message
 from tests.helpers.placements import two_device_graph
-from tests.test_saved_models_errors import contents, message, save
+from tests.test_saved_models_errors import contents, save
 
 NOT_REPLACED = "so it is not replaced. Name another place, or move it away."
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from tests.test_parallelize import rows
+from tests.helpers.law import rows
 
 MESH = {"batch": 2, "model": 2}
 

@@ -17,8 +17,7 @@ from graphsplit.emission import EmittedGraph, emit
 from graphsplit.runtime.executable import runtime_function
 from graphsplit.runtime.feeding import CutAhead, cut_ahead
 from tests.helpers.hosts import on_hosts, on_local_devices, plan_on_hosts
-from tests.helpers.law import assert_close
-from tests.test_parallelize import rows
+from tests.helpers.law import assert_close, rows
 
 
 def between_hosts(nodes: Sequence[Any]) -> list[tuple[str, str]]:

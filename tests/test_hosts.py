@@ -32,9 +32,9 @@ from tests.helpers.hosts import (
     straight,
     worker_device,
 )
+from tests.helpers.law import rows
 from tests.helpers.layout_cases import Optimizer, adam, deep_step, numbers
 from tests.test_exchanges import trained
-from tests.test_parallelize import rows
 
 LAYERS, WIDTH = 3, 40
 SIZE = LAYERS * WIDTH * WIDTH * 4

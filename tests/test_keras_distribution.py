@@ -17,7 +17,7 @@ import graphsplit as gs
 from tests.helpers.keras_cases import CASES, OPTIMIZERS, Case, assert_same, assert_sharded, copied, state
 
 layers, distribution = keras.layers, keras.distribution
-ROWS = 19
+ROWS = 16  # two batches of 8, one trace; `CASES` have 19 rows, whose last batch has 3
 
 
 @pytest.fixture(autouse=True, name="enabled")
@@ -44,7 +44,10 @@ def data(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
 
 
 def compiled(model: keras.Model, optimizer: str = "adam", **options: Any) -> keras.Model:
+    """Compile; make the slots of a built model, since a step that makes them is traced twice."""
     model.compile(OPTIMIZERS[optimizer](), **{"loss": "mse", "metrics": ["mae"], **options})
+    if model.built:
+        model.optimizer.build(model.trainable_variables)
     keras.utils.set_random_seed(2)
     return model
 
@@ -158,7 +161,7 @@ def test_the_first_batch_builds_a_model(make: Any, first: str, enabled: gs.keras
         }
         found = firsts.get(first, lambda: 0)()
         if first == "plan" and distribution.distribution() is not None:
-            assert enabled.plan(model, x, y).rows == (7, 6, 6)
+            assert enabled.plan(model, x, y).rows == (6, 5, 5)
         history = model.fit(x, y, batch_size=8, epochs=2, verbose=0)
         if distribution.distribution() is not None:
             assert_sharded(model, ("MatMul", "TanhGrad"), 3)
@@ -184,7 +187,7 @@ def test_steps_per_execution(steps: int):
 
 class Sequence(keras.utils.PyDataset):
     def __len__(self) -> int:
-        return 3
+        return 2
 
     def __getitem__(self, i: int) -> Any:
         x, y = data()
@@ -193,12 +196,12 @@ class Sequence(keras.utils.PyDataset):
 
 def batches() -> Iterator[Any]:
     while True:
-        yield from (Sequence()[i] for i in range(3))
+        yield from (Sequence()[i] for i in range(2))
 
 
 KINDS_OF_DATA: dict[str, Callable[[], dict[str, Any]]] = {
     "tf.data": lambda: {"x": tf.data.Dataset.from_tensor_slices(data()).batch(8), "shuffle": False},
-    "generator": lambda: {"x": batches(), "steps_per_epoch": 3, "shuffle": False},
+    "generator": lambda: {"x": batches(), "steps_per_epoch": 2, "shuffle": False},
     "PyDataset": lambda: {"x": Sequence(), "shuffle": False},
     "class weights": lambda: {
         "x": data()[0],
@@ -398,7 +401,7 @@ def test_mixed_precision():
 
 
 def test_two_dimensional_meshes_and_other_devices_than_the_first():
-    x, y = data()
+    x, y = data(19)
     expected = numbers_of(compiled(small()).fit(x, y, batch_size=8, epochs=2, verbose=0))
     mesh = distribution.DeviceMesh((2, 2), ["data", "other"], [f"cpu:{d}" for d in range(4)])
     square = distribution.ModelParallel(layout_map=distribution.LayoutMap(mesh))  # (Keras' DataParallel fails there)

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import graphsplit as gs
-from tests.test_parallelize import rows
+from tests.helpers.law import rows
 
 ROWS = 7
 KERASES = [pytest.param(keras, id="keras"), pytest.param(tf_keras, id="tf_keras", marks=pytest.mark.long)]

@@ -16,7 +16,7 @@ from graphsplit.keras.batches import parts_of_batch
 from graphsplit.planning.schedule.schedules import KINDS
 from tests.helpers.float64 import EXACT, float64
 from tests.helpers.keras_cases import CASES, OPTIMIZERS, assert_same, fit, state
-from tests.test_errors import message
+from tests.helpers.messages import message
 
 __all__ = ["float64"]
 

@@ -24,7 +24,7 @@ from graphsplit.core.gpus.nvidia_driver import (
     smallest_memory_mb,
 )
 from tests.helpers import fake_nvidia_smi
-from tests.test_errors import message
+from tests.helpers.messages import message
 
 TWO = "0, NVIDIA H200, 143771, 570.86.15\n1, NVIDIA L4, 23034, 570.86.15\n"
 

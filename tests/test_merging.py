@@ -9,8 +9,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.protos.graphdefs import constant_node, make_node
 from graphsplit.tracing.common_subexpressions import drop_idle_waits, merge
-from tests.helpers.law import assert_close
-from tests.test_parallelize import rows, sharded_types
+from tests.helpers.law import assert_close, rows, sharded_types
 
 
 def graph() -> list:

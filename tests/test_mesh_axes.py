@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +18,7 @@ import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.traffic import along, traffic
 from tests.helpers.float64 import float64  # noqa: F401 (a fixture)
+from tests.helpers.law import compiled_calls
 from tests.helpers.mesh_cases import (
     HEAD,
     HIDDEN,
@@ -30,6 +28,8 @@ from tests.helpers.mesh_cases import (
     Made,
     assert_gradients_from_outside,
     assert_law,
+    boxes,
+    bytes_of,
     devices_of,
     ids_of,
     message,
@@ -38,11 +38,6 @@ from tests.helpers.mesh_cases import (
     sgd,
     variable,
 )
-from tests.test_mesh_variables import boxes, bytes_of
-from tests.test_xla import compiled_calls
-
-COUNT = len(tf.config.list_logical_devices("CPU"))
-
 
 long = pytest.mark.long
 FLAT = {"model": 2, "expert": 2}
@@ -54,23 +49,11 @@ NAMES = ("flat", FLAT), ("cube", CUBE), ("wide", WIDE), ("thin", THIN), ("amid",
 
 
 def needs(mesh: dict[str, int], *marks: Any) -> Any:
-    """Return a case, skipped where the process has too few devices: `test_on_twelve_devices` runs it."""
-    few = pytest.mark.skipif(int(np.prod(list(mesh.values()))) > COUNT, reason="more devices than this process has")
-    return pytest.param(mesh, marks=[few, *marks], id=next(name for name, own in NAMES if own == mesh))
+    many = [] if mesh is FLAT else [pytest.mark.many]
+    return pytest.param(mesh, marks=[*many, *marks], id=next(name for name, own in NAMES if own == mesh))
 
 
 MESHES = [needs(FLAT), needs(CUBE), needs(WIDE, long), needs(THIN, long), needs(AMID, long)]
-
-
-@pytest.mark.parametrize("chosen", ["not long", pytest.param("long", marks=long)])
-def test_on_twelve_devices(chosen: str):
-    """All of this file that five devices are too few for."""
-    environment = {**os.environ, "GRAPHSPLIT_TEST_DEVICES": "12"}
-    more = " or ".join([name for name, mesh in NAMES if mesh != FLAT])
-    call = [sys.executable, "-m", "pytest", __file__, "-n", "0", "-q", "-k", f"({more}) and not twelve", "-m", chosen]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=1800, env=environment)
-    assert done.returncode == 0, done.stdout
-    assert "skipped" not in done.stdout
 
 
 SPELLINGS: dict[str, dict[str, Any]] = {

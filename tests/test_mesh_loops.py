@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,24 +23,11 @@ from tests.helpers.mesh_cases import HIDDEN, VOCABULARY, WIDTH, Made, assert_law
 
 TURNS = 4
 ONE_ROW, ONE_COLUMN, TWO = {"batch": 1, "model": 2}, {"batch": 2, "model": 1}, {"batch": 2, "model": 2}
-COUNT = len(tf.config.list_logical_devices("CPU"))
-six = pytest.mark.skipif(COUNT < 6, reason="three rows of two; `test_on_eight_devices` runs it")
 ALL = [
     TWO,
     *[pytest.param(mesh, marks=pytest.mark.long) for mesh in (ONE_ROW, ONE_COLUMN)],
-    pytest.param({"batch": 3, "model": 2}, marks=[six, pytest.mark.long]),
+    pytest.param({"batch": 3, "model": 2}, marks=[pytest.mark.many, pytest.mark.long]),
 ]
-
-
-@pytest.mark.long
-def test_on_eight_devices():
-    """What needs three rows of two."""
-    environment = {**os.environ, "GRAPHSPLIT_TEST_DEVICES": "8"}
-    marks = ["-m", "(long or not long) and not gpu", "-k", "not eight and 3"]
-    call = [sys.executable, "-m", "pytest", __file__, "-n", "0", "-q", *marks]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=900, env=environment)
-    assert done.returncode == 0, done.stdout
-    assert "skipped" not in done.stdout
 
 
 def flows(program: Program) -> list[Op]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +17,6 @@ from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission import check_emitted, emit
 
 WIDTH, HIDDEN, LENGTH, VOCABULARY, HEADS = 8, 12, 5, 11, 2
-EIGHT = int(os.environ.get("GRAPHSPLIT_TEST_DEVICES", "5")) >= 8
-eight = pytest.mark.skipif(not EIGHT, reason="needs eight devices")
 
 Made = tuple[list[tf.Variable], Callable[..., Any]]
 Law = tuple[gs.inspect.Plan, list[tf.Variable], Mapping[tuple[str, str], int]]
@@ -178,7 +173,7 @@ def test_perceptron(case: str):
 SCHEDULES = [pytest.param(own, marks=pytest.mark.long) for own in (None, "gpipe", "zero-bubble")]
 
 
-@eight
+@pytest.mark.many
 @pytest.mark.parametrize("schedule", ["1f1b", *SCHEDULES])
 def test_rows_layers_and_stages(schedule: str | None):
     mesh = {"stage": 2, "batch": 2, "model": 2}
@@ -188,13 +183,13 @@ def test_rows_layers_and_stages(schedule: str | None):
 WIDE = {"*/up*": (None, ("model", "expert")), "*/down*": (("model", "expert"),), "*": "home"}
 
 
-@eight
+@pytest.mark.many
 def test_layers_along_two_axes_and_stages():
     mesh = {"stage": 2, "model": 2, "expert": 2}
     assert_in_stages(*assert_law(perceptron, mesh, WIDE, rows(5), micro_batches=2, schedule="gpipe"))
 
 
-@eight
+@pytest.mark.many
 def test_compiled_by_xla():
     mesh = {"stage": 2, "batch": 2, "model": 2}
     plan, laid, _ = assert_law(perceptron, mesh, MODEL, rows(9), jit_compile=True)
@@ -211,27 +206,8 @@ def test_what_does_not_know_stages_of_a_mesh():
         gs.workers.resilient(step)
 
 
-@eight
+@pytest.mark.many
 @pytest.mark.parametrize("layout", [HEADED, FSDP], ids=["DP x TP x PP", "FSDP x TP x PP"])
 def test_transformer(layout: Any):
     mesh = {"stage": 2, "batch": 2, "model": 2}
     assert_in_stages(*assert_law(transformer, mesh, layout, ids(5), micro_batches=2, schedule="1f1b"))
-
-
-def run_on_eight(*call: str) -> None:
-    environment = {**os.environ, "GRAPHSPLIT_TEST_DEVICES": "8"}
-    command = [sys.executable, "-m", "pytest", __file__, "-n", "0", "-q", *call]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
-    assert done.returncode == 0, done.stdout
-    assert "skipped" not in done.stdout
-
-
-@pytest.mark.skipif(EIGHT, reason="this is the process with eight devices")
-def test_on_eight_devices():
-    run_on_eight("-k", "layers_and_stages or two_axes or transformer or xla", "-m", "not gpu and not long")
-
-
-@pytest.mark.long
-@pytest.mark.skipif(EIGHT, reason="this is the process with eight devices")
-def test_all_on_eight_devices():
-    run_on_eight("-k", "not eight", "-m", "not gpu")

@@ -18,7 +18,6 @@ from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission.axes import units
 from graphsplit.emission.axes.units import UnitSearch
 from tests.helpers.mesh_cases import Made, Step, assert_law, devices_of, message, numbers, sgd, variable
-from tests.test_mesh_variables import six
 
 WIDTH, LENGTH, SIZE, HIDDEN = 12, 5, 4, 10  # SIZE is the width of a head
 ACTIVATIONS = LENGTH * WIDTH * 8  # bytes of a row
@@ -96,7 +95,7 @@ CASES = [
     pytest.param(4, 0, True, {"batch": 1, "model": 2}, marks=pytest.mark.long),
     pytest.param(4, 0, False, {"batch": 2, "model": 1}, marks=pytest.mark.long),
     pytest.param(3, 0, True, TWO),
-    pytest.param(3, 0, False, {"batch": 3, "model": 2}, marks=[pytest.mark.long, six]),
+    pytest.param(3, 0, False, {"batch": 3, "model": 2}, marks=[pytest.mark.long, pytest.mark.many]),
     pytest.param(4, 2, False, TWO, marks=pytest.mark.long),
     pytest.param(4, 2, False, {"batch": 1, "model": 4}, marks=pytest.mark.long),
     pytest.param(4, 1, False, {"batch": 1, "model": 2}, marks=pytest.mark.long),

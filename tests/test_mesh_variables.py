@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,8 @@ from tests.helpers.mesh_cases import (
     WIDTH,
     Made,
     assert_law,
+    boxes,
+    bytes_of,
     devices_of,
     forward,
     ids_of,
@@ -37,8 +36,6 @@ from tests.helpers.mesh_cases import (
 )
 
 TWO, THREE = {"batch": 2, "model": 2}, {"batch": 3, "model": 2}
-COUNT = len(tf.config.list_logical_devices("CPU"))
-six = pytest.mark.skipif(COUNT < 6, reason="three rows of two; `test_on_eight_devices` runs it")
 
 SPELLINGS: dict[str, dict[str, Any]] = {
     "both axes": {"up": ("batch", "model"), "down": ("model", "batch"), "inner": ("model",), "*": "sharded"},
@@ -61,42 +58,14 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("mesh", [TWO, pytest.param(THREE, marks=six)], ids=str)
+@pytest.mark.parametrize("mesh", [TWO, pytest.param(THREE, marks=pytest.mark.many)], ids=str)
 @pytest.mark.parametrize("layout", SPELLINGS.values(), ids=SPELLINGS)
 def test_every_spelling(layout: dict[str, Any], mesh: dict[str, int]):
     """Uneven rows, widths that do not divide, fewer rows than devices."""
     assert_law(perceptron, layout, mesh, [tf.constant(numbers(count, WIDTH)) for count in (5, 1)])
 
 
-@pytest.mark.long
-def test_on_eight_devices():
-    """All of this file, three rows included."""
-    environment = {**os.environ, "GRAPHSPLIT_TEST_DEVICES": "8"}
-    call = [sys.executable, "-m", "pytest", __file__, "-n", "0", "-q", "-k", "not eight", "-m", "not gpu"]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=900, env=environment)
-    assert done.returncode == 0, done.stdout
-    assert "skipped" not in done.stdout
-
-
-def bytes_of(variables: Sequence[tf.Variable]) -> dict[str, int]:
-    """Return the bytes of variables that each device has."""
-    found: dict[str, int] = {}
-    for own in variables:
-        parts = parts_of_variable(own)
-        held = {own.device: own.dtype.size * own.shape.num_elements()} if parts is None else parts.bytes_on_devices()
-        for device, size in held.items():
-            found[device] = found.get(device, 0) + size
-    return found
-
-
-def boxes(own: tf.Variable) -> dict[str, tuple[int, ...]]:
-    """Return the shape of the part that each device has."""
-    parts = parts_of_variable(own)
-    assert parts is not None
-    return {device[-5:]: shape for device, shape in zip(parts.devices, parts.shapes, strict=True)}
-
-
-@six
+@pytest.mark.many
 def test_what_each_device_has():
     own, grid = variable("w", 6, 5), devices_of(THREE)
 
@@ -239,7 +208,7 @@ LAYERS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rows", [2, pytest.param(3, marks=six)])
+@pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.many)])
 def test_a_keras_model_is_divided_over_rows_and_columns(rows: int, tmp_path: Path):
     """The optimizer's slots too; and files are one device's, loaded under every layout."""
     one, expected = trained(None, None)
@@ -261,7 +230,7 @@ def test_a_keras_model_is_divided_over_rows_and_columns(rows: int, tmp_path: Pat
     weights = template.get_weights()
     for a, b in zip(one.get_weights(), weights, strict=True):
         np.testing.assert_allclose(a, b, 1e-4, 1e-5)
-    for mesh, layout in ((None, None), (TWO, LAYERS), ({"batch": min(COUNT, 8)}, "sharded")):
+    for mesh, layout in ((None, None), (TWO, LAYERS), ({"batch": 5}, "sharded")):
         again = keras.models.load_model(tmp_path / "model.keras")
         model = again if mesh is None else gs.multi_gpu_model(again, mesh=mesh, variables=layout)
         model.predict(numbers(5, 96), verbose=0)

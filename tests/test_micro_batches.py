@@ -13,11 +13,10 @@ from keras import layers
 import graphsplit as gs
 from graphsplit.emission import check_emitted, emit
 from tests.helpers.keras_cases import CASES, assert_same, fit, state
-from tests.helpers.law import assert_close, assert_law
+from tests.helpers.law import assert_close, assert_law, rows
+from tests.helpers.messages import message
 from tests.helpers.sampler import sample_arguments, sample_program
-from tests.test_errors import message
 from tests.test_packing import regression_step
-from tests.test_parallelize import rows
 from tests.test_random_programs import SPLIT, TOLERANCE
 
 

@@ -14,9 +14,8 @@ from graphsplit.core.protos.graphdefs import split_reference
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission import check_emitted, emit
 from graphsplit.planning.memory import live_bytes
-from tests.helpers.law import assert_law
+from tests.helpers.law import assert_law, rows
 from tests.test_micro_batches import GIVEN, training
-from tests.test_parallelize import rows
 
 
 def test_a_gradient_is_added_before_the_next_one_is_begun():

@@ -11,9 +11,8 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.emission import emit
 from graphsplit.planning.steps import Step
-from tests.helpers.law import assert_close, assert_law
+from tests.helpers.law import assert_close, assert_law, rows
 from tests.test_packing import regression_step
-from tests.test_parallelize import rows
 
 
 def training(normalized: bool):

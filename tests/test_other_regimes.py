@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from tests.test_parallelize import rows
+from tests.helpers.law import rows
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = """

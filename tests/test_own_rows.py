@@ -10,8 +10,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.planning.propagation.sharding_checks import check_step
-from tests.helpers.law import assert_law
-from tests.test_parallelize import rows
+from tests.helpers.law import assert_law, rows
 
 DEVICES = [1, 2, 3, 4]
 COUNT = 11

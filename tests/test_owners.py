@@ -14,8 +14,7 @@ from graphsplit.core.protos.graphdefs import split_reference
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission import emit
 from graphsplit.runtime.feeding import make_fed_executable
-from tests.helpers.law import assert_close, assert_law
-from tests.test_parallelize import rows
+from tests.helpers.law import assert_close, assert_law, rows
 
 VARIABLES = 16
 WEIGHT_BYTES = 6 * 6 * 4

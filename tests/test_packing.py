@@ -22,8 +22,7 @@ from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.steps import Move
 from graphsplit.program.program import Tensor
 from graphsplit.runtime.grappler import optimizer_config
-from tests.helpers.law import assert_close, assert_law
-from tests.test_parallelize import rows
+from tests.helpers.law import assert_close, assert_law, rows
 
 # Packs
 

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from tests.helpers.law import assert_close
+from tests.helpers.law import assert_close, check, rows, sharded_types
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -24,24 +24,6 @@ class Batch:
     image: Any
     label: Any
     scale: float = 2.0
-
-
-def rows(count: int, *rest: int) -> tf.Tensor:
-    return tf.random.stateless_normal((count, *rest), [count, 7], dtype=tf.float64)
-
-
-def sharded_types(function: gs.ParallelFunction, *args: Any, **kwargs: Any) -> set[str]:
-    plan = function.plan(*args, **kwargs)
-    plan.check()
-    return {op.type for op in plan.sharded_ops}
-
-
-def check(fn: Any, *args: Any, sharded: str | None = None, devices: Any = 3, **options: Any) -> gs.ParallelFunction:
-    parallel = gs.parallelize(fn, devices=devices, **options)
-    assert_close(parallel(*args), fn(*args))
-    if sharded:
-        assert sharded in sharded_types(parallel, *args)
-    return parallel
 
 
 # Forms of functions

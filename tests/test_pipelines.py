@@ -15,9 +15,8 @@ import graphsplit as gs
 from graphsplit.emission import emit
 from graphsplit.planning.memory import live_bytes
 from graphsplit.planning.schedule.schedules import KINDS, Slot, make_schedule
-from tests.helpers.law import assert_law
-from tests.test_errors import message
-from tests.test_parallelize import rows
+from tests.helpers.law import assert_law, rows
+from tests.helpers.messages import message
 
 
 def network(stages: int, place: Any, widths: int = 6):

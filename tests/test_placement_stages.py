@@ -14,7 +14,7 @@ from graphsplit.inspect.recorded.recorded_steps import find_turns
 from graphsplit.inspect.views.lanes import Lane, lanes_of
 from graphsplit.inspect.views.pages import page_data
 from graphsplit.inspect.views.summaries import summarize
-from tests.test_parallelize import rows
+from tests.helpers.law import rows
 from tests.test_pipelines import named, training
 from tests.test_stages import perceptron
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import graphsplit as gs
 from graphsplit.cli import app
 from graphsplit.emission import emitter
-from tests.test_parallelize import rows
+from tests.helpers.law import rows
 
 EIGHT = [f"GPU:{i}" for i in range(8)]
 CPUS = "".join(f"  - CPU:{i}\n" for i in range(5))

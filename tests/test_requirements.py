@@ -14,7 +14,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.requirements import explained
 from graphsplit.planning.schedule.schedules import KINDS
-from tests.test_parallelize import rows
+from tests.helpers.law import rows
 
 ROOT = Path(__file__).parent.parent
 HOW = (

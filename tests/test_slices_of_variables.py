@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from tests.helpers.law import assert_close
-from tests.test_parallelize import rows
+from tests.helpers.law import assert_close, rows
 
 LAYOUTS = ["sharded", "replicated"]
 SHAPES = [(16, 8), (7, 40), (3, 120), (1, 64)]

@@ -17,9 +17,8 @@ from graphsplit.core.gpus import logical_gpus
 from graphsplit.planning.schedule.automatic_stages import cut_into_stages
 from graphsplit.planning.schedule.chains import Chain, Room, Sent, cut
 from graphsplit.planning.schedule.schedules import KINDS
-from tests.helpers.law import assert_close, assert_law
-from tests.test_errors import message
-from tests.test_parallelize import rows
+from tests.helpers.law import assert_close, assert_law, rows
+from tests.helpers.messages import message
 
 
 def training(weights: list[Any], forward: Any):

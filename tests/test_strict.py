@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import graphsplit as gs
-from tests.test_parallelize import rows
+from tests.helpers.law import rows
 
 
 def weights(*shape: int) -> tf.Variable:

@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from tests.helpers.law import assert_close
-from tests.test_parallelize import rows
+from tests.helpers.law import assert_close, rows
 
 
 def kinds(plan: gs.inspect.Plan) -> tuple[Counter, Counter]:

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from tests.helpers.law import assert_close
-from tests.test_parallelize import rows
+from tests.helpers.law import assert_close, rows
 
 SHAPES = {
     "alone": (lambda v: v, lambda held: held),

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 import graphsplit as gs
-from tests.helpers.law import assert_close, assert_law
+from tests.helpers.law import assert_close, assert_law, compiled_calls
 
 
 def rows(*shape: int) -> tf.Tensor:
     return tf.random.stateless_normal(shape, [shape[0], 3], dtype=tf.float64)
-
-
-def compiled_calls(parallel: gs.ParallelFunction, *arguments: Any) -> set[str]:
-    """Return the devices of the emitted graph's compiled calls."""
-    graph = parallel.graph_def(*arguments)
-    library = {f.signature.name: f for f in graph.library.function}
-    calls = [n for n in graph.node if n.op == "PartitionedCall"]
-    assert all(n.attr["_XlaMustCompile"].b and library[n.attr["f"].func.name].attr["_XlaMustCompile"].b for n in calls)
-    return {n.device for n in calls}
 
 
 def test_compiled_for_every_shard_with_variables():

@@ -110,3 +110,30 @@ def squares_step(model: Any) -> tuple[Callable[..., Any], Sequence[tf.Variable]]
         return loss
 
     return step, model.variables
+
+
+def rows(count: int, *rest: int) -> tf.Tensor:
+    return tf.random.stateless_normal((count, *rest), [count, 7], dtype=tf.float64)
+
+
+def sharded_types(function: gs.ParallelFunction, *args: Any, **kwargs: Any) -> set[str]:
+    plan = function.plan(*args, **kwargs)
+    plan.check()
+    return {op.type for op in plan.sharded_ops}
+
+
+def check(fn: Any, *args: Any, sharded: str | None = None, devices: Any = 3, **options: Any) -> gs.ParallelFunction:
+    parallel = gs.parallelize(fn, devices=devices, **options)
+    assert_close(parallel(*args), fn(*args))
+    if sharded:
+        assert sharded in sharded_types(parallel, *args)
+    return parallel
+
+
+def compiled_calls(parallel: gs.ParallelFunction, *arguments: Any) -> set[str]:
+    """Return the devices of the emitted graph's compiled calls."""
+    graph = parallel.graph_def(*arguments)
+    library = {f.signature.name: f for f in graph.library.function}
+    calls = [n for n in graph.node if n.op == "PartitionedCall"]
+    assert all(n.attr["_XlaMustCompile"].b and library[n.attr["f"].func.name].attr["_XlaMustCompile"].b for n in calls)
+    return {n.device for n in calls}

@@ -109,6 +109,24 @@ def devices_of(mesh: dict[str, int]) -> list[str]:
     return [f"CPU:{i}" for i in range(int(np.prod(list(mesh.values()))))]
 
 
+def bytes_of(variables: Sequence[tf.Variable]) -> dict[str, int]:
+    """Return the bytes of variables that each device has."""
+    found: dict[str, int] = {}
+    for own in variables:
+        parts = parts_of_variable(own)
+        held = {own.device: own.dtype.size * own.shape.num_elements()} if parts is None else parts.bytes_on_devices()
+        for device, size in held.items():
+            found[device] = found.get(device, 0) + size
+    return found
+
+
+def boxes(own: tf.Variable) -> dict[str, tuple[int, ...]]:
+    """Return the shape of the part that each device has."""
+    parts = parts_of_variable(own)
+    assert parts is not None
+    return {device[-5:]: shape for device, shape in zip(parts.devices, parts.shapes, strict=True)}
+
+
 @contextlib.contextmanager
 def axes_checked() -> Iterator[list[gs.inspect.Plan]]:
     """Check each plan that is made of an axis, and what is written for it; yield the list that takes them."""
