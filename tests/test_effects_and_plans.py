@@ -225,26 +225,6 @@ def test_plan_of_rows_that_couple():
     assert {"MatMul", "Sub", "SparseSoftmaxCrossEntropyWithLogits"} <= {op.type for op in plan.sharded_ops}
 
 
-def test_plan_prints_on_a_screen():
-    def f(x):
-        return tf.unique(x).y, tf.tanh(x)
-
-    plan = gs.parallelize(f, devices=2).plan(tf.constant([1.0, 2.0, 1.0]))
-    here = f.__code__.co_firstlineno + 1
-    lines = str(plan).splitlines()
-    assert lines[0] == (
-        "Plan: 100 % of the FLOPs sharded on 2 devices, 1 operation on the batch runs on one device, "
-        "8 B sent a step; limited by launching operations"
-    )
-    assert lines[1] == "  7 operations: 3 on each of 2 shards, 3 once on CPU:0, 1 input"
-    assert lines[2] == "  on the shards: 100 % of the FLOPs, 60 % of the bytes that are computed"
-    assert lines[3:6] == ["  shard 0: CPU:0, 2 rows", "  shard 1: CPU:1, 1 row", "  argument x: float32[3] shard(0)"]
-    assert lines[-6].endswith(f"which entries are new depends on all rows (test_effects_and_plans.py:{here})")
-    assert lines[-5] == "      -> rewrite it row by row, or keep its argument whole by split={...: None}"
-    assert lines[-4] == "  alive at most: 24 B on CPU:0, 8 B on CPU:1"  # with the pieces that each is sent
-    assert [line.split()[0] for line in lines[-3:]] == ["held", "CPU:0", "CPU:1"]
-
-
 @pytest.mark.parametrize("rows_of_it", [True, False])
 def test_a_weight_that_is_as_long_as_the_batch_has_no_rows(rows_of_it: bool):
     """A weight of LoRA is reshaped for a product over several axes; one that is repeated for each row has rows."""
@@ -282,19 +262,6 @@ def test_what_is_alive_is_told_by_the_shards_that_differ():
     assert "alive" not in str(
         gs.parallelize(tf.function(f, input_signature=[tf.TensorSpec([None])]), devices=2).plan(tf.TensorSpec([None]))
     )
-
-
-def test_what_was_lost_is_noted():
-    @tf.function
-    def inner(x):
-        return tf.tanh(x)
-
-    def f(x):
-        with tf.device("CPU:1"):
-            return inner(x)
-
-    notes = str(gs.parallelize(f, devices=2).plan(rows(4)))
-    assert "tf.device requests inside the function are replaced by the plan's" in notes
 
 
 def test_a_python_function_asks_for_no_device():

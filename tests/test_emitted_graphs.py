@@ -1,4 +1,4 @@
-"""A lock: the graphs that are emitted for programs are the recorded ones, whatever their nodes are called."""
+"""Locks: graphs that are emitted for programs are the recorded ones, whatever their nodes are called; so are texts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import tensorflow as tf
 from graphsplit.core.protos.graphdefs import constant_node, function_definition, make_node
 from tests.helpers.emitted_graphs import NAMES, VERSIONS, Function, functions_of, record_of, recorded
 from tests.helpers.graph_digests import digest_of, reached
+from tests.helpers.printed_texts import FOLDER, TEXTS, file_of, text_of
 
 HEAD, RECORDS = recorded()
 AGAIN = (
@@ -20,7 +21,10 @@ AGAIN = (
 )
 
 
-@pytest.mark.skipif(HEAD != VERSIONS, reason=f"the graphs are recorded of {HEAD}, and this is {VERSIONS}")
+recorded_here = pytest.mark.skipif(HEAD != VERSIONS, reason=f"the record is of {HEAD}, and this is {VERSIONS}")
+
+
+@recorded_here
 @pytest.mark.parametrize("name", NAMES)
 def test_the_graph_is_the_recorded_one(name: str):
     before, now = RECORDS[name], record_of(name)
@@ -32,6 +36,19 @@ def test_the_graph_is_the_recorded_one(name: str):
 
 def test_every_program_is_recorded():
     assert list(RECORDS) == list(NAMES), AGAIN
+
+
+REVIEW = "`python ci/printed_texts.py` records all texts anew; review the diff."
+
+
+@recorded_here
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_text_is_the_reviewed_one(name: str):
+    assert text_of(name) == file_of(name).read_text(encoding="utf-8"), REVIEW
+
+
+def test_every_text_is_of_a_program():
+    assert sorted(path.name for path in FOLDER.iterdir()) == sorted(file_of(name).name for name in TEXTS), REVIEW
 
 
 # The digest

@@ -273,21 +273,6 @@ def test_a_model_with_another_name_for_the_axis_of_the_batch():
     assert parts_of_variable(net.get_layer("up").kernel.value).layout == ("data", "model")
 
 
-def test_two_axes_are_drawn():
-    own = variable("w", 3, 5)
-    gs.set_variable_layout(own, ("batch", "model"), devices_of(TWO), mesh=TWO)
-    assert gs.visualize_layout(own) == (
-        "w float64[3,5], each row of devices along 'model'\n"
-        "┌──────────┬──────────┐\n"
-        "│ CPU:0    │ CPU:1    │\n"
-        "│ 0:2, 0:3 │ 0:2, 3:5 │\n"
-        "├──────────┼──────────┤\n"
-        "│ CPU:2    │ CPU:3    │\n"
-        "│ 2:3, 0:3 │ 2:3, 3:5 │\n"
-        "└──────────┴──────────┘"
-    )
-
-
 def lays(layout: Any, **given: Any) -> Callable[[], None]:
     own = [variable("block/up", WIDTH, HIDDEN), variable("block/bias", HIDDEN)]
     given = {"mesh": TWO, **given}

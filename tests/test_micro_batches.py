@@ -334,15 +334,6 @@ def check_random_program(seed: int) -> None:
 # What a user reads
 
 
-def test_plan_text():
-    step, _ = training()
-    lines = str(gs.parallelize(step, devices=2, micro_batches=2).plan(*GIVEN)).splitlines()
-    assert "  shards 0 to 1: CPU:0, one after the other, 6 rows (3, 3)" in lines
-    assert "  shards 2 to 3: CPU:1, one after the other, 5 rows (3, 2)" in lines
-    assert any(line.startswith("  alive at most: ") for line in lines)
-    assert not any("wait for each other" in line for line in lines)
-
-
 @pytest.mark.parametrize("count", [0, -1, 2.0, True, "4", None])
 def test_numbers_of_micro_batches_that_cannot_be_meant(count: Any):
     expected = (

@@ -263,12 +263,6 @@ def test_a_keras_model_with_a_stage_trains_as_without(wrapped):
     assert {device for _, _, device in devices_by_type(graphs, TANH)} == set(STAGE if wrapped else ["CPU:2"])
 
 
-def test_the_plan_says_where_a_stage_reads_variables_from_elsewhere():
-    forward, _ = network(on(STAGE))
-    notes = str(gs.parallelize(forward, devices=OUTER).plan(rows())).split("note: ")[1:]
-    assert notes == ["encoder on CPU:2, CPU:3 reads variables on CPU:0"]
-
-
 def test_a_functional_keras_model_cannot_have_a_stage():
     with pytest.raises(gs.errors.UnsupportedError) as error:
         gs.on_device(keras.layers.Dense(3, name="encoder"), "CPU:2")(keras.Input((4,)))

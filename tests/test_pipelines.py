@@ -88,14 +88,6 @@ def test_schedules_are_as_long_as_published(stages: int, shards: int):
             assert schedule.idle_share == pytest.approx((stages - 1) / (shards * chunks))
 
 
-def test_chart():
-    assert str(make_schedule("gpipe", 2, 3)).splitlines() == [
-        "gpipe: 2 stages, 3 micro-batches, 8 slots",
-        "  device 0: F0 F1 F2 .  .  B0 B1 B2",
-        "  device 1: .  F0 F1 F2 B0 B1 B2 .",
-    ]
-
-
 def test_broken_schedules_are_seen():
     schedule = make_schedule("1f1b", 2, 3)
     starts = dict(schedule.starts)

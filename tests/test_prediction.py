@@ -263,20 +263,6 @@ def test_what_does_not_fit_is_said():
     assert found.over(1e9) == {}
 
 
-def test_what_is_printed():
-    text = str(gs.predict(product, X, machine="2xH100-SXM5", devices=2, layout="replicated"))
-    lines = text.splitlines()
-    assert lines[0].startswith("Prediction of product on 2 of 2xH100-SXM5, variables replicated: ")
-    assert re.fullmatch(r"  a step takes \d+\.\d\d ms; 49\.2 kB are sent between devices", lines[1])
-    assert lines[0].rpartition(": ")[2].removesuffix(" a step") in lines[1]
-    assert lines[2].startswith("  limited by ")
-    assert lines[5].startswith("  CPU:0  computing ")  # (where the rows are cut)
-    assert lines[6:8] == [
-        "It assumes:",
-        "  figures from data sheets and assumptions (H100-SXM5.toml): predicted, not validated",
-    ]
-
-
 def test_what_is_saved(tmp_path: Path):
     found = gs.predict(train, X, machine=boxed(), devices=2)
     found.save(tmp_path / "step.json")

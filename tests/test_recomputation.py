@@ -216,8 +216,3 @@ def test_along_an_axis():
 def test_what_cannot_be_meant(step: Step, asked: Any, expected: str):
     with pytest.raises(gs.errors.ArgumentError, match=re.escape(expected)):
         gs.parallelize(step, devices=2, recompute=asked).plan(rows(5, 6, 8), rows(5, 6, 3))
-
-
-def test_what_has_no_backward_pass():
-    plan = gs.parallelize(lambda x: tf.tanh(x), devices=2, recompute="blocks").plan(rows(4, 3))
-    assert "nothing is recomputed: the function has no backward pass" in plan.notes

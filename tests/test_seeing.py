@@ -5,89 +5,10 @@ from __future__ import annotations
 import html
 import re
 
-import keras
 import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.inspect.views.layout_pictures import Piece, picture
-
-
-def names(count: int) -> list[Piece]:
-    return [Piece((f"/device:GPU:{d}",), 3 * d, 3 * d + 3) for d in range(count)]
-
-
-def test_columns_of_many_parts():
-    assert picture("t", names(3), 1, 2).splitlines() == [
-        "t",
-        "┌───────┬───────┬───────┐",
-        "│ GPU:0 │ GPU:1 │ GPU:2 │",
-        "│  0:3  │  3:6  │  6:9  │",
-        "└───────┴───────┴───────┘",
-    ]
-    lines = picture("t", names(64), 0, 1).splitlines()
-    assert lines[0] == "t (of 64 parts, the first and last 8)"
-    assert max(map(len, lines)) <= 72
-    assert "GPU:63" in "".join(lines)
-
-
-def test_where_variables_lie(capsys: pytest.CaptureFixture[str]):
-    table, scale = tf.Variable(tf.ones((1000, 64)), name="table"), tf.Variable(1.0, name="scale")
-    gs.set_variable_layout(table, "sharded", devices=4)
-    gs.set_variable_layout(scale, "replicated", devices=2)
-    print(gs.visualize_layout(table))
-    print(gs.visualize_layout(scale))
-    print(gs.visualize_layout(tf.Variable([1.0])))
-    print(gs.visualize_layout(tf.ones((2, 2))))
-    assert capsys.readouterr().out.splitlines() == [
-        "table float32[1000,64], cut along axis 0 over 4 devices",
-        "┌─────────────────┐",
-        "│ CPU:0  0:250    │",
-        "├─────────────────┤",
-        "│ CPU:1  250:500  │",
-        "├─────────────────┤",
-        "│ CPU:2  500:750  │",
-        "├─────────────────┤",
-        "│ CPU:3  750:1000 │",
-        "└─────────────────┘",
-        "scale float32[], a copy on each device",
-        "┌──────────────┐",
-        "│ CPU:0, CPU:1 │",
-        "└──────────────┘",
-        "Variable float32[1], whole",
-        "┌───────┐",
-        "│ CPU:0 │",
-        "└───────┘",
-        "tensor float32[2,2], whole",
-        "┌───────┐",
-        "│ CPU:0 │",
-        "└───────┘",
-    ]
-
-
-def test_where_the_variables_of_a_model_lie(capsys: pytest.CaptureFixture[str]):
-    net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="one")])
-    print(gs.visualize_layout(net))
-    assert re.findall(r"one/\w+ \S+ whole", capsys.readouterr().out) == [
-        "one/kernel float32[3,2], whole",
-        "one/bias float32[2], whole",
-    ]
-
-
-def test_where_arguments_lie(capsys: pytest.CaptureFixture[str]):
-    step = gs.parallelize(lambda x, y, w: (x * w, y), devices=["GPU:0", "GPU:1"], split={"x": 0, "y": 1, "w": None})
-    print(gs.visualize_layout(step, tf.TensorSpec([5, 3]), tf.TensorSpec([2, 5]), tf.TensorSpec([3])))
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line[0] not in "┌├└"] == [
-        "x float32[5,3], cut along axis 0 over 2 devices",
-        "│ GPU:0  0:3 │",
-        "│ GPU:1  3:5 │",
-        "y float32[2,5], cut along axis 1 over 2 devices",
-        "│ GPU:0 │ GPU:1 │",
-        "│  0:3  │  3:5  │",
-        "w float32[3], whole",
-        "│ GPU:0 │",
-    ]
 
 
 def test_micro_batches_are_no_devices(capsys: pytest.CaptureFixture[str]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -215,41 +214,3 @@ def test_what_a_loop_keeps_for_its_gradient_counts_in_every_turn(devices: int):
     more = {device: size - live_bytes(few)[device] for device, size in live_bytes(many).items()}
     assert more == dict.fromkeys(many.devices, 100 * 6 * 1000 * 4 // devices)
     assert "each turn" not in str(many)
-
-
-def test_what_each_turn_keeps_is_told_where_nobody_knows_how_many_there_are():
-    plan = gs.parallelize(lambda x, turns: turning(turns)(x), devices=2).plan(tf.ones((6, 1000)), tf.constant(3))
-    [line] = [line for line in str(plan).splitlines() if "each turn" in line]
-    assert line == "    and at most 12.0 kB on each of 2 shards for each turn of StatelessWhile 'while'"
-
-
-def nested(x: tf.Tensor) -> tf.Tensor:
-    """Return a gradient for which a loop keeps lists of what a loop inside of it keeps."""
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = x
-        for _ in tf.range(3):
-            for _ in tf.range(4):
-                y = tf.tanh(y)
-        loss = tf.reduce_sum(y)
-    return tape.gradient(loss, x)
-
-
-def of_any_size(x: tf.Tensor) -> tf.Tensor:
-    """Return a gradient for which a loop keeps fewer entries in each turn."""
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        entries = tf.reshape(x, [-1])
-        for _ in tf.range(3):
-            tf.autograph.experimental.set_loop_options(shape_invariants=[(entries, tf.TensorShape([None]))])
-            entries = tf.tanh(tf.boolean_mask(entries, entries > 0.0))
-        loss = tf.reduce_sum(entries)
-    return tape.gradient(loss, x)
-
-
-@pytest.mark.parametrize("step", [nested, of_any_size])
-def test_lists_whose_sizes_nobody_knows_are_told(step: Callable[[tf.Tensor], tf.Tensor]):
-    [line] = [
-        line for line in str(gs.parallelize(step, devices=2).plan(tf.ones((6, 10)))).splitlines() if "lists" in line
-    ]
-    assert re.fullmatch(r"    and lists of StatelessWhile '.*' whose sizes are not known when planning", line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import platform
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -83,6 +84,13 @@ def functions_of(name: str) -> list[Function]:
             SAVED_MODELS[name](folder)
             return [_of_signature(folder)]
     program = PROGRAMS[name]
+    if program.way != "call":
+        return list(_run(program, parallel_of(program)))
+    return [_of_plan(plan_of(name))]
+
+
+def parallel_of(program: Program) -> gs.ParallelFunction[Any, Any]:
+    """Return the function of a program for several devices, its variables laid out."""
     function, variables = program.make()
     devices = sum(program.hosts) or program.devices
     if program.layout is not None:
@@ -93,10 +101,18 @@ def functions_of(name: str) -> list[Function]:
     parallel = gs.parallelize(function, devices=devices, **program.options)
     if program.before:
         parallel.plan(*_specs(program.before))
-    if program.way != "call":
-        return list(_run(program, parallel))
+    return parallel
+
+
+@functools.cache
+def plan_of(name: str) -> gs.inspect.Plan:
+    """Return the plan of a program, on its hosts; layers are numbered from the first on."""
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    program = PROGRAMS[name]
+    parallel = parallel_of(program)
     with planning_for(on_hosts(*program.hosts)) if program.hosts else contextlib.nullcontext():
-        return [_of_plan(parallel.plan(*_specs(program.given)))]
+        return parallel.plan(*_specs(program.given))
 
 
 def _specs(given: Sequence[Any]) -> list[Any]:
