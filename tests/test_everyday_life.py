@@ -407,6 +407,7 @@ def test_callbacks_that_change_weights(alike: Any):
     alike(life)
 
 
+@pytest.mark.long
 def test_training_that_was_broken_off(alike: Any):
     """It goes on where it was, in a model that is made anew."""
 
@@ -429,6 +430,7 @@ def test_training_that_was_broken_off(alike: Any):
 # --- models that change ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_quantized_after_training(alike: Any):
     def life(run: Run) -> Any:
         model = compiled(run.wrap(network()))

@@ -328,7 +328,7 @@ def test_what_other_threads_are_making_is_not_held():
     try:
         for thread in threads:
             thread.start()
-        for _ in range(10):
+        for _ in range(3):
             found = living_objects(Kind)
             assert sorted(map(id, found)) == sorted(map(id, kept))
     finally:

@@ -32,10 +32,8 @@ def devices_by_default(workers, cluster) -> None:
 def train_steps(workers, cluster) -> None:
     expected = trained(3)
     for options in (
-        {},
         {"devices": ["CPU:0", "worker:0/CPU:1", "worker:1/CPU:0"]},
         {"tuning": {"default_device": "worker:1/CPU:1"}},
-        {"micro_batches": 2},
     ):
         network = Network()
         step = gs.parallelize(network.train, **options)
@@ -47,7 +45,7 @@ def train_steps(workers, cluster) -> None:
 @case("calls")
 def state_on_workers(workers, cluster) -> None:
     expected = trained(3)
-    for layout in ("home", "replicated", "sharded"):
+    for layout in ("replicated", "sharded"):  # ("home": most other cases)
         network = Network(device="/job:worker/task:0/device:CPU:0")
         gs.set_variable_layout(network, layout)
         step = gs.parallelize(network.train)
