@@ -182,6 +182,16 @@ def test_any_argument_as_a_partial_sum(case: Case) -> None:
         parallel.plan(*arguments).check()
 
 
+def test_sums_of_integers_are_whole_before_they_are_cast() -> None:
+    """Their parts do not overflow where their sum does."""
+    large = tf.constant([[2**30]] * 4, tf.int32)
+
+    def function(x: tf.Tensor) -> tf.Tensor:
+        return tf.cast(tf.reduce_sum(x, 0), tf.float64)
+
+    np.testing.assert_array_equal(gs.parallelize(function, devices=4)(large), function(large))
+
+
 def natural_layout(case: Case, rows: int, devices: int) -> Shard | None:
     """Return the layout in which the case's op yields its first result when its operands are sharded."""
     function = tf.autograph.experimental.do_not_convert(lambda *tensors: case.run(rows, tensors))

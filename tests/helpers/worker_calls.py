@@ -33,7 +33,7 @@ def train_steps(workers, cluster) -> None:
     expected = trained(3)
     for options in (
         {"devices": ["CPU:0", "worker:0/CPU:1", "worker:1/CPU:0"]},
-        {"tuning": {"default_device": "worker:1/CPU:1"}},
+        {"tuning": {"default_device": "worker:1/CPU:1"}, "micro_batches": 2},
     ):
         network = Network()
         step = gs.parallelize(network.train, **options)
