@@ -23,11 +23,12 @@ from benchmarks.prediction import ranked, regrets, summary, table
 from benchmarks.processes import NoAnswerError, in_a_process
 from graphsplit.inspect.recorded.profiles import OpEvent
 from graphsplit.planning.costs.families import FAMILIES
-from graphsplit.planning.costs.machine import Device, Host, Link, Machine
+from graphsplit.planning.costs.machine import Host
 from graphsplit.planning.costs.machine_files import machine_text, read_machine
 from graphsplit.planning.costs.work import Work
 from graphsplit.simulate import calibration, fitting
 from graphsplit.simulate.measuring import sampling, timing
+from tests.helpers.calibration import rough
 from tests.helpers.messages import raises
 
 WEIGHTS = tf.Variable(tf.ones([64, 64]) / 64, name="weights")
@@ -38,12 +39,6 @@ def step(x):
         loss = tf.reduce_sum(tf.square(tf.nn.tanh(x @ WEIGHTS)))
     WEIGHTS.assign_sub(1e-6 * tape.gradient(loss, WEIGHTS))
     return loss
-
-
-def rough() -> Machine:
-    device = Device("core", "CPU", {"float32": 1e10}, {"float32": 1e9}, 1e10, 1e10, overhead_s=1e-6)
-    host = Host(threads=2, call_s=1e-5)
-    return Machine("rough", device, 8, Link("memory", float("inf"), 1e-6, shared=True, copies=False), host=host)
 
 
 def test_operations_of_a_function_are_measured(tmp_path: Path):

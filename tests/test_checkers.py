@@ -18,6 +18,16 @@ from graphsplit.planning.tasks import PlannedTask, Result
 from graphsplit.planning.waits import TURN, OrderedTasks, ordered_tasks_of
 from graphsplit.program.program import Program, Tensor
 from graphsplit.rules import Sharded
+from tests.helpers.broken_plans import (
+    drop_input,
+    edited,
+    read_another_piece,
+    sharded,
+    swap_inputs,
+    with_nodes,
+    with_op,
+    with_step,
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,24 +41,6 @@ def plan() -> gs.inspect.Plan:
         return loss, tf.unique(x[:, 0]).y, tf.unique(x[:, 1]).y
 
     return gs.parallelize(step, devices=3).plan(tf.ones((7, 3)))
-
-
-def position(program: Program, op_type: str) -> int:
-    return next(op.index for op in program.ops if op.type == op_type)
-
-
-def with_op(program: Program, op_type: str, **changes: Any) -> Program:
-    at = position(program, op_type)
-    ops = list(program.ops)
-    ops[at] = dataclasses.replace(ops[at], **changes)
-    return dataclasses.replace(program, ops=tuple(ops))
-
-
-def with_step(plan: gs.inspect.Plan, op_type: str, change: Callable[[Step], Step]) -> gs.inspect.Plan:
-    at = position(plan.program, op_type)
-    steps = list(plan.steps)
-    steps[at] = change(steps[at])
-    return dataclasses.replace(plan, steps=tuple(steps))
 
 
 def with_mesh(plan: gs.inspect.Plan, **changes: Any) -> gs.inspect.Plan:
@@ -71,10 +63,6 @@ def in_a_bucket(plan: gs.inspect.Plan, *kinds: str) -> gs.inspect.Plan:
     first = next(c for c in plan.collectives if c.moves[0] == moves[0])
     others = tuple([c for c in plan.collectives if c.moves[0] not in moves])
     return dataclasses.replace(plan, collectives=(dataclasses.replace(first, moves=tuple(moves)), *others))
-
-
-def sharded(**changes: Any) -> Callable[[Step], Step]:
-    return lambda step: dataclasses.replace(step, shards=dataclasses.replace(step.shards, **changes))
 
 
 def test_what_is_right_passes(plan: gs.inspect.Plan):
@@ -133,40 +121,8 @@ def test_broken_plans(plan: gs.inspect.Plan, broken: Callable[[gs.inspect.Plan],
         broken(plan).check()
 
 
-def with_nodes(graph: EmittedGraph, change: Callable[[list[Any]], None]) -> EmittedGraph:
-    nodes = [type(node)() for node in graph.nodes]
-    for copy, node in zip(nodes, graph.nodes, strict=True):
-        copy.CopyFrom(node)
-    change(nodes)
-    return dataclasses.replace(graph, nodes=tuple(nodes))
-
-
-def edited(edit: Callable[[Any], None], role: str, op_type: str) -> Callable[[EmittedGraph], EmittedGraph]:
-    """Return what changes the first node of a type that plays a role."""
-
-    def change(graph: EmittedGraph) -> EmittedGraph:
-        def on(nodes: list[Any]) -> None:
-            edit(next(n for n in nodes if graph.origins[n.name].role == role and n.op == op_type))
-
-        return with_nodes(graph, on)
-
-    return change
-
-
-def swap_inputs(node: Any) -> None:
-    node.input[0], node.input[1] = node.input[1], node.input[0]
-
-
-def drop_input(node: Any) -> None:
-    del node.input[0]
-
-
 def move_away(node: Any) -> None:
     node.device = "/device:CPU:4"
-
-
-def read_another_piece(node: Any) -> None:
-    node.input[0] = node.input[0].split(":")[0] + ":2"
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from graphsplit.core.storage.stored_models import read_saved_model
+from tests.helpers.broken_models import broken, model, said
 from tests.helpers.saved_model_cases import WITH_FINGERPRINTS, tensorflow_1
-from tests.test_cli_errors import broken, model, said
 
 __all__ = ["broken", "model"]
 

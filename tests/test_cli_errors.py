@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 
 import graphsplit as gs
 from graphsplit.cli import app
+from tests.helpers.broken_models import broken, model, said
 from tests.helpers.messages import message
-from tests.helpers.saved_model_cases import text
+
+__all__ = ["broken", "model"]
 
 ROOT = Path(__file__).parent.parent
 HERE = "tests.test_cli_errors"
@@ -35,27 +37,6 @@ def failing(x):
 
 def constant():
     return 3
-
-
-def said(*arguments: Any) -> str:
-    """Run a command that fails; return its message."""
-    ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert isinstance(ran.exception, SystemExit), ran.exception
-    assert ran.exit_code == 2
-    assert ran.output.startswith("Error: "), ran.output
-    return ran.output.removeprefix("Error: ").removesuffix("\n")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "original"
-    text(str(folder))
-    return folder
-
-
-@pytest.fixture
-def broken(model: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(model, tmp_path / "broken"))
 
 
 NO_TARGET = "is neither the directory of a SavedModel nor of the form module:function."

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_project import NEED_FRESH_PROCESS
+from tests.helpers.fresh_examples import NEED_FRESH_PROCESS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))

@@ -14,7 +14,7 @@ from keras import layers, optimizers
 from benchmarks.coverage_models import Training, integers, numbers, supervised
 from tests.helpers.float64 import EXACT, float64
 from tests.helpers.law import assert_law
-from tests.test_networks import assert_training
+from tests.helpers.trainings import assert_training
 
 __all__ = ["float64"]
 pytestmark = pytest.mark.usefixtures("float64")

@@ -11,24 +11,8 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.emission import check_emitted, emit
 from graphsplit.planning.traffic import traffic
+from tests.helpers.exchanges import U, W, trained
 from tests.helpers.law import assert_law, rows
-
-W, U = (0.3 * np.random.default_rng(seed).normal(size=(64, 64)) for seed in range(2))
-
-
-def contrastive(x: tf.Tensor) -> tf.Tensor:
-    """Both directions of a loss over all pairs: along rows, and along columns."""
-    a, b = tf.tanh(x @ W), tf.tanh(x @ U)
-    scores = a @ tf.transpose(b)
-    return tf.nn.log_softmax(scores), tf.nn.log_softmax(tf.transpose(scores))
-
-
-def trained(x: tf.Tensor) -> Any:
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        one, other = contrastive(x)
-        loss = tf.reduce_sum(tf.linalg.diag_part(one) + tf.linalg.diag_part(other))
-    return loss, tape.gradient(loss, x)
 
 
 @pytest.mark.parametrize("devices", [2, 3, 5])

@@ -22,7 +22,7 @@ from graphsplit.inspect.recorded.profiles import OpEvent
 from graphsplit.inspect.views.exports import WRITERS
 from tests.helpers.messages import message
 from tests.helpers.placements import two_device_graph
-from tests.test_saved_models_errors import contents, save
+from tests.helpers.saved_folders import contents, save
 
 NOT_REPLACED = "so it is not replaced. Name another place, or move it away."
 

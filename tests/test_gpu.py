@@ -29,7 +29,7 @@ from graphsplit.inspect import PlacedOp
 from graphsplit.planning.traffic import traffic
 from tests.helpers.law import assert_close, squares_step
 from tests.helpers.on_devices import Make, assert_law_on, idle, misplaced
-from tests.test_networks import start_elsewhere
+from tests.helpers.trainings import start_elsewhere
 
 ROOT = Path(__file__).parent.parent
 PLACES = {

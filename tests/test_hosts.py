@@ -22,6 +22,7 @@ from graphsplit.planning.communication.transfers import Collective, Relay, Slice
 from graphsplit.planning.passes import default_home
 from graphsplit.planning.traffic import traffic
 from graphsplit.planning.variables.in_parts import program_of
+from tests.helpers.exchanges import trained
 from tests.helpers.hosts import (
     assert_counted,
     assert_law_on_hosts,
@@ -34,7 +35,6 @@ from tests.helpers.hosts import (
 )
 from tests.helpers.law import rows
 from tests.helpers.layout_cases import Optimizer, adam, deep_step, numbers
-from tests.test_exchanges import trained
 
 LAYERS, WIDTH = 3, 40
 SIZE = LAYERS * WIDTH * WIDTH * 4

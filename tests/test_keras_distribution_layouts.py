@@ -15,7 +15,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable
 from tests.helpers.keras_cases import assert_same, assert_sharded, state
-from tests.test_keras_distribution import compiled, fixture_enabled, numbers_of, parallel  # noqa: F401 (a fixture)
+from tests.helpers.keras_distributions import compiled, fixture_enabled, numbers_of, parallel  # noqa: F401 (a fixture)
 
 distribution, layers = keras.distribution, keras.layers
 ROWS = 16  # two batches of 8: one trace

@@ -18,8 +18,8 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.keras.distribution.replacements import REPLACEMENTS
 from tests.helpers.keras_cases import assert_same
+from tests.helpers.keras_distributions import compiled, data, numbers_of, parallel, small
 from tests.helpers.processes import python
-from tests.test_keras_distribution import compiled, data, numbers_of, parallel, small
 
 distribution, layers = keras.distribution, keras.layers
 

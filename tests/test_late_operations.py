@@ -12,7 +12,7 @@ from graphsplit.planning.schedule.scheduling import find_order
 from graphsplit.program.program import Tensor
 from graphsplit.simulate.prediction.predictions import Prediction
 from tests.helpers.law import assert_close, assert_law
-from tests.test_recomputation import training as step_of
+from tests.helpers.recomputation import training as step_of
 
 WIDTH = 2000  # five rows of it are more than what is too small to wait
 

@@ -11,9 +11,9 @@ from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.memory import live_bytes
 from graphsplit.simulate.search import chosen_plans
 from graphsplit.simulate.search.plan_search import Search
+from tests.helpers.automatic_plans import Deep, Momentum, machine_of
 from tests.helpers.layout_cases import held_by_device
-from tests.test_automatic_plans import Deep, Momentum, machine_of
-from tests.test_recomputation import network, training
+from tests.helpers.recomputation import network, training
 
 ROWS = 35  # on 4 devices: 9, 9, 9, 8
 MACHINE = machine_of(rate=1e11, link=1e10)

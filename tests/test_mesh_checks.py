@@ -15,6 +15,7 @@ from graphsplit.core.layouts import MOVES, REPLICATE
 from graphsplit.core.protos.graphdefs import constant_node
 from graphsplit.emission import EmittedGraph, check_emitted, emit
 from graphsplit.planning.communication.transfers import Concatenation, Read, Slice, Sum
+from tests.helpers.broken_plans import drop_input, edited, read_another_piece, swap_inputs, with_nodes
 from tests.helpers.mesh_cases import (
     HIDDEN,
     LENGTH,
@@ -27,8 +28,7 @@ from tests.helpers.mesh_cases import (
     variable,
 )
 from tests.helpers.mesh_cases import TRANSFORMER as LAYOUT
-from tests.test_checkers import drop_input, edited, read_another_piece, swap_inputs, with_nodes
-from tests.test_mesh_loops import DECODING, decoding
+from tests.helpers.mesh_loops import DECODING, decoding
 
 MESH = {"batch": 1, "model": 2}
 Graph = Callable[[EmittedGraph], EmittedGraph]

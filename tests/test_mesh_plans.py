@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
+from tests.helpers.automatic_plans import machine_of
 from tests.helpers.layout_cases import held_by_device
-from tests.test_automatic_plans import machine_of
 
 
 def numbers(*shape: int) -> tf.Tensor:

@@ -15,23 +15,10 @@ from graphsplit.emission import check_emitted, emit
 from tests.helpers.keras_cases import CASES, assert_same, fit, state
 from tests.helpers.law import assert_close, assert_law, rows
 from tests.helpers.messages import message
+from tests.helpers.micro_batches import GIVEN, singles, training
+from tests.helpers.random_calls import SPLIT, TOLERANCE
+from tests.helpers.regression import regression_step
 from tests.helpers.sampler import sample_arguments, sample_program
-from tests.test_packing import regression_step
-from tests.test_random_programs import SPLIT, TOLERANCE
-
-
-def singles(*arguments: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    return tuple(tf.cast(a, tf.float32) for a in arguments)
-
-
-GIVEN = singles(rows(11, 6), rows(11, 3))
-
-
-def training(*hidden: Any):
-    """Return a training step of a network with hidden layers between two dense ones, and its variables."""
-    keras.utils.set_random_seed(3)
-    made = [layer() for layer in hidden]
-    return regression_step(keras.Sequential([layers.Input((6,)), layers.Dense(5, "tanh"), *made, layers.Dense(3)]))
 
 
 def types(plan: gs.inspect.Plan, phase: int) -> set[str]:

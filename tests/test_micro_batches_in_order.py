@@ -15,7 +15,7 @@ from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission import check_emitted, emit
 from graphsplit.planning.memory import live_bytes
 from tests.helpers.law import assert_law, rows
-from tests.test_micro_batches import GIVEN, training
+from tests.helpers.micro_batches import GIVEN, training
 
 
 def test_a_gradient_is_added_before_the_next_one_is_begun():

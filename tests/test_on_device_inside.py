@@ -9,7 +9,18 @@ import graphsplit as gs
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission.emitter import emit
 from tests.helpers.law import assert_close, assert_law
-from tests.test_on_device import LEAKY, OUTER, STAGE, TANH, devices_by_type, expected, network, on, rows, training
+from tests.helpers.stages_on_devices import (
+    LEAKY,
+    OUTER,
+    STAGE,
+    TANH,
+    devices_by_type,
+    expected,
+    network,
+    on,
+    rows,
+    training,
+)
 
 
 def test_backward_of_what_a_stage_calls_is_on_its_devices():

@@ -12,7 +12,7 @@ import graphsplit as gs
 from graphsplit.emission import emit
 from graphsplit.planning.steps import Step
 from tests.helpers.law import assert_close, assert_law, rows
-from tests.test_packing import regression_step
+from tests.helpers.regression import regression_step
 
 
 def training(normalized: bool):

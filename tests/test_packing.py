@@ -23,22 +23,9 @@ from graphsplit.planning.steps import Move
 from graphsplit.program.program import Tensor
 from graphsplit.runtime.grappler import optimizer_config
 from tests.helpers.law import assert_close, assert_law, rows
+from tests.helpers.regression import regression_step
 
 # Packs
-
-
-def regression_step(model: keras.Model):
-    """Return a training step of a model, by the squared error, and its variables."""
-    optimizer = keras.optimizers.SGD(0.1)
-    optimizer.build(model.trainable_variables)
-
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
-        optimizer.apply(tape.gradient(loss, model.trainable_variables))
-        return loss
-
-    return step, [*model.variables, *optimizer.variables]
 
 
 def dense_training(normalized: bool = False):

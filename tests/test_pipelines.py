@@ -17,37 +17,7 @@ from graphsplit.planning.memory import live_bytes
 from graphsplit.planning.schedule.schedules import KINDS, Slot, make_schedule
 from tests.helpers.law import assert_law, rows
 from tests.helpers.messages import message
-
-
-def network(stages: int, place: Any, widths: int = 6):
-    """Return a function of so many stages of two layers, and its variables."""
-    weights = [tf.Variable(rows(widths, widths) / 3) for _ in range(2 * stages)]
-
-    def stage(number: int) -> Any:
-        first, second = weights[2 * number : 2 * number + 2]
-        return lambda h: tf.tanh(tf.tanh(h @ first) @ second)
-
-    parts = [place(stage(number), number) for number in range(stages)]
-
-    def forward(x):
-        for part in parts:
-            x = part(x)
-        return x
-
-    return forward, weights
-
-
-def training(stages: int, place: Any):
-    forward, weights = network(stages, place)
-
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((forward(x) - y) ** 2)
-        for w, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
-            w.assign_sub(0.1 * gradient)
-        return loss
-
-    return step, weights
+from tests.helpers.pipelines import named, training
 
 
 def assert_pipeline(stages: int, places: list[Any], **options: Any) -> gs.inspect.Plan:
@@ -55,12 +25,6 @@ def assert_pipeline(stages: int, places: list[Any], **options: Any) -> gs.inspec
     twins = iter([lambda fn, _: fn, lambda fn, number: named(gs.on_device(fn, places[number]), number)])
     given = rows(11, 6), rows(11, 6)
     return assert_law(lambda: training(stages, next(twins)), [given, given], sharded=["Tanh", "TanhGrad"], **options)
-
-
-def named(function: Any, number: int) -> Any:
-    function._fn.__name__ = f"part{number}"
-    function.__name__ = f"part{number}"
-    return function
 
 
 # The pure function

@@ -15,8 +15,8 @@ from graphsplit.inspect.views.lanes import Lane, lanes_of
 from graphsplit.inspect.views.pages import page_data
 from graphsplit.inspect.views.summaries import summarize
 from tests.helpers.law import rows
-from tests.test_pipelines import named, training
-from tests.test_stages import perceptron
+from tests.helpers.pipelines import named, training
+from tests.helpers.stages import perceptron
 
 HERE, THERE = "/device:CPU:0", "/device:CPU:1"
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from benchmarks import peaks
-from tests.test_prediction import WEIGHTS, X, boxed
+from tests.helpers.predictions import WEIGHTS, X, boxed
 
 
 def test_what_a_loop_keeps_for_its_gradient_is_alive():

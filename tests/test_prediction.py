@@ -18,20 +18,9 @@ from graphsplit.inspect.builders import placement_of_plan
 from graphsplit.planning.costs.machine import Device, Host, Link, Machine
 from graphsplit.planning.costs.work import bytes_of
 from tests.helpers.messages import raises
+from tests.helpers.predictions import WEIGHTS, X, boxed, product
 
-HERE = "tests.test_prediction"
-WEIGHTS = tf.Variable(tf.ones([64, 64]), name="weights")
 BIAS = tf.Variable(tf.zeros([64]), name="bias")
-
-
-def boxed(rate: float = 1e9, link: float = 1e9, memory: float = 1e9, count: int = 8, **others: float) -> Machine:
-    """A machine that computes products only: all else takes no time."""
-    device = Device("unit", "GPU", {"float32": rate}, {"float32": 1e30}, 1e30, memory, **others)  # type: ignore[arg-type]
-    return Machine("unit box", device, count, Link("cable", link, 0.0), network=Link("net", link / 10, 1e-3))
-
-
-def product(x):
-    return tf.linalg.matmul(x, WEIGHTS)
 
 
 def train(x):
@@ -42,7 +31,6 @@ def train(x):
     return loss
 
 
-X = tf.TensorSpec([128, 64])
 FLOPS = 2 * 128 * 64 * 64
 
 

@@ -19,7 +19,7 @@ from graphsplit.cli.predict_commands import machines_like
 from graphsplit.planning.costs.machine_files import known_machines, machine
 from graphsplit.simulate import calls as predictions
 from tests.helpers.messages import raises
-from tests.test_prediction import HERE, X, boxed, product
+from tests.helpers.predictions import HERE, X, boxed, product
 
 ROOT = Path(__file__).parent.parent
 

@@ -24,6 +24,7 @@ import graphsplit as gs
 from graphsplit.core.renamed import NAMES
 from graphsplit.core.requirements import NEWEST, OLDEST
 from tests.conftest import LONG, QUICK
+from tests.helpers.fresh_examples import NEED_FRESH_PROCESS
 from tests.helpers.processes import python
 
 ROOT = Path(__file__).parent.parent
@@ -49,7 +50,6 @@ UPWARDS = {  # what is asked for what stands above, and imports it when it is as
     "api/calls/compilation.py": ["simulate/search/chosen_plans.py"],
     "api/calls/parallel_function.py": ["inspect/builders.py", "inspect/placements.py", "inspect/sources.py"],
 }
-NEED_FRESH_PROCESS = {"DeviceError", "WorkerLostError", "use_logical_devices"}  # `test_docs` runs their examples
 MODULES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py"))
 FENCED = ["core/keras_internals.py", "core/tensorflow_internals.py", "core/variables/parted_classes.py"]
 PUBLIC_IN_PYTHON = {"_asdict", "_exit", "_fields", "_getframe", "_make", "_replace"}  # the underscore is in its manual
@@ -380,6 +380,19 @@ def test_examples_in_docstrings():
                 runner.run(case)
     assert runner.failures == 0  # (each was printed)
     assert runner.tries > 100
+
+
+def test_no_test_imports_a_test():
+    """What several need is a helper; one runs the tests of other files in another way."""
+    found = set()
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            named = (
+                [node.module or "", *[alias.name for alias in node.names]] if isinstance(node, ast.ImportFrom) else []
+            )
+            if any(part.startswith("test_") for name in named for part in name.split(".")):
+                found.add(path.name)
+    assert found == {"test_keras_automatic.py"}
 
 
 def test_the_code_of_the_readme_runs():

@@ -14,7 +14,7 @@ import graphsplit as gs
 from graphsplit.emission import check_emitted, emit
 from graphsplit.errors import CheckError
 from tests.helpers.mesh_cases import devices_of
-from tests.test_mesh_loops import flows
+from tests.helpers.mesh_loops import flows
 
 SEED = tf.constant([3, 5])
 

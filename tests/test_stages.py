@@ -19,33 +19,7 @@ from graphsplit.planning.schedule.chains import Chain, Room, Sent, cut
 from graphsplit.planning.schedule.schedules import KINDS
 from tests.helpers.law import assert_close, assert_law, rows
 from tests.helpers.messages import message
-
-
-def training(weights: list[Any], forward: Any):
-    """Return a training step of a function of rows and variables with the shapes of `weights`, and the variables."""
-    variables = [tf.Variable(w) for w in weights]
-
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            h = forward(x, variables)
-            loss = tf.reduce_mean((h - y) ** 2)
-        for v, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
-            v.assign_sub(0.1 * gradient)
-        return loss, h
-
-    return step, variables
-
-
-def perceptron(depth: int, width: int = 6):
-    weights = [rows(width, width) / 3 for _ in range(depth)]
-
-    def forward(h, variables):
-        for w in variables:
-            h = tf.tanh(h @ w)
-        return h
-
-    return lambda: training(weights, forward)
-
+from tests.helpers.stages import perceptron, training
 
 # The pure function
 
@@ -329,7 +303,7 @@ def test_the_plan_says_where_and_why():
     plan = gs.parallelize(step, devices=2, stages=2, micro_batches=2).plan(rows(64, 16), rows(64, 16))
     lines = str(plan).splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("  cut into"))
-    name = "(test_stages.py:"
+    name = "(stages.py:"
     found = [line.partition(name)[0] + line.partition(name)[2].partition(")")[2] for line in lines[first : first + 3]]
     assert found == [
         "  cut into 2 stages, the slowest 1.02 of the mean; 16.4 kB sent between them",

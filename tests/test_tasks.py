@@ -24,7 +24,7 @@ from graphsplit.planning.tasks import OPERATION, SEND, few_tasks_of, tasks_of
 from graphsplit.planning.traffic import traffic
 from tests.helpers import emitted_graphs
 from tests.helpers.emitted_programs import PROGRAMS as RECORDED
-from tests.test_experts import FOUR, IN_PLACE, Layer, rows_of
+from tests.helpers.experts import FOUR, IN_PLACE, Layer, rows_of
 
 UNKNOWN = {"traced again", "rows of a signature", "a weight of none"}
 """Programs of any number of rows, as those that are called so: what a task holds is known once the rows are."""

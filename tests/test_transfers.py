@@ -12,9 +12,9 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.layouts import MOVES
 from graphsplit.planning.communication.transfers import Collective, Concatenation, Own, Read, Slice, Sum, Value, Zeros
+from tests.helpers.exchanges import trained
 from tests.helpers.law import rows
 from tests.helpers.layout_cases import deep_step, numbers
-from tests.test_exchanges import trained
 
 
 def planned(function: Callable[..., Any], *arguments: Any, **options: Any) -> gs.inspect.Plan:

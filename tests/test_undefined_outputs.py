@@ -17,8 +17,8 @@ from graphsplit.core.layouts import Partial
 from graphsplit.core.protos.graphdefs import make_node, output_names
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.program.undefined_outputs import MAY_BE_UNDEFINED, undefined_outputs
+from tests.helpers.broken_plans import position, sharded, with_op, with_step
 from tests.rule_cases import CASES
-from tests.test_checkers import position, sharded, with_op, with_step
 
 ROOT = Path(__file__).parent.parent
 

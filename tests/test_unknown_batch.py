@@ -19,9 +19,10 @@ from graphsplit.emission.shards.random_numbers import own_numbers
 from graphsplit.errors import CheckError
 from tests.helpers.float64 import EXACT, float64
 from tests.helpers.law import assert_close, assert_law
+from tests.helpers.trainings import start_elsewhere
+from tests.helpers.unknown_sizes import last_plan
 from tests.rule_cases import CASES, Case
 from tests.rule_cases.table import first_of_each
-from tests.test_networks import start_elsewhere
 
 __all__ = ["float64"]
 SIZES = (5, 7, 2, 1, 6)  # fewer rows than devices among them
@@ -161,11 +162,6 @@ def test_gradients_from_outside(network: Callable[[], tuple[keras.Model, tuple[i
     plan = tf.function(lambda x: forward.gradient_plan(x) and x).get_concrete_function(spec) and last_plan(forward)
     assert plan.program.batch_is_unknown
     assert not plan.stayed_home, str(plan)
-
-
-def last_plan(function: gs.ParallelFunction) -> gs.inspect.Plan:
-    compiled = [found for several in function._traces.compiled.values() for found in several]
-    return compiled[-1].pair().plan
 
 
 @pytest.mark.parametrize("shape", [(None, 6), (None, 3, 5)])

@@ -18,8 +18,8 @@ from graphsplit.rules import Declined, answer, answer_for_output
 from graphsplit.rules.registry import Rule
 from tests.helpers.float64 import EXACT, float64
 from tests.helpers.law import assert_close, assert_law
-from tests.test_networks import start_elsewhere
-from tests.test_unknown_batch import last_plan
+from tests.helpers.trainings import start_elsewhere
+from tests.helpers.unknown_sizes import last_plan
 
 __all__ = ["float64"]
 

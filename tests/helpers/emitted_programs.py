@@ -15,10 +15,10 @@ from tests.helpers.hosts import worker_device
 from tests.helpers.law import squares_step
 from tests.helpers.layout_cases import COUPLED, Optimizer, adam, deep_step, fused_adam, momentum, numbers, sgd
 from tests.helpers.mesh_cases import LENGTH, PERCEPTRON, TRANSFORMER, WIDTH, perceptron, transformer
-from tests.test_mesh_loops import DECODING, LSTM, decoding, recurrent
-from tests.test_mesh_units import LENGTH as WORDS
-from tests.test_mesh_units import MERGED, by_name
-from tests.test_mesh_units import trained as units
+from tests.helpers.mesh_loops import DECODING, LSTM, decoding, recurrent
+from tests.helpers.mesh_units import LENGTH as WORDS
+from tests.helpers.mesh_units import MERGED, by_name
+from tests.helpers.mesh_units import trained as units
 
 v1 = tf.compat.v1
 Made = tuple[Callable[..., Any], Sequence[Any]]
