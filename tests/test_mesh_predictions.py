@@ -10,6 +10,8 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.planning.traffic import traffic
 from tests.helpers.mesh_cases import PERCEPTRON, TRANSFORMER, WIDTH, devices_of, perceptron, transformer
+from tests.test_mesh_stages import perceptron as stages_of
+from tests.test_mesh_stages import rows as rows_of
 
 MESH = {"batch": 2, "model": 2}
 MACHINE = "8xH100-SXM5"
@@ -36,6 +38,42 @@ def test_as_variables_lie_and_as_they_would():
     assert "0/up: dimension 1 along 'model' (8, 7), used where its parts are" in str(would.plan)
     assert str(as_they_lie).splitlines()[0].startswith(f"Prediction of step on 4 of {MACHINE}")
     assert {device[-1] for device, memory in would.memory.items() if memory.state_bytes} == {"0", "1"}  # the first row
+
+
+ON_STAGES: dict[str, tuple[dict[str, int], Any]] = {
+    "home": ({"stage": 2, "batch": 2}, None),
+    "sharded": ({"stage": 2, "batch": 2}, "sharded"),
+    "replicated": ({"batch": 2, "stage": 2}, "replicated"),
+    "host": ({"stage": 2, "batch": 2}, "host"),
+    "layers": ({"stage": 2, "model": 2}, {"*up*": (None, "model"), "*down*": ("model",), "*": "home"}),
+}
+
+
+@pytest.mark.parametrize("case", ON_STAGES)
+def test_stages(case: str):
+    """Before the first call, after it, and where no variable is laid out: the plan and the bytes of what runs."""
+    mesh, layout = ON_STAGES[case]
+    (laid, step), (_, other), batch = stages_of(), stages_of(), rows_of(8)
+    if layout is not None:
+        gs.set_variable_layout(laid, layout, mesh=mesh)
+    options: Any = {"micro_batches": 2, "schedule": "1f1b"}
+    parallel = gs.parallelize(step, mesh=mesh, **options)
+    found = [gs.predict(parallel, *batch, machine=MACHINE)]
+    parallel(*batch)
+    found.append(gs.predict(parallel, *batch, machine=MACHINE))
+    found.append(gs.predict(other, *batch, machine=MACHINE, mesh=mesh, layout=layout or "home", **options))
+    state = [[memory.state_bytes for memory in own.of_devices.values()] for own in found]
+    assert state[0] == state[1] == state[2]
+    assert all(sum(half) > 0 for half in (state[0][:2], state[0][2:]))
+    assert found[0].step_s == found[1].step_s == found[2].step_s
+    plan = parallel.plan(*batch)
+    ran, would = (traffic(own).by_kind for own in (plan, found[2].plan))
+    if layout != "host":  # (the first device is the host here, and has its rows)
+        assert {**ran, "scatter": 0} == {**would, "scatter": 0}
+    points = gs.scaling(
+        other, *batch, machine=MACHINE, mesh=mesh, devices=[4], kinds=["strong"], micro_batches=2
+    ).points
+    assert [point.devices for point in points] == [4]
 
 
 def test_more_devices_than_there_are():

@@ -14,11 +14,10 @@ from graphsplit.api.calls.compilation import plan_as_if, trace_call, variables_e
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.layouts.predicted_layouts import Layout
 from graphsplit.core import structures
-from graphsplit.core.device_mesh import STAGE_AXIS
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import Shard
 from graphsplit.core.tensorflow_internals import is_compiled_function
-from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.tracing.trace import Trace
@@ -120,11 +119,6 @@ def predicted_call(
     asked = options.asks_for_plan.partition("=")[0] if options.is_automatic else ""
     notes = (f"{asked}= chooses nothing here; the function is predicted with its other options",) if asked else ()
     options = replace(options.as_given(), **{name: value for name, value in given.items() if value is not None})
-    if options.mesh.stages:
-        raise UnsupportedError(
-            f"mesh={options.mesh.asked!r}: a prediction does not lay variables out in stages of a mesh yet. Leave out "
-            f"{STAGE_AXIS!r}, or pass a function with stages= and without a mesh."
-        )
     signature = signature_of(function)
     check_split(options.split, parameters_of(signature))
     bound = signature.bind(*args, **kwargs)

@@ -102,14 +102,14 @@ def scaling(
 def _columns(call: PredictedCall, counts: Sequence[int]) -> int:
     """Return how many devices share one part of the batch: those along the other axes of the mesh; 1 without any."""
     axes = call.options.mesh
-    columns = axes.columns
-    has_rows = not axes.others or axes.batch_axis in dict(axes.sizes)
+    columns, others = axes.columns * max(axes.stages, 1), {k: n for k, n in axes.asked.items() if k != axes.batch_axis}
+    has_rows = not others or axes.batch_axis in dict(axes.sizes)
     wrong = [count for count in counts if count % columns or (not has_rows and count != columns)]
     if wrong:
         raise ArgumentError(
-            f"devices={list(counts)!r}: mesh {axes} has {columns} devices along {' x '.join(map(repr, axes.others))}, "
+            f"devices={list(counts)!r}: mesh {axes} has {columns} devices along {' x '.join(map(repr, others))}, "
             f"and {wrong[0]} is no multiple of it, or there is no axis of the batch for the others. Choose other "
-            f"numbers of devices, or give the mesh, mesh={ {BATCH_AXIS: 1, **axes.others}!r}."
+            f"numbers of devices, or give the mesh, mesh={ {BATCH_AXIS: 1, **others}!r}."
         )
     return columns
 
@@ -117,7 +117,7 @@ def _columns(call: PredictedCall, counts: Sequence[int]) -> int:
 def _with_rows_of_mesh(options: Options, rows: int) -> Options:
     """Return options whose mesh has so many devices along the batch's axis."""
     axes = options.mesh
-    if not axes.others:
+    if not axes.others and not axes.stages:
         return options
     sizes = tuple([(name, rows if name == axes.batch_axis else size) for name, size in axes.sizes])
     return replace(options, mesh=replace(axes, sizes=sizes), devices=None)

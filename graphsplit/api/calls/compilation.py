@@ -232,6 +232,7 @@ def plan_as_if(
       memory: bytes of each, if they are known.
     """
     grid = mesh_as_if(options.mesh, devices)
+    traced, splitting, options = _cut_first(traced, splitting, options, devices)
     if AUTO in (layout, options.variables if layout is None else ""):
         as_they_lie = lambda own: state_as_if(own, divisions_for(own, None, devices, grid), devices[0])  # noqa: E731
         near = devices[0], grid, lambda: memory

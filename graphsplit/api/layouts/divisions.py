@@ -52,15 +52,17 @@ def divisions_in_stage(
     wanted: Sequence[VariableLayout | None],
     grid: DeviceMesh,
     slots: Mapping[int, tf.Variable],
+    home: str = "",
 ) -> dict[int, MeshDivision]:
     """Return how variables made elsewhere are several on the devices of a stage, if they are whole or copied there.
 
-    Numbers stay, and integers that are whole: TensorFlow has those of 32 bits on the CPU.
+    Numbers stay, and integers that are whole: TensorFlow has those of 32 bits on the CPU. `home` as for `replicated`.
     """
     away = [
         (v, own)
         for v, own in zip(variables, wanted, strict=True)
-        if can_be_parted(v) and v.shape.rank and not v.dtype.is_integer and canonical_name(v.device) not in grid.devices
+        if can_be_parted(v) and v.shape.rank and not v.dtype.is_integer
+        if (home or canonical_name(v.device)) not in grid.devices
     ]
     copies = replicated([v for v, own in away if own == "replicated"], grid.devices, slots, grid.devices[0])
     whole = {id(v): Cut(0, v.shape[0], 1, devices=grid.devices[:1]) for v, own in away if own == "home"}

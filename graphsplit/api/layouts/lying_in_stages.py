@@ -35,6 +35,19 @@ def lay_in_stages(trace: Trace, grid: DeviceMesh) -> tuple[str, ...]:
     """
     if not trace.program.stages or not grid.stages or not tf.executing_eagerly():
         return ()
+    places = places_in_stages(trace, grid)
+    moved = [v for v in trace.variables if (place := places[id(v)]) and _is_elsewhere(v, place)]
+    for devices in grid.stages:
+        _lay([v for v in moved if places[id(v)] == devices], slots_in(trace), grid.of_stage(devices))
+    for variable in trace.variables:
+        variable._graphsplit_stage = places[id(variable)]
+    size = sum([v.shape.num_elements() * v.dtype.size for v in moved])
+    said = f"{count_text(len(moved), 'variable')} ({format_bytes(size)}) moved to the devices of their stages"
+    return (said,) if moved else ()
+
+
+def places_in_stages(trace: Trace, grid: DeviceMesh) -> dict[int, tuple[str, ...]]:
+    """Return the devices of the stage to which each variable of a traced function belongs, none for one of no stage."""
     found, slots = stages_of_variables(trace), slots_in(trace)
     devices_of = {
         stage: next((own for own in grid.stages if {*own} == {*stage.devices}), ()) for stage in found.values()
@@ -43,14 +56,7 @@ def lay_in_stages(trace: Trace, grid: DeviceMesh) -> tuple[str, ...]:
     for variable in trace.variables:
         known = stage_known(variable, grid) or stage_known(slots.get(id(variable)), grid)
         places[id(variable)] = known or (devices_of[found[id(variable)]] if id(variable) in found else ())
-    moved = [v for v in trace.variables if (place := places[id(v)]) and _is_elsewhere(v, place)]
-    for devices in grid.stages:
-        _lay([v for v in moved if places[id(v)] == devices], slots, grid.of_stage(devices))
-    for variable in trace.variables:
-        variable._graphsplit_stage = places[id(variable)]
-    size = sum([v.shape.num_elements() * v.dtype.size for v in moved])
-    said = f"{count_text(len(moved), 'variable')} ({format_bytes(size)}) moved to the devices of their stages"
-    return (said,) if moved else ()
+    return places
 
 
 def stages_of_variables(trace: Trace) -> dict[int, Stage]:
@@ -84,8 +90,23 @@ def _is_elsewhere(variable: tf.Variable, devices: Sequence[str]) -> bool:
     """Return whether a variable is to be moved to devices, or one of which it stays."""
     parts = parts_of_variable(variable)
     lies_on = {canonical_name(variable.device)} if parts is None else set(parts.devices)
-    stays = not variable.shape.rank or (variable.dtype.is_integer if parts is None else parts.layout == "host")
-    return not stays and variable.shape.is_fully_defined() and not lies_on <= set(devices)
+    return not stays(variable, as_it_lies(variable)) and not lies_on <= set(devices)
+
+
+def stays(variable: tf.Variable, layout: VariableLayout) -> bool:
+    """Return whether a variable of a layout is in no stage: numbers, integers that are whole, what is on the host."""
+    return bool(
+        not variable.shape.rank
+        or layout == "host"
+        or (layout == "home" and variable.dtype.is_integer)
+        or not variable.shape.is_fully_defined()
+    )
+
+
+def as_it_lies(variable: tf.Variable) -> VariableLayout:
+    """Return the layout that a variable has."""
+    parts = parts_of_variable(variable)
+    return getattr(variable, "_graphsplit_stays", "") or "home" if parts is None else parts.layout
 
 
 def _lay(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable], grid: DeviceMesh) -> None:
@@ -94,8 +115,7 @@ def _lay(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable], gri
         wait_for_calls(variables)
         layouts: list[VariableLayout | None] = []
         for variable in variables:
-            parts = parts_of_variable(variable)
-            layouts.append(getattr(variable, "_graphsplit_stays", "") or "home" if parts is None else parts.layout)
+            layouts.append(as_it_lies(variable))
             variable._graphsplit_stays = ""
         reshards = all(parts.reshards for v in variables if (parts := parts_of_variable(v)) is not None)
         lay_out(variables, layouts, slots, grid.devices, grid, reshard_after_forward=reshards)

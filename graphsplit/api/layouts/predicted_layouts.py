@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from graphsplit.api.layouts.divisions import PLACES, divided, divisions_on_mesh, replicated
+from graphsplit.api.layouts.divisions import PLACES, divided, divisions_in_stage, divisions_on_mesh, replicated
 from graphsplit.api.layouts.layout_spellings import WORDS, VariableLayout, check_layout, names_host, spelling_of
+from graphsplit.api.layouts.lying_in_stages import as_it_lies, places_in_stages, stays
 from graphsplit.api.layouts.lying_together import slots_in
 from graphsplit.api.layouts.variable_layouts import wanted_layouts
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
@@ -68,8 +69,48 @@ def divisions_wanted(
       wanted: the layout of each variable; None: as it lies.
       reshard: whether what is sharded is dropped after the forward pass.
     """
-    variables = list(trace.variables)
-    slots = slots_in(trace)
+    variables, slots = list(trace.variables), slots_in(trace)
+    if grid is None or not grid.stages:
+        found = _divisions(variables, wanted, slots, devices, grid, reshard)
+    else:
+        found = _divisions_in_stages(trace, wanted, slots, grid, reshard)
+    captured = captured_variables(trace).items()
+    return {trace.program.ops[i].name: found[id(v)] for i, v in captured if id(v) in found}
+
+
+def _divisions_in_stages(
+    trace: Trace,
+    wanted: Sequence[VariableLayout | None],
+    slots: Mapping[int, tf.Variable],
+    grid: DeviceMesh,
+    reshard: bool,
+) -> dict[int, MeshDivision]:
+    """Return how variables would be cut or copied, each on the devices of its stage; see `lay_in_stages`."""
+    places, home, found = places_in_stages(trace, grid), grid.devices[0], dict[int, MeshDivision]()
+    laid = [(v, own or as_it_lies(v)) for v, own in zip(trace.variables, wanted, strict=True)]
+    check_layout({k: own for k, (_, own) in enumerate(laid)}, grid)
+    staying = [(v, own) for v, own in laid if stays(v, own)]
+    found |= _divisions([v for v, _ in staying], [own for _, own in staying], slots, grid.devices, grid, reshard)
+    left = [(v, "home" if own == "host" else own) for v, own in laid if id(v) not in found]  # (a few bytes stay)
+    for stage in grid.stages:
+        there = [(v, own) for v, own in left if (places[id(v)] or grid.devices) == stage]
+        mesh, variables = grid.of_stage(stage), [v for v, _ in there]
+        found |= _divisions(variables, [own for _, own in there], slots, stage, mesh, reshard, home)
+        layouts = ["home" if own == "sharded" and id(v) not in found else own for v, own in there]
+        found |= divisions_in_stage(variables, layouts, mesh, slots, home)
+    return found
+
+
+def _divisions(
+    variables: Sequence[tf.Variable],
+    wanted: Sequence[VariableLayout | None],
+    slots: Mapping[int, tf.Variable],
+    devices: Sequence[str],
+    grid: DeviceMesh | None,
+    reshard: bool,
+    home: str = "",
+) -> dict[int, MeshDivision]:
+    """Return how variables would be cut or copied, by their ids; `home` has those that are whole: the first device."""
     lying = [v for v, own in zip(variables, wanted, strict=True) if own is None]
     along = {id(v): own for v, own in zip(lying, _elsewhere(lying, grid), strict=True)}
     found: dict[int, MeshDivision] = _as_they_lie([v for v in lying if along[id(v)] is None], devices)
@@ -87,11 +128,10 @@ def divisions_wanted(
             dict.fromkeys(places(devices), 0),
         )
         cuts = divided(chosen, places(devices), slots, loads, word, reshard, belonging)
-        found.update({id(v): cut for v, cut in cuts if cut.devices != (devices[0],)})
+        found.update({id(v): cut for v, cut in cuts if cut.devices != (home or devices[0],)})
     if grid is not None:
         found.update(divisions_on_mesh(variables, wanted, grid, slots))
-    captured = captured_variables(trace).items()
-    return {trace.program.ops[i].name: found[id(v)] for i, v in captured if id(v) in found}
+    return found
 
 
 def _elsewhere(variables: Sequence[tf.Variable], grid: DeviceMesh | None) -> list[VariableLayout | None]:
@@ -157,7 +197,7 @@ def notes_on_layout(
             "the devices are CPUs, whose memory is the host's: variables with layout 'host' count as those of "
             f"{' and '.join(map(short_name, host_devices(devices)))}",
         )
-    if layout is not None or (grid is not None and grid.others):
+    if layout is not None or (grid is not None and (grid.others or grid.stages)):
         return ()
     notes = []
     for kind, what in ((Cut, "sharded"), (Copied, "replicated")):
