@@ -60,6 +60,32 @@ def test_a_block(heads: int, shared: int, fused: bool, mesh: dict[str, int], is_
         )  # 2 forward, 1 backward: `x` has no gradient
 
 
+OTHER_AXIS = {
+    **{name: own for name, own in by_name(APART).items() if name[0] in "qkvo"},
+    "gate_up*": (None, "expert"),
+    "down*": ("expert",),
+    "*": "home",
+}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "layout"),
+    [({"model": 2, "expert": 2}, OTHER_AXIS), ({"stage": 2, "model": 2}, by_name(APART))],
+    ids=["two axes", "stages"],
+)
+def test_units_beside_another_axis(mesh: dict[str, int], layout: dict[str, Any]):
+    """Uneven heads along one axis, two blocks along the other; in stages, in the first and in the second one."""
+    batch = tf.constant(numbers(3, LENGTH, WIDTH))
+    parallel = assert_law(lambda: trained(3), layout, mesh, [batch])
+    plan = parallel.plan(batch)
+    assert not plan.state.gathered
+    assert "units of 4" in str(plan)
+    assert "2 blocks" in next(line for line in str(plan).splitlines() if "gate_up: dimension" in line)
+    moves = [line for line in str(plan).splitlines() if line.startswith("  along '")]
+    assert len(moves) >= len(mesh.keys() - {"stage"})
+    assert not any("gather" in line for line in moves)  # sums of activations, and nothing else
+
+
 @pytest.mark.parametrize(
     ("heads", "shared", "mesh"),
     [

@@ -36,13 +36,18 @@ def learn_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: Devic
       divisions: how its variables are several, by the names of their placeholders.
       grid: the mesh on which it is to run.
     """
-    along = {name: along_axis(own) for name, own in divisions.items() if axis_of(own)}
+    found = [own for axis in grid.others for own in _learn_along(trace, divisions, axis, grid.others[axis])]
+    return list({id(own): own for own in found}.values())
+
+
+def _learn_along(trace: Trace, divisions: Mapping[str, MeshDivision], axis: str, columns: int) -> list[tf.Variable]:
+    """Do what `learn_units` does along one axis, of variables that are not cut along another one before it."""
+    along = {name: along_axis(own) for name, own in divisions.items() if axis_of(own) == axis}
     laid = {name: layout_along_axis(own) for name, own in along.items()}
     in_entries = {name for name, own in along.items() if isinstance(own, Cut) and own.block == own.blocks == 1}
-    program, columns = trace.program, len(grid.columns)
-    if columns == 1 or not in_entries or len(grid.others) > 1:
+    program = trace.program
+    if columns == 1 or not in_entries:
         return []
-    [axis] = grid.others
     named = [(i, own, program.ops[i].name) for i, own in captured_variables(trace).items()]
     free = {i: (own, laid[name]) for i, own, name in named if name in in_entries}
     heads = slots_in(trace)
@@ -52,5 +57,6 @@ def learn_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: Devic
     alike = {i: group for group in groups.values() for i in group}
     found = UnitSearch(program, AxisPlanner(axis, columns), laid, alike).run()
     for i, cut in found.items():
-        free[i][0]._graphsplit_units = {(axis, columns): cut}
-    return list({id(free[i][0]): free[i][0] for i in found}.values())
+        known = getattr(free[i][0], "_graphsplit_units", {})
+        free[i][0]._graphsplit_units = {**known, (axis, columns): cut}
+    return [free[i][0] for i in found]
