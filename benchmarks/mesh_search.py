@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import random
 import time
@@ -21,11 +22,12 @@ from typing import Any
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import machine
 from graphsplit.simulate.predicted_calls import PredictedCall, predicted_call
 from graphsplit.simulate.search.automatic import choose, table_for
-from graphsplit.simulate.search.candidates import Candidate
+from graphsplit.simulate.search.candidates import Candidate, axes_to_cut_along
 from graphsplit.simulate.search.chosen_plans import variables_to_cut
 from graphsplit.simulate.search.plan_search import Search
 from graphsplit.simulate.search.question import Question
@@ -118,8 +120,12 @@ def training(forward: Callable[..., Any], weights: dict[str, tf.Variable]) -> St
     return step
 
 
-def compare(block: Block, others: Sequence[Machine]) -> list[tuple[str, Candidate, float, Candidate, float, int]]:
-    """Return, for each machine, what the search finds and what an exhaustive one does.
+def compare(
+    block: Block,
+    others: Sequence[Machine],
+    mesh: MeshAxes = MeshAxes(),  # noqa: B008  # frozen
+) -> list[tuple[str, Candidate, float, Candidate, float, int]]:
+    """Return, for each machine, what the search finds and what an exhaustive one does, on a mesh that is given or any.
 
     Each is the machine, the plan that is found and its seconds, the best of all and its seconds, how many there are.
     """
@@ -133,7 +139,7 @@ def compare(block: Block, others: Sequence[Machine]) -> list[tuple[str, Candidat
 
     found = []
     for own in others:
-        question = question_of(call, block, own, make_plan)
+        question = question_of(call, block, own, make_plan, mesh)
         chosen, search = choose(question), Search(question)
         looked = dict.fromkeys([*chosen.looked, *exhaustive(question)])
         best = min(looked, key=lambda candidate: search.look_at(candidate).step_s)
@@ -142,26 +148,34 @@ def compare(block: Block, others: Sequence[Machine]) -> list[tuple[str, Candidat
     return found
 
 
-def question_of(call: PredictedCall, block: Block, own: Machine, make_plan: Callable[..., Any]) -> Question:
+def question_of(
+    call: PredictedCall,
+    block: Block,
+    own: Machine,
+    make_plan: Callable[..., Any],
+    mesh: MeshAxes = MeshAxes(),  # noqa: B008  # frozen
+) -> Question:
     """Return the question of `plan="auto"`."""
     variables = variables_to_cut(call.trace)
     sizes = {variable.name: variable.all_bytes for variable in variables}
     rows = int(block.x.shape[0])
-    table = table_for(replace(call.options, plan="auto"), rows, block.devices, 1, sizes)
+    options = replace(call.options, plan="auto", mesh=mesh)
+    table = table_for(options, rows, mesh.count or block.devices, 1, sizes)
     table = replace(table, stages=())  # (they are searched as before)
     limit, title = own.device.memory_bytes, block.kind
     return Question(title, rows, list(sizes.values()), own, limit, table, make_plan, call.trace.program, variables)
 
 
 def exhaustive(question: Question) -> Iterator[Candidate]:
-    """Yield all plans on all meshes: each variable is cut along any of its dimensions, or not."""
-    for mesh in question.table.meshes:
-        columns = mesh.columns
+    """Yield all plans on all meshes: each variable is cut in any dimension, or not, all along the same axes."""
+    meshes = [(mesh, axes) for mesh in question.table.meshes for axes in axes_to_cut_along(mesh)]
+    for mesh, axes in meshes:
+        columns = math.prod(mesh.others[name] for name in axes)
         ways = [[None, *[k for k, n in enumerate(own.shape) if n >= columns]] for own in question.variables]
         for chosen in itertools.product(*ways):
             pairs = zip(question.variables, chosen, strict=True)
             along = tuple([(own.name, k) for own, k in pairs if k is not None])
-            yield from question.table.on_mesh(mesh, along)
+            yield from question.table.on_mesh(mesh, along, axes)
 
 
 def large_block() -> tuple[Step, tf.TensorSpec]:

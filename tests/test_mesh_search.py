@@ -37,6 +37,33 @@ def test_about_as_good_as_an_exhaustive_search(number: int):
         assert count > 20
 
 
+CUBE = MeshAxes((("batch", 2), ("model", 2), ("expert", 2)))
+
+
+def test_along_all_axes_together():
+    """Each large variable of a perceptron, where that is the fastest, and it is said."""
+    [block] = blocks(1, 0)
+    call = predicted_call(block.step, [block.x], {})
+    make_plan = lambda names, own: call.plan(names, own.layouts, **own.options)  # noqa: E731
+    choice = choose(question_of(call, block, machines()[0], make_plan, CUBE))
+    both = ("model", "expert")
+    assert choice.chosen.layouts == {"block/up": (None, both), "block/down": (both,), "*": "home"}
+    assert {own.axes for own in choice.looked} >= {both, ("model",), ("expert",)}
+    assert choice.why.startswith("along 'model' and 'expert' about ")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_several_axes(number: int):
+    """Along all of them or one, whichever is faster."""
+    [block] = blocks(1, number)
+    [(_, found, found_s, best, best_s, count)] = compare(block, machines()[:1], CUBE)
+    assert found_s <= 1.05 * best_s, (str(found), str(best))
+    assert found.mesh == CUBE
+    assert found.axes
+    assert count > 20
+
+
 @pytest.mark.long
 def test_a_block_of_70b():
     """Heads, columns and then rows, as in Megatron-LM; what is behind the heads, by what is faster."""

@@ -37,7 +37,8 @@ class Candidate:
       stages: into which the function is cut, each with devices of its own; 1 for none.
       others: variables that lie otherwise, by name.
       mesh: in which the devices are arranged, if they are.
-      along: variables that are cut along the axis of the mesh that is not the batch's: patterns, and which dimension.
+      along: variables that are cut along axes of the mesh: patterns, and which dimension.
+      axes: those axes, along all of which each is cut.
     """
 
     devices: int
@@ -48,6 +49,7 @@ class Candidate:
     others: tuple[tuple[str, str], ...] = ()
     mesh: MeshAxes = MeshAxes()  # noqa: RUF009  # frozen
     along: tuple[tuple[str, int], ...] = ()
+    axes: tuple[str, ...] = ()
 
     @property
     def columns(self) -> int:
@@ -77,8 +79,9 @@ class Candidate:
         return {**others, "*": self.layout} if others else self.layout
 
     @property
-    def _dimensions(self) -> dict[str, tuple[str | None, ...]]:
-        return {pattern: (*[None] * k, *self.mesh.others) for pattern, k in self.along}
+    def _dimensions(self) -> dict[str, tuple[str | tuple[str, ...] | None, ...]]:
+        axes = self.axes if len(self.axes) > 1 else next(iter(self.axes), None)
+        return {pattern: (*[None] * k, axes) for pattern, k in self.along}
 
     def __str__(self) -> str:
         return self.text(_NAMED)
@@ -131,11 +134,13 @@ class Table:
             for layout in self.layouts if count > 1 else self.layouts[:1]:
                 yield Candidate(count, layout, **least)
 
-    def on_mesh(self, mesh: MeshAxes, along: tuple[tuple[str, int], ...] = ()) -> Iterator[Candidate]:
-        """Return the plans on a mesh that save no memory, by the layout of what is not cut along it."""
+    def on_mesh(
+        self, mesh: MeshAxes, along: tuple[tuple[str, int], ...] = (), axes: tuple[str, ...] = ()
+    ) -> Iterator[Candidate]:
+        """Return the plans on a mesh that save no memory, by the layout of what is not cut along some axes of it."""
         least = {name: values[0] for name, values in self.savings.items()}
         for layout in self.layouts:
-            yield Candidate(self.devices[0], layout, **least, mesh=mesh, along=along)
+            yield Candidate(self.devices[0], layout, **least, mesh=mesh, along=along, axes=axes if along else ())
 
     def pipelines(self) -> Iterator[Candidate]:
         """Return the plans in stages, with as many micro-batches as these need."""
@@ -202,6 +207,15 @@ def meshes_of(devices: int, rows: int) -> tuple[MeshAxes, ...]:
     counts = [count for count in range(devices, 0, -1) if devices % count == 0 and devices // count > 1]
     sizes = [(*([(BATCH_AXIS, n)] if n > 1 else []), (_AXIS, devices // n)) for n in counts if n <= max(rows, 1)]
     return tuple([MeshAxes(own) for own in sizes])
+
+
+def axes_to_cut_along(mesh: MeshAxes) -> list[tuple[str, ...]]:
+    """Return the axes of a mesh along which variables may be cut: all of them, and if they are several, each alone.
+
+    >>> axes_to_cut_along(MeshAxes((("batch", 2), ("model", 2), ("expert", 2))))
+    [('model', 'expert'), ('model',), ('expert',)]
+    """
+    return list(dict.fromkeys([tuple(mesh.others), *[(name,) for name in mesh.others]]))
 
 
 def savings_left_open(options: Options, rows: int) -> dict[str, tuple[Any, ...]]:

@@ -21,7 +21,7 @@ from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.mesh import mesh_of
 from graphsplit.simulate.prediction.buffers import Memory
 from graphsplit.simulate.prediction.predictions import predict_plan
-from graphsplit.simulate.search.candidates import Candidate, least_state
+from graphsplit.simulate.search.candidates import Candidate, axes_to_cut_along, least_state
 from graphsplit.simulate.search.mesh_layouts import Along, Laid, MeshLayouts
 from graphsplit.simulate.search.question import Question
 
@@ -133,7 +133,7 @@ class Search:
         self.question = question
         self.looked: dict[Candidate, Looked] = {}
         self.left_out: list[str] = []
-        self._laid: dict[MeshAxes, list[Laid]] = {}
+        self._laid: dict[tuple[MeshAxes, tuple[str, ...]], list[Laid]] = {}
 
     def run(self) -> Choice | None:
         """Return the fastest that fits; None if nothing does."""
@@ -148,7 +148,8 @@ class Search:
         if table.slots:
             self._look_at_slots_on_host()
         for mesh in table.meshes:
-            self._look_at_mesh(mesh)
+            for axes in axes_to_cut_along(mesh):
+                self._look_at_mesh(mesh, axes)
         for candidate in table.pipelines():
             try:
                 self._save_until_it_fits(candidate)
@@ -177,22 +178,25 @@ class Search:
             if best is None or own_s == math.inf or own_s < self.looked[best].step_s:
                 self._save_until_it_fits(table.slots_on_host(candidate))
 
-    def _look_at_mesh(self, mesh: MeshAxes) -> None:
+    def _look_at_mesh(self, mesh: MeshAxes, axes: tuple[str, ...]) -> None:
         """Look at plans on a mesh: with the layouts that are estimated to be fastest, or, if none fits, smallest."""
-        table, ways = self.question.table, self._ways_along(mesh)
+        table, ways = self.question.table, self._ways_along(mesh, axes)
         if not ways:
             return
-        laid, [*candidates] = self._laid_along(mesh), table.on_mesh(mesh, ways[0])
+        laid, [*candidates] = self._laid_along(mesh, axes), table.on_mesh(mesh, ways[0], axes)
         cut_bytes = next((own.bytes for own in laid if own.along == ways[0]), 0)
         if mesh.rows == 1 and cut_bytes > _ALL * sum(self.question.sizes):
             del candidates[1:]  # (they are for what is not cut)
         try:
             layout = min(candidates, key=lambda own: self.look_at(own).step_s).layout
             left = max(self._most_looks - len(candidates), 0)
-            candidates += [replace(candidates[0], layout=layout, along=along) for along in ways[1 : 1 + left]]
+            more = [along for along in ways[1 : 1 + left] if along]
+            candidates += [replace(candidates[0], layout=layout, along=along, axes=axes) for along in more]
             fit = [candidate for candidate in candidates if self.fits(candidate)]
             if not fit and laid:
-                candidates.append(replace(candidates[-1], layout=table.layouts[-1], along=laid[-1].along))
+                most = laid[-1].along
+                smallest = replace(candidates[-1], layout=table.layouts[-1], along=most, axes=axes if most else ())
+                candidates.append(smallest)
             if not fit and not self.fits(candidates[-1]):
                 self._save_until_it_fits(min(candidates, key=lambda own: self.looked[own].peak_bytes))
         except (ArgumentError, UnsupportedError) as error:  # it asks for layouts along axes of another mesh
@@ -200,13 +204,13 @@ class Search:
                 raise
             self.left_out.append(f"not compared: mesh {mesh}: {str(error).splitlines()[0]}")
 
-    def _ways_along(self, mesh: MeshAxes) -> list[Along]:
-        """Return the layouts along the axis of a mesh that are worth a look, the fastest first; none where none is."""
+    def _ways_along(self, mesh: MeshAxes, axes: tuple[str, ...]) -> list[Along]:
+        """Return the layouts along axes of a mesh that are worth a look, the fastest first; none where none is."""
         table, best = self.question.table, self._best()
         known = None if best is None or table.is_on_mesh else self.looked[best]
         if known is not None and known.used == table.devices[0] and known.idle <= _WORTH_IT:
             return []
-        laid = self._laid_along(mesh)
+        laid = self._laid_along(mesh, axes)
         if not laid or (known is not None and laid[0].time.seconds > _ROUGH * known.step_s):
             return [()] if table.is_on_mesh else []
         near = dict.fromkeys([own.along for own in laid if own.time.seconds <= _NEAR * laid[0].time.seconds])
@@ -219,30 +223,30 @@ class Search:
         program, devices = self.question.program, self.question.table.devices[0]
         return 0 if program is None else _COPIES // (len(program.ops) * devices)
 
-    def _laid_along(self, mesh: MeshAxes) -> list[Laid]:
-        """Return layouts along the axis of a mesh, as `MeshLayouts.found` does; none if there is no choice."""
-        question = self.question
-        if question.program is None or not question.variables or mesh.columns == 1 or len(mesh.others) > 1:
+    def _laid_along(self, mesh: MeshAxes, axes: tuple[str, ...]) -> list[Laid]:
+        """Return layouts along axes of a mesh as if they were one; see `MeshLayouts.found`. None without a choice."""
+        question, columns = self.question, math.prod(mesh.others[name] for name in axes)
+        if question.program is None or not question.variables or columns == 1:
             return []
-        if mesh not in self._laid:
-            [(axis, columns)] = mesh.others.items()
+        if (mesh, axes) not in self._laid:
+            axis = axes[0]
             machine = question.machine.covering(question.table.devices[0])
             rows = mesh_of([""] * mesh.rows, question.rows)
             search = MeshLayouts(question.program, question.variables, machine, axis, columns, rows)
-            self._laid[mesh] = search.found()
+            self._laid[mesh, axes] = search.found()
             if search.left_out:
                 self.left_out.append(f"not compared: mesh {mesh}: {search.left_out}")
-        return self._laid[mesh]
+        return self._laid[mesh, axes]
 
     def _why(self, best: Candidate) -> str:
         """Return why variables are cut so along an axis of a mesh; "" if none is."""
-        laid = self._laid.get(best.mesh, []) if best.along else []
+        laid = self._laid.get((best.mesh, best.axes), []) if best.along else []
         if not laid:
             return ""
         own = next(one.time for one in laid if one.along == best.along)
         none = next(one.time for one in laid if not one.along)
         return (
-            f"along {next(iter(best.mesh.others))!r} about {own.computing_s * 1e3:.2f} ms of computing and "
+            f"along {' and '.join(map(repr, best.axes))} about {own.computing_s * 1e3:.2f} ms of computing and "
             f"{own.sending_s * 1e3:.2f} ms of sending {format_bytes(int(own.sent_bytes))}, estimated for "
             f"{len(laid) - 1} layouts; with none cut {none.seconds * 1e3:.2f} ms"
         )
@@ -254,7 +258,7 @@ class Search:
         """
         layouts = self.question.table.layouts
         same = before.layout in layouts
-        candidate = before if same else replace(before, layout=layouts[0], others=(), along=())
+        candidate = before if same else replace(before, layout=layouts[0], others=(), along=(), axes=())
         if not self.fits(candidate):
             return None
         question, note = self.question, "it was chosen for another call before, and fits this one, too"
