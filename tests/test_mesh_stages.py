@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,6 +16,9 @@ from graphsplit.core.devices import canonical_name
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission import check_emitted, emit
+from tests.helpers.float64 import float64
+
+__all__ = ["float64"]
 
 WIDTH, HIDDEN, LENGTH, VOCABULARY, HEADS = 8, 12, 5, 11, 2
 
@@ -170,6 +174,20 @@ def test_perceptron(case: str):
     assert_in_stages(*assert_law(perceptron, mesh, layout, rows(7), rows(6), **options))
 
 
+@pytest.mark.parametrize("given", [{"memory": "20kB"}, pytest.param({"plan": "auto"}, marks=pytest.mark.long)], ids=str)
+def test_what_is_chosen_for_given_stages(given: dict[str, Any]):
+    """The layout of variables and what saves memory; the stages, and where variables lie, are the mesh's."""
+    mesh: dict[str, int] = {"stage": 2, "batch": 2}
+    plan, laid, _ = assert_law(perceptron, mesh, None, rows(8), schedule="1f1b", micro_batches=2, **given)
+    [chosen] = [note for note in plan.notes if note.startswith("chosen automatically: ")]
+    assert chosen.startswith("chosen automatically: 4 devices, mesh stage 2 x batch 2, variables ")
+    first, second = stages_of(plan)
+    for own in laid:
+        assert devices_of(own) <= (first if own.name[0] in "0t" else second), own.name
+    with pytest.raises(gs.errors.ArgumentError, match="does not fit: each device may hold"):
+        gs.parallelize(perceptron()[1], mesh=mesh, memory="2kB", micro_batches=2, recompute=0.5)(*rows(8))
+
+
 SCHEDULES = [pytest.param(own, marks=pytest.mark.long) for own in (None, "gpipe", "zero-bubble")]
 
 
@@ -196,6 +214,30 @@ def test_compiled_by_xla():
     first, second = stages_of(plan)
     assert all(devices_of(own) <= (first if own.name[0] == "0" else second) for own in laid)
     assert "compiled by XLA" in str(plan)
+
+
+@pytest.mark.usefixtures("float64", "plain_oracle")
+@pytest.mark.parametrize("variables", ["replicated", pytest.param("sharded", marks=pytest.mark.long)])
+def test_a_keras_model(variables: str):
+    """Weights, and slots that are made at the first batch, are copied, or divided, over the devices of their stage."""
+    found, models = [], []
+    x, y = numbers(5, 7), numbers(5, 5)
+    for is_split in (False, True):
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(size, "tanh") for size in (HIDDEN, HIDDEN, 5)]
+        template = model = keras.Sequential([keras.layers.Input((7,)), *layers])
+        if is_split:
+            model = gs.multi_gpu_model(template, mesh={"stage": 2, "batch": 2}, variables=variables)
+        model.compile(keras.optimizers.Adam(1e-2, epsilon=1e-3, global_clipnorm=0.5), "mse")
+        history = model.fit(x, y, epochs=2, shuffle=False, verbose=0).history["loss"]
+        found.append([history, *template.get_weights(), *[own.numpy() for own in template.optimizer.variables]])
+        models.append(template)
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, 1e-9, 1e-10)
+    laid = [own.value for own in (*models[1].variables, *models[1].optimizer.variables) if len(own.shape) > 1]
+    stages = [{canonical_name(f"CPU:{k}") for k in own} for own in ((0, 1), (2, 3))]
+    assert [any(devices_of(own) == stage for own in laid) for stage in stages] == [True, True]
+    assert all(devices_of(own) in stages for own in laid)
 
 
 def test_what_does_not_know_stages_of_a_mesh():

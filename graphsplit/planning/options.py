@@ -178,8 +178,8 @@ class Options:
         """Raise `ArgumentError` if something is given that an automatic choice does not go together with."""
         device = self.tuning["default_device"]
         default = [f"tuning={ {'default_device': device}!r}"] if device else []
-        given = [f"{name}={value!r}" for name in ("stages", "shares", "schedule") if (value := getattr(self, name))]
-        clashes = [f"mesh={self.mesh.asked!r}"] if self.mesh.stages else [*given, *default]
+        names = ("shares",) if self.stages is not None or self.mesh.stages else ("shares", "schedule")
+        clashes = [*[f"{name}={value!r}" for name in names if (value := getattr(self, name))], *default]
         if clashes:
             raise ArgumentError(
                 f"{self.asks_for_plan} with {', '.join(clashes)}: it compares plans with equal shares, with the first "

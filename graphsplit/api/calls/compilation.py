@@ -84,15 +84,14 @@ def trace_and_plan(
     check_mesh(traced, grid)
     lay_out_later()
     moved = lay_together(traced)
-    whole, (traced, splitting, options) = traced, _cut_first(traced, splitting, options, devices)
-    if grid is not None and find_state is state_of:
-        moved += lay_in_stages(traced, grid)
-    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(whole), *notes, *moved))
-    if grid is not None:
-        lay_out_in_units(traced, find_state(traced).divisions, grid)
+    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *notes, *moved))
     if options.is_automatic:
         known = Choices() if choices is None else choices
-        return whole, _chosen_plan(traced, splitting, options, devices, known, arguments, runs)
+        return traced, _chosen_plan(traced, splitting, options, devices, known, arguments, runs)
+    whole = traced
+    traced, splitting, options = _in_stages(traced, splitting, options, devices, grid, find_state is state_of)
+    if grid is not None:
+        lay_out_in_units(traced, find_state(traced).divisions, grid)
     with phase("planning"):
         near = None if options.tuning["default_device"] is None else home
         if options.variables == AUTO:
@@ -130,6 +129,30 @@ def _cut_first(
     program, asked, notes = cut_first(traced.program, _mesh(read, options, devices), read.layouts, options, stages)
     splitting = replace(splitting, notes=(*splitting.notes, *notes))
     return replace(traced, program=program), splitting, replace(options, recompute=asked.recompute)
+
+
+def _in_stages(
+    traced: Trace, splitting: Splitting, options: Options, devices: Sequence[str], grid: DeviceMesh | None, moves: bool
+) -> tuple[Trace, Splitting, Options]:
+    """Return what `_cut_first` does; the variables move to the devices of their stages, if they may."""
+    traced, splitting, options = _cut_first(traced, splitting, options, devices)
+    moved = lay_in_stages(traced, grid) if grid is not None and moves else ()
+    return traced, replace(splitting, notes=(*splitting.notes, *moved)), options
+
+
+def _plan_in_stages(
+    traced: Trace,
+    splitting: Splitting,
+    options: Options,
+    devices: Sequence[str],
+    home: str | None,
+    grid: DeviceMesh | None,
+) -> Plan:
+    """Return the plan that was chosen, with the variables as they lie and where they have to; see `_plan_traced`."""
+    traced, splitting, options = _in_stages(traced, splitting, options, devices, grid, moves=True)
+    if grid is not None:
+        lay_out_in_units(traced, state_of(traced).divisions, grid)
+    return _plan_traced(traced, splitting, options, devices, home, state_of(traced), grid)
 
 
 def _plan_traced(
@@ -201,7 +224,7 @@ def _chosen_plan(
     """Return the plan that `memory=` or `plan="auto"` chooses for some arguments; see `trace_and_plan`."""
     from graphsplit.simulate.search.chosen_plans import ChosenPlans
 
-    plans = ChosenPlans(traced, splitting, options, devices, plan_as_if, _plan_traced)
+    plans = ChosenPlans(traced, splitting, options, devices, plan_as_if, _plan_in_stages)
     if choices.changes != (changes := layout_changes()):
         choices.made, choices.changes = {}, changes
     if arguments not in choices.made:

@@ -60,10 +60,12 @@ def table_for(
       slots: those that may be on the host of the devices, if it has a memory of its own.
     """
     mesh = options.mesh
-    savings = savings_left_open(options, -(-rows // (mesh.rows if mesh.others else devices)))
+    savings = savings_left_open(options, -(-rows // (mesh.rows if mesh.others or mesh.stages else devices)))
     layouts = LAYOUTS if sizes and options.lays_out else (AS_THEY_ARE,)
-    if mesh.others:
+    if mesh.others or mesh.stages:
         return Table((devices,), layouts, savings, meshes=(mesh,), is_on_mesh=True)
+    if options.stages is not None:
+        return Table((devices,), layouts, savings)
     may_be = options.on_mesh and layouts == LAYOUTS and not options.jit_compile
     meshes, own = meshes_of(devices, rows) if may_be else (), tuple(slots) if layouts == LAYOUTS else ()
     if options.plan is None:

@@ -53,8 +53,8 @@ class Candidate:
 
     @property
     def columns(self) -> int:
-        """How many devices share one part of the batch: those along the other axis of its mesh."""
-        return self.mesh.columns
+        """How many devices share one part of the batch: those along the other axes of its mesh, and of its stages."""
+        return self.mesh.columns * max(self.mesh.stages, 1)
 
     def with_rows(self, rows: int) -> Candidate:
         """Return the plan for another number of devices, or of rows of its mesh."""

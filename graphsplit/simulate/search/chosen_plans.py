@@ -13,7 +13,6 @@ from graphsplit.api.calls.chosen_devices import check_no_others
 from graphsplit.api.layouts.divisions import can_be_parted
 from graphsplit.api.layouts.lying_together import slots_in
 from graphsplit.api.layouts.new_variables import slots_for_host
-from graphsplit.api.layouts.told_variables import lay_out_in_units
 from graphsplit.api.layouts.variable_layouts import check_eager, lay_out, wanted_layouts
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh, device_mesh
 from graphsplit.core.progress import phase
@@ -22,7 +21,6 @@ from graphsplit.core.variables.parted_variables import name_of, parts_of_variabl
 from graphsplit.errors import UnsupportedError
 from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.state import state_of
 from graphsplit.simulate.search.automatic import AS_THEY_ARE, choose, machine_like, table_for
 from graphsplit.simulate.search.candidates import Candidate
 from graphsplit.simulate.search.mesh_layouts import Variable
@@ -37,7 +35,7 @@ class ChosenPlans:
 
     Attributes:
       trace, splitting, options, devices: see `trace_and_plan`.
-      plan_as_if, plan_traced: make plans; see there.
+      plan_as_if, plan_in_stages: make plans; see there.
     """
 
     trace: Trace
@@ -45,7 +43,7 @@ class ChosenPlans:
     options: Options
     devices: Sequence[str]
     plan_as_if: Callable[..., Plan] = field(repr=False)
-    plan_traced: Callable[..., Plan] = field(repr=False)
+    plan_in_stages: Callable[..., Plan] = field(repr=False)
 
     def choose(self, before: Choice | None) -> Choice:
         """Return the fastest plan that fits, for variables that lie anyhow or are yet to be laid out.
@@ -97,10 +95,10 @@ class ChosenPlans:
         """Return the plan that was chosen, and lay the variables out as it has them."""
         trace, chosen, devices = self.trace, choice.chosen, self.devices[: choice.chosen.devices]
         options = replace(self.options.as_given(), **chosen.options)
-        grid = device_mesh(options.mesh, devices) if options.mesh.others else None
+        grid = device_mesh(options.mesh, devices) if options.mesh.others or options.mesh.stages else None
         if trace.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.others):
-            _lay_out(trace, chosen, devices, grid)
-        plan = self.plan_traced(trace, self.splitting, options, devices, devices[0], state_of(trace), grid)
+            _lay_out(trace, chosen, devices if grid is None else grid.devices, grid)
+        plan = self.plan_in_stages(trace, self.splitting, options, devices, devices[0], grid)
         return replace(plan, notes=(*plan.notes, *choice.notes))
 
 
@@ -111,8 +109,6 @@ def _lay_out(trace: Trace, chosen: Candidate, devices: Sequence[str], grid: Devi
     wanted = wanted_layouts(variables, chosen.layouts, slots, grid)
     kept = [None if parts_of_variable(v) is not None else own for v, own in zip(variables, wanted, strict=True)]
     lay_out(variables, kept, slots, devices, grid)
-    if grid is not None:
-        lay_out_in_units(trace, state_of(trace).divisions, grid)
 
 
 def variables_to_cut(trace: Trace) -> list[Variable]:
