@@ -22,9 +22,9 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.core import addresses
 from graphsplit.core.devices import canonical_name, short_name, task_of
 from graphsplit.core.protos.graphdefs import make_node
-from graphsplit.workers import addresses
 from graphsplit.workers.before_images import record, written_variables
 from tests.helpers.processes import python
 from tests.helpers.worker_cases import GROUPS

@@ -96,7 +96,7 @@ def plan_of_requests_for_devices() -> gs.inspect.Plan:
 @printed
 def plan_of_unequal_shares_of_any_rows() -> gs.inspect.Plan:
     relu = tf.function(lambda x: tf.nn.relu(x), input_signature=[tf.TensorSpec((None, 2))])
-    return gs.parallelize(relu, devices=3, weights=[1, 0, 3]).plan(tf.ones((4, 2)))
+    return gs.parallelize(relu, devices=3, shares=[1, 0, 3]).plan(tf.ones((4, 2)))
 
 
 # Variables
