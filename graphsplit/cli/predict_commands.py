@@ -45,9 +45,7 @@ Machine = Annotated[
         help="8xH100-SXM5, dgx-a100, here.toml; see `graphsplit machines`.",
     ),
 ]
-MicroBatches = Annotated[
-    int | None, number("--micro-batches", "Parts of each device's rows, computed one after the other.")
-]
+MicroBatches = Annotated[int | None, number("--micro-batches", "Parts of each device's rows.")]
 
 
 def predict(
@@ -154,9 +152,7 @@ def validate(
     machine: Machine,
     spec: Specs = None,
     devices: Annotated[int, number("--devices", "How many devices.")] = 2,
-    micro_batches: Annotated[
-        int, number("--micro-batches", "Parts of each device's rows, computed one after the other.")
-    ] = 1,
+    micro_batches: Annotated[int, number("--micro-batches", "Parts of each device's rows.")] = 1,
     rounds: Annotated[int, number("--rounds", "The most steps that are timed.")] = 50,
 ) -> None:
     """Run a step here, and show what was predicted beside what was measured."""

@@ -32,7 +32,7 @@ class Options:
       split: the axis along which batched arguments are split.
       shares: how much of the batch each device gets, where that is unequal.
       variables: where variables are stored that have no layout yet.
-      micro_batches: parts of each device's rows, computed one after the other.
+      micro_batches: parts of each device's rows.
       stages: parts into which the function is cut, each on a device of its own.
       schedule: the order in which micro-batches go through stages.
       recompute: activations that are recomputed instead of stored.

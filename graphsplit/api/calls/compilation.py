@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.automatic_choice import Choices
 from graphsplit.api.calls.argument_splitting import Splitting, open_shapes, open_sparse_shapes, resolve_split
 from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
+from graphsplit.api.calls.traces import Choices
 from graphsplit.api.layouts.automatic import AutomaticLayouts, choose_layouts
 from graphsplit.api.layouts.layout_spellings import AUTO
 from graphsplit.api.layouts.lying_in_stages import lay_in_stages

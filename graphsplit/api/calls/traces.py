@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from graphsplit.api.automatic_choice import Choices
 from graphsplit.core import structures
 from graphsplit.errors import UnsupportedError
 from graphsplit.runtime.gradients.differentiable import Differentiable
@@ -22,6 +21,21 @@ class Signature(NamedTuple):
 
     arguments: structures.Branch
     scopes: Hashable
+
+
+@dataclass(eq=False)
+class Choices:
+    """What `memory=` and `plan=` chose for a function; `graphsplit.simulate.search` chooses.
+
+    Attributes:
+      made: a `Choice` of the search, by arguments.
+      changes: how often layouts of variables had changed by then; what was chosen before counts no more.
+      ran: the last one that ran.
+    """
+
+    made: dict[Hashable, Any] = field(default_factory=dict)
+    changes: int = 0
+    ran: Any = None
 
 
 @dataclass(eq=False)
