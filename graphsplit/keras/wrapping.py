@@ -65,9 +65,9 @@ def multi_gpu_model(
       variables: where the weights and the optimizer's slots are stored: `"auto"` as for `parallelize`, or any layout,
         or layouts by patterns of names, of `set_variable_layout`. With `"auto"`, the first training batch divides what
         was copied for predictions before it. `"home"` leaves them where they are. `"sharded"` divides them over the
-        devices, for a model that is too large for one; `"replicated"` copies them to all; `{"slots of *": "host", "*":
-        "home"}` keeps the optimizer's slots in the host's memory, also for one device; `{"*/up/kernel": (None,
-        "model"), "*": "home"}` names axes of the mesh.
+        devices, for a model that is too large for one; `"replicated"` copies them to all.
+        `{"slots of *": "host", "*": "home"}` keeps the optimizer's slots in the host's memory, also for one device;
+        `{"*/up/kernel": (None, "model"), "*": "home"}` names an axis of the mesh.
       stages: as for `parallelize`. Of patterns, `["block4_*", "block9_*"]`, a stage begins with the first layer that
         matches, and has all that Keras runs after it.
       memory: as for `parallelize`. The first training batch chooses, with the optimizer's slots; without an optimizer,
