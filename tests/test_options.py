@@ -67,9 +67,10 @@ def test_models_have_the_same_names_in_the_same_order():
 
 
 @pytest.mark.parametrize("function", [gs.predict, gs.scaling], ids=lambda function: function.__name__)
-def test_predictions_have_the_same_names(function: Any):
-    own = set(inspect.signature(function).parameters) & set(BRIEF)
-    assert {"devices", "mesh", "micro_batches"} <= own
+def test_predictions_have_the_same_names_in_the_same_order(function: Any):
+    own = [name for name in inspect.signature(function).parameters if name in BRIEF]
+    assert own == [name for name in BRIEF if name in own]
+    assert {"devices", "mesh", "micro_batches"} <= set(own)
     assert not set(inspect.signature(function).parameters) & set(OLD) - {"machine"}
 
 

@@ -30,12 +30,12 @@ def predict(
     *args: Any,
     machine: str | os.PathLike[str] | Machine,
     devices: int | None = None,
+    mesh: Mapping[str, int] | None = None,
     layout: Layout = None,
     micro_batches: int | None = None,
-    schedule: str | None = None,
     stages: int | None = None,
+    schedule: str | None = None,
     unknown_size: int | None = None,
-    mesh: Mapping[str, int] | None = None,
     **kwargs: Any,
 ) -> Prediction:
     """Predict how long a step takes on a machine, and how much memory each device needs. Nothing runs.
@@ -50,12 +50,12 @@ def predict(
       machine: `"8xA100-SXM4-80GB"`, `"2x8xH100-SXM5"`, `"dgx-a100"`, or a TOML file. `graphsplit machines` lists those
         that come with graphsplit; `graphsplit calibrate` measures yours.
       devices: how many of its devices; by default as many as `parallelize` has, else all.
+      mesh: its devices as a mesh of named axes, `{"batch": 64, "model": 8}`, as for `parallelize`; None: that of `fn`.
       layout: the layout of the variables: `"home"`, `"replicated"`, `"sharded"`, `"host"`, `"auto"`, or by patterns, as
         for `set_variable_layout`, with axes of the mesh, too. None keeps their layouts.
-      micro_batches, schedule, stages: as for `parallelize`; None: as `fn` has them.
+      micro_batches, stages, schedule: as for `parallelize`; None: as `fn` has them.
       unknown_size: what to assume for sizes that depend on data (`tf.where`). None assumes 1, and the prediction says
         that the step takes at least so long.
-      mesh: its devices as a mesh of named axes, `{"batch": 64, "model": 8}`, as for `parallelize`; None: that of `fn`.
 
     Raises:
       ArgumentError: for an unknown machine, more devices than it has, another number of devices than the mesh has,

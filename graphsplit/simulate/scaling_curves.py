@@ -34,11 +34,11 @@ def scaling(
     *args: Any,
     machine: str | os.PathLike[str] | Machine,
     devices: Sequence[int],
+    mesh: Mapping[str, int] | None = None,
     layouts: Sequence[Layout] | None = None,
     kinds: Sequence[str] = KINDS,
     micro_batches: int | None = None,
     unknown_size: int | None = None,
-    mesh: Mapping[str, int] | None = None,
     **kwargs: Any,
 ) -> Scaling:
     """Return predictions for many numbers of devices: `print` the table, `save` the curve. Nothing runs.
@@ -47,10 +47,10 @@ def scaling(
       fn, *args, **kwargs: as for `predict`.
       machine: see `predict`. If it has too few devices, a cluster of such machines is predicted.
       devices: how many, `[1, 2, 4, 8]`.
+      mesh: as for `predict`. The axis beside the batch axis keeps its size; the batch axis has the other devices.
       layouts: of the variables, `["home", "replicated", "sharded"]`, or as for `predict`; None keeps their layouts.
       kinds: `"strong"`, the batch as given over more devices; `"weak"`, on each device as many rows as are given.
       micro_batches, unknown_size: see `predict`.
-      mesh: as for `predict`. The axis beside the batch axis keeps its size; the batch axis has the other devices.
 
     Raises:
       ArgumentError: as `predict`, for weak scaling if no argument is split, and for a number of devices that is no
