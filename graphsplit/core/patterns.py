@@ -178,8 +178,9 @@ def suggesting_options(function: Callable[P, R]) -> Callable[P, R]:
 
 def _said(wrong: Mapping[str, object], known: list[str]) -> str:
     """Name the wrong options, and how they are written now, what is near them or says the same, or all there are."""
-    said = [text for name, value in wrong.items() if (text := renamed(name, value))]
-    unknown = [name for name, value in wrong.items() if not renamed(name, value)]
+    now = {name: renamed(name, value) for name, value in wrong.items()}
+    unknown = [name for name, text in now.items() if not any(f" {own}=" in text for own in known)]
+    said = [text for name, text in now.items() if name not in unknown]
     alike = list(dict.fromkeys(found for name in unknown for found in near(name, known, cutoff=_NEAR_OPTION)[:1]))
     said += [f"Did you mean {', '.join(f'{name}=' for name in alike)}?"] if alike else []
     said += dict.fromkeys(_ELSEWHERE[name] for name in wrong if name in _ELSEWHERE)
