@@ -336,7 +336,7 @@ def test_steps_per_execution_states_and_stopping(alike: Any):
         sequence = [layers.Input(batch_shape=(6, 4, 5)), recurrent, layers.Dense(3)]
         model = run.wrap(keras.Sequential(sequence))
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"], steps_per_execution=2)
-        x, y, found, ended = X[:18].reshape(18, 4, 5), Y[:18], [], []
+        x, y, found, ended = numbers(20)[:18].reshape(18, 4, 5), numbers(3, seed=2)[:18], [], []
 
         class Stops(keras.callbacks.Callback):
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -228,7 +228,7 @@ def test_data_of_unknown_length_is_counted_as_if_it_were_known():
 
 
 def test_callbacks(tmp_path: Path):
-    x, y = data()
+    x, y = data(19)
 
     def run() -> list[tuple[str, Any]]:
         folder = tmp_path / str(distribution.distribution() is not None)
