@@ -102,6 +102,7 @@ LONG = {
     "test_exchanges.py::test_what_needs_all_rows_runs_on_columns": 3,
     "test_experts.py::test_other_steps": 1,
     "test_experts.py::test_tokens_go_to_experts": 2,
+    "test_pairs.py::test_pair": 44,
     "test_fuzzer.py::test_every_template_makes_lines": 1,
     "test_gpu.py::test_a_mesh_with_a_vocabulary_in_parts": 0,
     "test_gpu.py::test_networks_of_the_benchmarks": 1,

@@ -110,6 +110,7 @@ def test_the_code_of_every_page_is_run() -> None:
         ("errors", "messages", "messages.md"),
         ("notebook", "text", "five_minutes.md"),
         ("options", "text", "options.md"),
+        ("pairs", "text", "pairs.md"),
     ],
 )
 def test_generated_pages_are_up_to_date(script: str, function: str, page: str) -> None:

@@ -38,6 +38,7 @@ QUIET = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"
     [
         pytest.param("calls", marks=pytest.mark.timeout(950)),
         pytest.param("lost", marks=[pytest.mark.timeout(950), pytest.mark.long]),
+        pytest.param("pairs", marks=[pytest.mark.timeout(950), pytest.mark.long]),
         pytest.param("often", marks=[pytest.mark.timeout(3100), pytest.mark.long]),
     ],
 )

@@ -88,8 +88,9 @@ class Options:
         for name in ("micro_batches", "stages"):
             if isinstance(value := getattr(self, name), np.integer):
                 self._set(**{name: int(value)})
-        if self.tuning["random"] == "independent" and (self.schedule or self.stages):
+        if self.tuning["random"] == "independent" and (self.schedule or self.stages or self.mesh.stages):
             asked = f"schedule={self.schedule!r}" if self.schedule else f"stages={self.stages}"
+            asked = asked if self.schedule or self.stages else f"mesh={self.mesh.asked!r}"
             raise ArgumentError(
                 f"{asked} with tuning={{'random': 'independent'}}: stages have one device's numbers. Leave out random."
             )
@@ -105,7 +106,7 @@ class Options:
                 raise ArgumentError(option_checks.shares_message(self.shares, count))
         if self.is_automatic:
             self._check_leaves_open()
-        if self.mesh.stages or (self.mesh.others and self.stages):
+        if self.mesh.stages or (self.mesh and self.stages):
             self._agree_on_stages()
 
     def _set(self, **values: Any) -> None:

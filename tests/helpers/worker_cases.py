@@ -15,7 +15,7 @@ import traceback
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import graphsplit as gs
-from tests.helpers import worker_calls, worker_losses, worker_reading  # noqa: F401  (they register their cases)
+from tests.helpers import worker_calls, worker_losses, worker_pairs, worker_reading  # noqa: F401  (they register their cases)
 from tests.helpers.worker_scene import GROUPS, LIMIT_S, WAIT_S, all_well
 
 

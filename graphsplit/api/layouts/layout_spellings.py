@@ -187,6 +187,11 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
     is_pair = len(layout) == 2 and _is_several(layout[0]) and isinstance(layout[1], str)
     if is_pair and layout[1] not in axes and layout[1] not in (*LAYOUTS, *ALIASES):
         known = ", ".join(map(repr, LAYOUTS))
+        if layout[1] == "host":
+            raise ArgumentError(
+                f"{text}: 'host' has a variable whole, and an axis of mesh {grid} divides it over devices. Write "
+                f"'host' alone, or one of {known} beside the axis."
+            )
         raise ArgumentError(f"{text}: {layout[1]!r} is no axis of mesh {grid}, and none of {known}.")
     for name in named:
         if name not in axes:
