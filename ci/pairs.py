@@ -14,7 +14,7 @@ Each pair of what a user combines: options of `parallelize`, axes of a mesh, lay
 and how it is called. `=` is equal to one device, `x` is [refused](#refused) in a sentence that names both; of two with
 an empty cell nobody can ask for both. A test runs a training step for each pair (`tests/helpers/pairs.py` has them),
 and compares results and variables in float64. What more than two options do together is tested for
-[some](../large_layers.md#a-mesh-of-several-axes-and-of-stages), and drawn at random by the fuzzer.
+[some](../large_layers.md), and drawn at random by the fuzzer.
 
 "sharded" and the like beside an axis of a mesh is `((None, "model"), "sharded")`. `python ci/pairs.py`
 writes this page."""
