@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from graphsplit.core.hosts import host_name
 from graphsplit.core.sizes.apportionment import apportion
 
 
@@ -25,10 +26,34 @@ class SingleDevice:
 
 @dataclass(frozen=True)
 class Replicate:
-    """The whole value, on every device of the mesh."""
+    """The whole value, on every device of the shards, or of a group.
+
+    Attributes:
+      devices: of the group, full names; empty for those of the shards.
+      sums: those of the group on which parts of a sum are added up that all of it needs.
+    """
+
+    devices: tuple[str, ...] = ()
+    sums: tuple[str, ...] = field(default=(), compare=False)
+
+    def nearest(self, device: str) -> str:
+        """Return the device of the group whose value another device reads: its own, one of its host, or the first."""
+        near = [own for own in self.devices if host_name(own) == host_name(device)]
+        return device if device in self.devices else [*near, self.devices[0]][0]
+
+    def cut(self, shape: Sequence[int | None] | None) -> Shard | None:
+        """Return how a sum of this shape is cut that is added up in parts: along its longest axis; None if it is not.
+
+        >>> print(Replicate(("a", "b"), ("a", "b")).cut((3, 5)))
+        shard(1 of 5)
+        """
+        sizes = [size for size in shape or () if type(size) is int]
+        axis = max(range(len(sizes)), key=sizes.__getitem__, default=0)
+        parts = min(len(self.sums), sizes[axis]) if sizes and len(sizes) == len(shape or ()) else 0
+        return Shard(axis, partition=EvenCut(sizes[axis], self.sums[:parts])) if parts > 1 else None
 
     def __str__(self) -> str:
-        return "replicated"
+        return f"replicated on {len(self.devices)} devices" if self.devices else "replicated"
 
 
 @dataclass(frozen=True)
@@ -41,18 +66,25 @@ class BatchRows:
 
 @dataclass(frozen=True)
 class EvenCut:
-    """An axis of known length is cut evenly over the shards, whatever the batch: a slice of a variable."""
+    """An axis of known length is cut evenly, whatever the batch: a slice of a variable.
+
+    Attributes:
+      length: of the axis.
+      devices: those that have the pieces, full names; empty for the shards.
+    """
 
     length: int
+    devices: tuple[str, ...] = ()
 
     def counts(self, shards: int) -> tuple[int, ...]:
-        """Return the entries of each shard; the first have one more where it does not divide.
+        """Return the entries of each shard, or of each device; the first have one more where it does not divide.
 
         >>> EvenCut(10).counts(4)
         (3, 3, 2, 2)
         """
-        each, more = divmod(self.length, shards)
-        return tuple(each + (d < more) for d in range(shards))
+        count = len(self.devices) or shards
+        each, more = divmod(self.length, count)
+        return tuple(each + (d < more) for d in range(count))
 
     def __str__(self) -> str:
         return f" of {self.length}"
@@ -372,6 +404,7 @@ MOVES: dict[tuple[type, type], str] = {
     (SingleDevice, Shard): "scatter",
     (SingleDevice, Partial): "zero-fill",
     (Replicate, SingleDevice): "local copy",
+    (Replicate, Replicate): "local copy",
     (Replicate, Shard): "local slice",
     (Replicate, Partial): "zero-fill",
     (Shard, SingleDevice): "gather",
@@ -416,6 +449,13 @@ def _counts(part: BatchRows | EvenCut | OtherRows, rows: Sequence[int]) -> Seque
     if isinstance(part, EvenCut):
         return part.counts(len(rows))
     return part.counts(rows) if isinstance(part, OtherRows) else rows
+
+
+def group_of(layout: Layout) -> tuple[str, ...]:
+    """Return the devices of the group that has a value; empty for the shards, or a single device."""
+    if isinstance(layout, Shard):
+        return layout.partition.devices if isinstance(layout.partition, EvenCut) else ()
+    return layout.devices if isinstance(layout, Replicate) else ()
 
 
 def is_whole(layout: Layout) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from graphsplit.core.layouts import MOVES, SINGLE_DEVICE, Layout, Shard, SingleDevice, is_whole
+from graphsplit.core.layouts import MOVES, SINGLE_DEVICE, Layout, Shard, SingleDevice, group_of, is_whole
 from graphsplit.core.protos.graphdefs import constant_value, source_of, split_reference
 from graphsplit.emission.compiled_calls import compile_clusters
 from graphsplit.emission.draft import SIZES_ROLE
@@ -27,6 +27,7 @@ from graphsplit.planning.plan import Plan
 from graphsplit.planning.schedule.phases import Phase
 from graphsplit.planning.schedule.turns import followed
 from graphsplit.planning.steps import Move, spread
+from graphsplit.planning.tasks import Copy
 from graphsplit.program.program import COPIES, Op, Tensor
 from graphsplit.rules.factors import ZEROS
 from graphsplit.rules.families.random import part_drawn
@@ -55,12 +56,8 @@ def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
     found, planned = _Found(plan, graph), _Planned(plan)
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.home and op.yields is None:
-            node, device = found.node(op, None), plan.owners.of_ops[op.index]
-            _compare_devices(node, device)
-            if part_drawn(op.node) is not None:
-                continue  # as of a shard's
-            for tensor, reference in zip(_read_at(plan, op, device), node.input, strict=False):
-                _compare(plan, found.form(reference), planned.whole(tensor, SingleDevice(device)), tensor, node)
+            for device in plan.owners.devices(op.index):
+                _check_once(plan, op, device, found, planned)
         if step.shards and step.shards.together:
             node = found.node(op, None)
             _compare_devices(node, plan.home)
@@ -109,6 +106,16 @@ def _check_each(
         _compare(plan, found.form(reference), form, tensor, reader)
 
 
+def _check_once(plan: Plan, op: Op, device: str, found: _Found, planned: _Planned) -> None:
+    layout = plan.owners.layout(op.index)
+    node = found.node(op, device if group_of(layout) else None)
+    _compare_devices(node, device)
+    if part_drawn(op.node) is not None:
+        return  # as of a shard's
+    for tensor, reference in zip(_read_at(plan, op, device), node.input, strict=False):
+        _compare(plan, found.form(reference), planned.once(tensor, layout, device), tensor, node)
+
+
 def _check_shard(plan: Plan, op: Op, d: int, found: _Found, planned: _Planned) -> None:
     sharded, node = plan.steps[op.index].shards, found.node(op, d)
     assert sharded is not None
@@ -153,8 +160,10 @@ class _Found:
         self._graph = graph
         self._forms: dict[str, Form] = {}
 
-    def node(self, op: Op, shard: int | None) -> Any:
-        """Return the node that an operation is."""
+    def node(self, op: Op, shard: Copy) -> Any:
+        """Return the node that a copy of an operation is."""
+        if isinstance(shard, str):
+            return self._graph.by_name[self._graph.prefixes[shard] + op.name]
         name = self._graph.names_of_operations.get((op.index, shard))
         if name is None:
             where = "once" if shard is None else f"on shard {shard}"
@@ -175,7 +184,8 @@ class _Found:
         name, index = split_reference(reference)
         node, origin = self._graph.by_name[name], self._graph.origins[name]
         if origin.role == "op":
-            return self._made(origin.op or 0, index, origin.shard)
+            is_copy = origin.shard is None and origin.op in self._plan.owners.groups
+            return self._made(origin.op or 0, index, node.device if is_copy else origin.shard)
         if origin.role == SIZES_ROLE:
             return ("sizes",)
         if origin.role == "constant":
@@ -200,7 +210,7 @@ class _Found:
             return ("zeros" if not np.any(value) else node.name, node.device, value.shape)
         return (node.op, node.device, tuple(data))
 
-    def _made(self, position: int, index: int, shard: int | None) -> Form:
+    def _made(self, position: int, index: int, shard: Copy) -> Form:
         """Return what a node makes that is an operation: of one that all shards run as one, each shard has its own."""
         sharded = self._plan.steps[position].shards
         if sharded is None or not sharded.together:
@@ -221,13 +231,25 @@ class _Planned:
     def whole(self, tensor: Tensor, layout: SingleDevice) -> Form:
         """Return how a whole value on a device comes about; wherever it is made, if the layout names none."""
         plan, op, step = self._plan, self._plan.program.ops[tensor.op], self._plan.steps[tensor.op]
-        if step.home and layout.device in ("", plan.owners.of_ops[tensor.op]):
-            return ("made", tensor, None)
+        once = plan.owners.layout(tensor.op)
+        if step.home and (layout == once or not layout.device):
+            return ("made", tensor, plan.owners.of_ops[tensor.op] if group_of(once) else None)
         if plan.state.is_everywhere(op):
             return _everywhere(op, tensor)
         if not layout.device and step.shards and is_whole(step.shards.gives[tensor.index]):
             return ("made", tensor, 0)
         return self._moved(self._move(tensor, layout if layout.device else SingleDevice(plan.owners.of(tensor))), None)
+
+    def once(self, tensor: Tensor, layout: Layout, device: str) -> Form:
+        """Return how what a device has of a whole value comes about, alone or as one of a group."""
+        if isinstance(layout, SingleDevice):
+            return self.whole(tensor, layout)
+        op = self._plan.program.ops[tensor.op]
+        if self._plan.steps[tensor.op].home and self._plan.owners.layout(tensor.op) == layout:
+            return ("made", tensor, device)
+        if self._plan.state.is_everywhere(op):
+            return _everywhere(op, tensor)
+        return self._moved(self._move(tensor, layout), group_of(layout).index(device))
 
     def on_shard(self, tensor: Tensor, layout: Layout, d: int) -> Form:
         """Return how what shard `d` has of a tensor comes about."""
@@ -262,6 +284,8 @@ class _Planned:
         if isinstance(value, Own):
             if isinstance(value.layout, SingleDevice):
                 return self.whole(value.tensor, value.layout)
+            if isinstance(value.by, str):
+                return self.once(value.tensor, value.layout, value.by)
             return self.on_shard(value.tensor, value.layout, value.by or 0)
         forms = tuple([self._form(collective, k) for k in value.of])
         if isinstance(value, Zeros):  # of a known shape, or of that of a value

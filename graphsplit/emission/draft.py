@@ -24,7 +24,7 @@ class Draft:
       nodes: what has been written.
       origins: where every node comes from, by name.
       shards: the shards that are written.
-      prefixes: how the names of each shard's copies begin.
+      prefixes: how the names begin of the copies of each shard, and of each device of a group.
       scope: how the names of all other nodes begin that are no operation of the program.
       helper: how what an operation needs besides is called, below its own name, if not below any of the program.
     """
@@ -35,11 +35,16 @@ class Draft:
         self.origins: dict[str, Origin] = {}
         self.shards = shards
         base = _unused(program, "shard", "_")
-        self.prefixes = {d: f"{base}_/" if alike else f"{base}_{d}/" for d in shards}
+        self.prefixes: dict[int | str, str] = {d: f"{base}_/" if alike else f"{base}_{d}/" for d in shards}
         self.scope = _unused(program, "graphsplit", "/")
         self.helper = _unused_below(program, "graphsplit_")
         self._devices: dict[str, str] = {}
         self._bare: dict[int, Any] = {}  # operations that are copied, without what they read
+
+    def add_groups(self, devices: Iterable[str]) -> None:
+        """Let devices have copies of what runs once."""
+        base = _unused(self.program, "copy", "_")
+        self.prefixes.update({device: f"{base}_{k}/" for k, device in enumerate(dict.fromkeys(devices))})
 
     def add(self, node: Any, origin: Origin) -> None:
         """Write a node."""

@@ -65,7 +65,7 @@ class EmittedGraph:
     scope: str = "graphsplit"
     present: tuple[str, ...] = ()
     beside_variables: frozenset[str] = frozenset()
-    prefixes: Mapping[int, str] = field(default_factory=dict, repr=False)
+    prefixes: Mapping[int | str, str] = field(default_factory=dict, repr=False)
     compiled: bool = False
     uncompiled: frozenset[int] = frozenset()
     bodies: Mapping[str, tuple[Plan, EmittedGraph]] = field(default_factory=dict, repr=False)

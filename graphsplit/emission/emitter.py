@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.layouts import SingleDevice
+from graphsplit.core.layouts import SingleDevice, group_of
 from graphsplit.core.protos.graphdefs import function_definition, make_node
 from graphsplit.core.protos.node_writer import Writer, host_of
 from graphsplit.core.sizes.apportionment import whole_weights
@@ -47,6 +47,7 @@ from graphsplit.planning.tasks import (
     HANDED_ON,
     OPERATION,
     SEND,
+    Copy,
     Operand,
     PlannedTask,
     Result,
@@ -144,6 +145,7 @@ class _Emitter:
         self._program = plan.program
         self._draft = draft
         self._counts = counts
+        draft.add_groups(device for group in plan.owners.groups.values() for device in group.devices)
         self._found = ordered_tasks_of(plan)
         self._tasks = self._found.tasks
         self._constants = Constants(draft, counts, plan.mesh)
@@ -184,7 +186,7 @@ class _Emitter:
         """Return the reference of a result, of one that is sent where it was made: TensorFlow sends it."""
         task = self._tasks[result.task]
         if task.kind == OPERATION:
-            name = self._name(task.op or 0, task.shard)
+            name = self._name(task.op or 0, task.copy(self._plan))
             return f"{name}:{result.index}" if result.index else name
         if task.kind in (SEND, HANDED_ON):
             assert task.reads[0] is not None
@@ -194,7 +196,7 @@ class _Emitter:
             self._writers[c] = self._writer(c, self._plan.collectives[c])
         return self._writers[c].reference(i)
 
-    def _name(self, position: int, d: int | None) -> str:
+    def _name(self, position: int, d: Copy) -> str:
         return ("" if d is None else self._draft.prefixes[d]) + self._program.ops[position].name
 
     def _read(self, operand: Operand, result: Result | None, d: int | None, device: str) -> str:
@@ -204,6 +206,8 @@ class _Emitter:
         op, layout = self._program.ops[operand.tensor.op], operand.layout
         if isinstance(layout, SingleDevice):
             return self._constants.get(op, layout, None, layout.device)
+        if group_of(layout):
+            return self._constants.get(op, layout, None, device)
         if operand.by is not None:
             return self._constants.get(op, layout, operand.by, self._plan.devices[operand.by])
         return self._constants.get(op, layout, d, device)
@@ -224,7 +228,7 @@ class _Emitter:
     def _ends(self, position: int) -> list[str]:
         """Return the names of nodes that have run when all nodes have that an op became, or will not run."""
         if self._plan.steps[position].home or is_together(self._plan, position):
-            return [self._name(position, None)]
+            return self._names_once(position)
         names = [self._name(position, d) for d in self._draft.shards]
         absent = [d for d in self._draft.shards if self._counts.may_be_absent(d)]
         if not absent:
@@ -237,13 +241,19 @@ class _Emitter:
                 self._draft.add(node, Origin(position, None, "part"))
         return [ended]
 
+    def _names_once(self, position: int) -> list[str]:
+        """Return the names of an operation that runs once, on each device of a group if it has one."""
+        group = self._plan.owners.groups.get(position)
+        return [self._name(position, d) for d in (group.devices if group else (None,))]
+
     # What is written
 
     def _writer(self, number: int, collective: Collective) -> CollectiveWriter:
         def given(k: int) -> str:
             own = collective.values[k]
             assert isinstance(own, Own)
-            return self._read(Operand(own.tensor, own.layout, own.by), self._found.values[number, k], None, "")
+            by = own.by if isinstance(own.by, int) else None
+            return self._read(Operand(own.tensor, own.layout, by), self._found.values[number, k], None, own.device)
 
         kind = collective.kind.replace("-", "_").replace(" ", "_")
         of = "bucket" if collective.is_bucket else self._program.ops[collective.moves[0].tensor.op].name
@@ -264,8 +274,9 @@ class _Emitter:
 
     def _write_operation(self, n: int, task: PlannedTask) -> None:
         op, d = self._program.ops[task.op or 0], task.shard
-        device = self._plan.owners.of_ops[op.index] if d is None else task.device
-        name, shards = self._name(op.index, d), self._plan.steps[op.index].shards
+        is_one = d is None and op.index not in self._plan.owners.groups
+        device = self._plan.owners.of_ops[op.index] if is_one else task.device
+        name, shards = self._name(op.index, task.copy(self._plan)), self._plan.steps[op.index].shards
         if op.type == SIZES:
             write_sizes(self._draft, self._counts, op, None, self._counts.home.device)
             return
@@ -283,7 +294,7 @@ class _Emitter:
         elif shards is not None and shards.together:
             self._write_together(op, shards, [*data, *controls])
         else:
-            self._write_once(op, device, [*data, *controls])
+            self._write_once(op, name, device, [*data, *controls])
 
     def _write_together(self, op: Op, sharded: Sharded, inputs: Sequence[str]) -> None:
         """Write a loop or branch that is given what each shard has, and makes what each shard has of its results."""
@@ -300,13 +311,13 @@ class _Emitter:
         del node.attr["output_shapes"].list.shape[:]
         node.attr["output_shapes"].list.shape.extend([tf.TensorShape(shape).as_proto() for shape in shapes])
 
-    def _write_once(self, op: Op, device: str, inputs: Sequence[str]) -> None:
+    def _write_once(self, op: Op, name: str, device: str, inputs: Sequence[str]) -> None:
         if part_drawn(op.node) is not None and not self._plan.mesh.axis:
-            for node in own_numbers(op, op.name, inputs):
+            for node in own_numbers(op, name, inputs):
                 node.device = device
-                self._draft.add(node, Origin(op.index, None, "op" if node.name == op.name else "part"))
+                self._draft.add(node, Origin(op.index, None, "op" if node.name == name else "part"))
             return
-        node = self._draft.copy(op, op.name, device, inputs, None)
+        node = self._draft.copy(op, name, device, inputs, None)
         if bodies := self._plan.steps[op.index].bodies:
             self._split_turns(op, node, bodies)
         if op.type in CONTROL_FLOW:
@@ -348,7 +359,8 @@ class _Emitter:
     def _placeholders(self, positions: Sequence[int]) -> list[str]:
         """Return the names of placeholders: of one that lies along an axis, each shard has its own."""
         steps, shards = self._plan.steps, self._draft.shards
-        return [self._name(i, d) for i in positions for d in (shards if steps[i].shards else [None])]
+        found = [[self._name(i, d) for d in shards] if steps[i].shards else self._names_once(i) for i in positions]
+        return [name for own in found for name in own]
 
     def _beside_variables(self) -> frozenset[str]:
         """Return the nodes that belong to operations beside variables that are wherever a loader puts them."""

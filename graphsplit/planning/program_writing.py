@@ -59,6 +59,7 @@ class ProgramWriter:
             divides=frozenset(all_of(program.divides)),
             places={own: device for i, device in program.places.items() for own in became(i)},
             laid={own: layout for i, layout in program.laid.items() for own in became(i)},
+            copied={own: layout for i, layout in program.copied.items() for own in became(i)},
         )
 
     def _constant(self, name: str, value: np.ndarray, dtype: tf.DType) -> Tensor:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, SingleDevice, is_whole
+from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, SingleDevice, group_of, is_whole
 from graphsplit.errors import CheckError
 from graphsplit.planning.alike_shards import AlikeShards, find_alike_shards, kinds_of_shards
 from graphsplit.planning.buffers import kept_each_turn
@@ -31,6 +31,10 @@ from graphsplit.program.program import COPIES, Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import turns_of
 
 OPERATION, HANDED_ON, SEND, COPY = "op", "handed on", "sent", "copy"  # (a move may be a "send")
+
+
+Copy = int | str | None
+"""Which copy of an operation: a shard's, that on a device of a group, or (None) the one that runs once."""
 
 
 class Result(NamedTuple):
@@ -63,6 +67,10 @@ class PlannedTask(NamedTuple):
     shard: int | None = None
     value: Value | None = None
     sent_for: str = ""
+
+    def copy(self, plan: Decisions) -> Copy:
+        """Return which copy of its operation it is."""
+        return self.device if self.shard is None and self.op in plan.owners.groups else self.shard
 
     @property
     def is_made(self) -> bool:
@@ -176,7 +184,7 @@ def operands_of(plan: Decisions, op: Op, device: str, on_shards: bool) -> Sequen
     shards = plan.steps[op.index].shards
     if is_together(plan, op.index) and shards is not None:
         return _of_each(plan, op.inputs, shards.wants)
-    own = [SingleDevice(plan.owners.of_ops[op.index])] * len(op.inputs)
+    own = [plan.owners.layout(op.index)] * len(op.inputs)
     wants, makes = (shards.wants, shards.makes) if on_shards and shards is not None else (own, ())
     near = plan.program.nearest(op, device) if op.type == COPIES else None
     return [
@@ -205,7 +213,7 @@ def is_together(plan: Decisions, position: int) -> bool:
     return shards is not None and shards.together
 
 
-def _nothing(_: int | None) -> None:
+def _nothing(_: Copy) -> None:
     """What every device has, or makes for itself."""
 
 
@@ -220,7 +228,7 @@ class _Reader(NamedTuple):
         to other columns.
     """
 
-    given: Callable[[int | None], Result | None]
+    given: Callable[[Copy], Result | None]
     travels: bool
     kind: str
     devices: Sequence[str] = ()
@@ -248,9 +256,9 @@ class _TaskWriter:
         self._left_out = {plan.mesh.devices[d] for d in alike.told_by}
         self._plan = plan
         self._ops = plan.program.ops
-        self._at: dict[tuple[int, int | None], int] = {}
+        self._at: dict[tuple[int, Copy], int] = {}
         self._copies: dict[tuple[int, bool], _Copies] = {}
-        self._givers: dict[tuple[Operand, bool], Callable[[int | None], Result | None]] = {}
+        self._givers: dict[tuple[Operand, bool], Callable[[Copy], Result | None]] = {}
         self._kinds = kinds_of_shards(plan)
         self._sizes: dict[tuple[int, int | None], tuple[int, ...]] = {}
         self._elsewhere: dict[tuple[int, int, int], Result] = {}
@@ -262,7 +270,7 @@ class _TaskWriter:
             for c, collective in enumerate(plan.collectives)
             for move, reads in zip(collective.moves, collective.reads, strict=True)
         }
-        self._giving: dict[tuple[int, int | None], list[tuple[int, int]]] = {}  # to which sums a shard's operation
+        self._giving: dict[tuple[int, Copy], list[tuple[int, int]]] = {}  # to which sums a shard's operation
         self._missing: dict[tuple[int, int], int] = {}  # how many of those a sum waits for
 
     def expect_sums(self) -> None:
@@ -283,16 +291,24 @@ class _TaskWriter:
         for k in value.of:
             yield from self._owns(c, k)
 
-    def run(self, i: int, d: int | None) -> None:
-        """Write an operation, on a shard or (None) once, unless it is there."""
+    def run(self, i: int, d: Copy) -> None:
+        """Write an operation, on a shard or (None) once, on all devices of its group if it has one, unless it is there.
+
+        Or on one of these devices.
+        """
+        if d is None and i in self._plan.owners.groups:
+            for own in self._plan.owners.devices(i):
+                self.run(i, own)
+            return
         if (i, d) in self._at or (i, d := None if is_together(self._plan, i) else d) in self._at:
             return
-        if (i, d is None) not in self._copies:
-            self._copies[i, d is None] = self._copies_of(self._ops[i], d is not None)
-        op, devices, readers, has_columns = self._copies[i, d is None]
-        device = devices[d or 0]
+        on_shards = isinstance(d, int)
+        if (i, on_shards) not in self._copies:
+            self._copies[i, on_shards] = self._copies_of(self._ops[i], on_shards)
+        op, devices, readers, has_columns = self._copies[i, on_shards]
+        device = d if isinstance(d, str) else devices[d or 0]
         if op.type == COPIES:  # of which the nearest is read
-            readers = self._readers(op, device, d is not None)
+            readers = self._readers(op, device, on_shards)
         places = [device] * len(readers) if not has_columns else self._read_at(op, d, device)
         reads = tuple(
             [
@@ -300,8 +316,10 @@ class _TaskWriter:
                 for reader, there in zip(readers, places, strict=True)
             ]
         )
-        self._at[i, d] = self._add(PlannedTask(OPERATION, device, reads, sizes := self._sizes_of(op, d), i, d))
-        if has_columns and d is not None:
+        shard = d if isinstance(d, int) else None
+        sizes = self._sizes_of(op, shard)
+        self._at[i, d] = self._add(PlannedTask(OPERATION, device, reads, sizes, i, shard))
+        if has_columns and isinstance(d, int):
             for k, size in enumerate(sizes):  # each where its column has it
                 if (maker := self._plan.mesh.made_at(op, k, d)) != device:
                     task = PlannedTask(HANDED_ON, maker, (Result(self._at[i, d], k),), (size,), i, d)
@@ -322,10 +340,10 @@ class _TaskWriter:
         operands = operands_of(self._plan, op, device, on_shards)
         return [operand and self._reader(operand, on_shards) for operand in operands]
 
-    def _read_at(self, op: Op, d: int | None, device: str) -> Sequence[str]:
+    def _read_at(self, op: Op, d: Copy, device: str) -> Sequence[str]:
         """Return the device on which each operand is read: a loop in columns hands it to operations there."""
-        first = int(CONTROL_FLOW[op.type].chooses)
-        return [*[device] * first, *self._plan.mesh.carried_at(op, device, d)]
+        first, shard = int(CONTROL_FLOW[op.type].chooses), d if isinstance(d, int) else None
+        return [*[device] * first, *self._plan.mesh.carried_at(op, device, shard)]
 
     def _add(self, task: PlannedTask) -> int:
         self.tasks.append(task)
@@ -358,23 +376,23 @@ class _TaskWriter:
         kind = self._plan.collectives[c].kind if reads else OPERATION
         return _Reader(given, travels, kind, tuple([read.device for read in reads]) if goes_on else ())
 
-    def _here(self, result: Result, device: str, reader: _Reader, d: int | None = None) -> Result:
+    def _here(self, result: Result, device: str, reader: _Reader, d: Copy = None) -> Result:
         """Return a result where a device has it; of another one, what that is sent."""
         made = self.tasks[result.task]
         if made.device == device or not reader.travels:
             return result
         if (result, device) not in self._sent:
-            goes_on = reader.devices and reader.devices[d or 0] != device
+            goes_on = reader.devices and reader.devices[d if isinstance(d, int) else 0] != device
             why = OPERATION if goes_on else reader.kind
             task = PlannedTask(SEND, device, (result,), (made.bytes[result.index],), made.op, made.shard, None, why)
             self._sent[result, device] = Result(self._add(task))
         return self._sent[result, device]
 
-    def given(self, operand: Operand, d: int | None) -> Result | None:
+    def given(self, operand: Operand, d: Copy) -> Result | None:
         """Return what a reader, shard `d` or (None) one that runs once, is given; None for what its device has."""
-        return self._giver(operand, d is not None)(d)
+        return self._giver(operand, isinstance(d, int))(d)
 
-    def _giver(self, operand: Operand, on_shards: bool) -> Callable[[int | None], Result | None]:
+    def _giver(self, operand: Operand, on_shards: bool) -> Callable[[Copy], Result | None]:
         """Return what gives an operand to a shard, or (None) to what runs once; it is found once for all shards."""
         if operand.by is not None:
             own, by = self._giver(operand._replace(by=None), True), operand.by
@@ -384,20 +402,24 @@ class _TaskWriter:
             self._givers[key] = self._giver_of(operand.tensor, operand.layout, on_shards)
         return self._givers[key]
 
-    def _giver_of(self, tensor: Tensor, layout: Layout, on_shards: bool) -> Callable[[int | None], Result | None]:
+    def _giver_of(self, tensor: Tensor, layout: Layout, on_shards: bool) -> Callable[[Copy], Result | None]:
         """Return what gives a tensor in a layout: what made it, or the move into that layout."""
         plan, op, step = self._plan, self._ops[tensor.op], self._plan.steps[tensor.op]
         gives = step.shards.gives[tensor.index] if step.shards else None
         is_everywhere = plan.state.is_everywhere(op)
         if on_shards and gives == layout:
             return self._maker_of(tensor)
+        once = plan.owners.layout(tensor.op)
+        if step.home and group_of(once) and layout in (once, SINGLE_DEVICE):
+            made, one = self._maker_of(tensor), plan.owners.of_ops[tensor.op]
+            return lambda d: made(d if isinstance(d, str) else one)
         if not isinstance(layout, SingleDevice):
             if (op.type == "Const" and isinstance(layout, Shard)) or (is_whole(layout) and is_everywhere):
                 return _nothing
             return self._mover_of(tensor, layout)
-        if step.home and layout.device in ("", plan.owners.of_ops[tensor.op]):
-            once = self._maker_of(tensor)
-            return lambda _: once(None)
+        if step.home and (layout == once or not layout.device):
+            made = self._maker_of(tensor)
+            return lambda _: made(None)
         if is_everywhere:
             return _nothing
         if not layout.device and gives is not None and is_whole(gives):
@@ -405,30 +427,30 @@ class _TaskWriter:
         target = layout if layout.device else SingleDevice(plan.owners.of(tensor))
         return self._mover_of(tensor, target)
 
-    def _maker_of(self, tensor: Tensor) -> Callable[[int | None], Result]:
+    def _maker_of(self, tensor: Tensor) -> Callable[[Copy], Result]:
         """Return what makes a tensor, on a shard or (None) once."""
         (i, k), at = tensor, self._at
         if self._ops[i].has_columns or is_together(self._plan, i):
             return lambda d: self._made(tensor, d)
 
-        def made(d: int | None) -> Result:
+        def made(d: Copy) -> Result:
             if (i, d) not in at:
                 self.run(i, d)
             return Result(at[i, d], k)
 
         return made
 
-    def _made(self, tensor: Tensor, d: int | None) -> Result:
+    def _made(self, tensor: Tensor, d: Copy) -> Result:
         """Return what a loop or branch makes that runs in columns, or on all shards as one."""
         self.run(tensor.op, d)
         if is_together(self._plan, tensor.op) and (shards := self._plan.steps[tensor.op].shards):
             own = spread(shards.gives, self._plan.mesh.shards)[tensor.index]
-            return Result(self._at[tensor.op, None], own[min(d or 0, len(own) - 1)])
-        if d is not None and (elsewhere := self._elsewhere.get((tensor.op, tensor.index, d))):
+            return Result(self._at[tensor.op, None], own[min(d if isinstance(d, int) else 0, len(own) - 1)])
+        if isinstance(d, int) and (elsewhere := self._elsewhere.get((tensor.op, tensor.index, d))):
             return elsewhere
         return Result(self._at[tensor.op, d], tensor.index)
 
-    def _mover_of(self, tensor: Tensor, layout: Layout) -> Callable[[int | None], Result | None]:
+    def _mover_of(self, tensor: Tensor, layout: Layout) -> Callable[[Copy], Result | None]:
         """Return what makes a tensor by a move, for a shard if that makes something for each."""
         if (tensor, layout) not in self._moves:
             name = self._ops[tensor.op].name
@@ -436,7 +458,8 @@ class _TaskWriter:
         c, reads = self._moves[tensor, layout]
         if isinstance(layout, SingleDevice):
             return lambda _: self._value(c, reads[0].value)
-        return lambda d: self._value(c, reads[d or 0].value)
+        group = group_of(layout)
+        return lambda d: self._value(c, reads[group.index(d) if isinstance(d, str) else d or 0].value)
 
     def _value(self, c: int, i: int) -> Result | None:
         """Return a value of a collective; the first time, write what makes it."""

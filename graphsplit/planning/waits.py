@@ -14,15 +14,15 @@ from functools import cached_property
 from graphsplit.planning.communication.transfers import Sum
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.schedule.turns import Turn, followed
-from graphsplit.planning.tasks import OPERATION, PlannedTask, Tasks, is_together, tasks_of
+from graphsplit.planning.tasks import OPERATION, Copy, PlannedTask, Tasks, is_together, tasks_of
 from graphsplit.program.graph.walks import in_order
 from graphsplit.program.program import Op
 
 TURN = "turn"
 """The kind of task that is the end of a shard's turn: it computes nothing."""
 
-At = Mapping[tuple[int, int | None], int]
-"""The task of each operation, on a shard or (None) once."""
+At = Mapping[tuple[int, Copy], int]
+"""The task of each operation, by which copy of it that is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ def ordered_tasks_of(plan: Decisions) -> OrderedTasks:
 
 def _with_waits(plan: Decisions, found: Tasks) -> OrderedTasks:
     numbered = [(n, task) for n, task in enumerate(found.tasks) if task.kind == OPERATION]
-    at = {(task.op, task.shard): n for n, task in numbered if task.op is not None}
+    at = {(task.op, task.copy(plan)): n for n, task in numbered if task.op is not None}
     waits = {n: list(_before(plan, plan.program.ops[i], d, at)) for (i, d), n in at.items()}
     tasks, sums = list(found.tasks), _sums_in_turns(plan, found)
     phase_of = {i: p for p, phase in enumerate(plan.phases) for i in phase.starts}
@@ -84,18 +84,20 @@ def _with_waits(plan: Decisions, found: Tasks) -> OrderedTasks:
     return OrderedTasks(tuple(tasks), found.outputs, found.alike, found.values, each)
 
 
-def _before(plan: Decisions, op: Op, d: int | None, at: At) -> Iterator[int]:
-    """Yield the tasks before which an operation must not run, on a shard or (None) once."""
+def _before(plan: Decisions, op: Op, d: Copy, at: At) -> Iterator[int]:
+    """Yield the tasks before which a copy of an operation must not run."""
     for c in op.controls:
         if plan.program.ops[c].type == "Placeholder":
             continue
-        if plan.steps[c].home or is_together(plan, c):
+        if (copies := plan.owners.groups.get(c)) and plan.steps[c].home:
+            yield from (at[c, own] for own in ([d] if d in copies.devices else copies.devices))
+        elif plan.steps[c].home or is_together(plan, c):
             yield at[c, None]
-        elif d is not None:
+        elif isinstance(d, int):
             yield at[c, d]
         else:
             yield from (at[c, shard] for shard in range(plan.mesh.shards))
-    if d is not None and op.index in plan.order:
+    if isinstance(d, int) and op.index in plan.order:
         yield at[plan.order[op.index], d]
 
 

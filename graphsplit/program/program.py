@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.hosts import host_name
-from graphsplit.core.layouts import Shard
+from graphsplit.core.layouts import Replicate, Shard
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import ROWS, Shape
 from graphsplit.core.tensorflow_internals import op_definition
@@ -179,6 +179,7 @@ class Program:
       places: the devices of operations that run once and there: what is done for a part or copy of a variable.
       laid: how variables lie over the shards that are used where their parts are: positions of what takes the handles
         of all parts, of type `COPIES`, of which each shard reads its own.
+      copied: how variables lie that have a copy on each device of a group, by the positions of their placeholders.
     """
 
     ops: tuple[Op, ...]
@@ -197,6 +198,7 @@ class Program:
     divides: frozenset[int] = frozenset()
     places: Mapping[int, str] = field(default_factory=dict, repr=False)
     laid: Mapping[int, Shard] = field(default_factory=dict, repr=False)
+    copied: Mapping[int, Replicate] = field(default_factory=dict, repr=False)
 
     def shape(self, tensor: Tensor) -> Shape | None:
         """Return the static shape of `tensor`."""
@@ -224,6 +226,11 @@ class Program:
     def line_of(self, op: Op) -> str:
         """Return the line of the user's code that made an operation, `model.py:31`, or ""."""
         return self.locate(op.provenance.origin or op.name)
+
+    @property
+    def handles(self) -> list[tuple[int, str]]:
+        """The position of each captured tensor; of a variable with copies once for each, and the device of that."""
+        return [(i, own) for i in self.captures for own in (self.copied[i].devices if i in self.copied else ("",))]
 
     @property
     def batch_is_unknown(self) -> bool:

@@ -7,6 +7,7 @@ to where something else stands in for it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.hosts import host_name
+from graphsplit.core.layouts import group_of
 from graphsplit.core.protos.graphdefs import constant_node, make_node
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin
@@ -60,6 +62,7 @@ class CollectiveWriter:
         self._by_hosts = any(isinstance(value, Sum) and value.host for value in self._values)
         self._splits: dict[tuple[int, Split, str], list[str]] = {}
         self._made: dict[object, str] = {}
+        self._turns = Counter(value.turn for value in self._values if isinstance(value, Sum))
 
     def reference(self, i: int) -> str:
         """Return the reference of a value; the first time, write all up to it, each behind those that it is made of."""
@@ -74,8 +77,9 @@ class CollectiveWriter:
         value, last = self._values[i], len(self._values) - 1
         if i == last and self._is_last_made():
             return self._name
-        turn = value.turn if isinstance(value, Sum) else None
-        return f"{self._name}/{_WORDS[type(value)]}_{i}" if turn is None else f"{self._name}/shard_{turn}"
+        if isinstance(value, Sum) and value.turn is not None and self._turns[value.turn] == 1:
+            return f"{self._name}/shard_{value.turn}"
+        return f"{self._name}/{_WORDS[type(value)]}_{i}"
 
     def _write(self, name: str, value: Value, of: list[str]) -> str:
         if isinstance(value, Slice):
@@ -123,7 +127,8 @@ class CollectiveWriter:
         if key not in self._splits:
             self._splits[key] = self._split(value, source)
         piece = self._splits[key][value.piece]
-        if value.split.block_of is not None or not self._is_absent(value):
+        is_dead = self._values[value.of[0]].shard is not None  # with what is split
+        if is_dead or value.split.block_of is not None or not self._is_absent(value):
             return piece
         return self._add(f"{name}/piece", "Switch", [piece, self._present(value)], value.device) + ":1"
 
@@ -139,7 +144,7 @@ class CollectiveWriter:
             wait = self._counts.waits_for(block_of)
         else:
             counted = self._counts.split_sizes(name, layout, holder, value.device)
-            pieces = len(layout.blocks) * len(self._draft.shards)
+            pieces = len(layout.blocks) * len(group_of(layout) or self._draft.shards)
         counted_along = self._constant(f"{name}/axis", axis, tf.int32, value.device, wait)
         self._add(name, "SplitV", [source, counted, counted_along], value.device, num_split=pieces, Tlen=tf.int64)
         return [f"{name}:{i}" for i in range(pieces)]
@@ -218,39 +223,48 @@ class CollectiveWriter:
 
     def _or_neutral(self, name: str, value: Sum, k: int, part: str) -> str:
         """Return a part of a sum or, if its shard has no rows, what changes nothing, made of the first shard's."""
-        own, first = self._values[value.of[k]], self._values[self._first()]
+        own = self._values[value.of[k]]
+        number = self._first(own)
+        first = self._values[number]
         single, here = value.turn is None, value.device if value.turn is None else own.device
-        instead = self._stand_in(host_name(own.device))
+        instead = self._stand_in(host_name(own.device), number)
         has_first = single and (not self._by_hosts or host_name(here) == host_name(first.device))
         source = "" if instead or has_first else first.device
-        stands = instead or self.reference(self._first())
+        stands = instead or self.reference(number)
         return self._unless_absent(f"{name}/part_{own.shard}", part, stands, own, here, value.reduction, source)
 
-    def _first(self) -> int:
-        """Return the number of what the first shard gives to a sum."""
-        i = max(k for k, value in enumerate(self._values) if isinstance(value, Sum))
-        while isinstance(self._values[i], Sum):
-            i = self._values[i].of[0]
-        return i
+    def _first(self, part: Value) -> int:
+        """Return the number of what the first shard gives to a sum to which another one gives a part."""
+        piece = part.piece if isinstance(part, Slice) else None
+        alike = [k for k, value in enumerate(self._values) if type(value) is type(part)]
+        return next(k for k in alike if piece is None or self._values[k].piece == piece)  # type: ignore[attr-defined]
 
-    def _stand_in(self, host: str) -> str:
+    def _stand_in(self, host: str, number: int) -> str:
         """Return what stands in, on another host than the first shard's, for parts of shards without rows.
 
-        It is what the first shard has, sent to a gateway if any shard of that host is absent, and dead otherwise.
+        It is what the first shard has, of this number, sent to a gateway if any shard of that host is absent, and dead
+        otherwise.
         """
-        first = self._values[self._first()]
-        sums = [value for value in self._values if isinstance(value, Sum)]
+        first = self._values[number]
+        sums = [value for value in self._values if isinstance(value, Sum) and self._begins_with(value, number)]
         gateway = next((value.device for value in sums if value.host == host), "")
         if not gateway or host == host_name(first.device):
             return ""
-        if host not in self._made:
+        if (host, number) not in self._made:
             begins = [part for value in sums for part in self._begins(value).values() if host_name(part.device) == host]
             own = [part.shard for part in begins if part.shard is not None]
-            name = f"{self._name}/instead_{own[0]}"
-            inputs = [self.reference(self._first()), self._counts.all_present(own)]
+            name = f"{self._name}/instead_{own[0]}" + ("" if not isinstance(first, Slice) else f"_{first.piece}")
+            inputs = [self.reference(number), self._counts.all_present(own)]
             needed = self._add(f"{name}/needed", "Switch", inputs, first.device)
-            self._made[host] = self._add(name, "Identity", [needed], gateway)
-        return self._made[host]
+            self._made[host, number] = self._add(name, "Identity", [needed], gateway)
+        return self._made[host, number]
+
+    def _begins_with(self, value: Sum, number: int) -> bool:
+        """Return whether a sum is one of those to whose total what is of this number belongs."""
+        parts = [self._values[i] for i in value.of]
+        while isinstance(parts[0], Sum):
+            parts = [self._values[i] for i in parts[0].of]
+        return self._first(parts[0]) == number
 
     def _zeros(self, name: str, value: Zeros, of: list[str]) -> str:
         """Write zeros for a shard: a constant, or made where the value is of which they have the shape."""

@@ -12,7 +12,17 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from graphsplit.core.layouts import BATCH, Layout, Partial, Replicate, Shard, SingleDevice, is_whole
+from graphsplit.core.layouts import (
+    BATCH,
+    REPLICATE,
+    Layout,
+    Partial,
+    Replicate,
+    Shard,
+    SingleDevice,
+    group_of,
+    is_whole,
+)
 from graphsplit.core.sizes.symbolic_sizes import has_sizes
 from graphsplit.planning.communication.transfers import (
     Collective,
@@ -57,7 +67,9 @@ def _together(moves: Iterable[Move]) -> list[list[Move]]:
 def _made(program: Program, mesh: Mesh, home: str, moves: Sequence[Move]) -> Collective:
     first = moves[0]
     writer = _ValueWriter(program, mesh, home, first.tensor)
-    if is_whole(first.source) and is_whole(first.target):
+    if is_whole(first.target) and (group_of(first.source) or (first.source == REPLICATE and group_of(first.target))):
+        reads = [writer.copied(first)]
+    elif is_whole(first.source) and is_whole(first.target):
         own = writer.whole(first.source, first.target)
         reads = [writer.sent(own, move.target) for move in moves]
     else:
@@ -79,6 +91,7 @@ class _ValueWriter:
         self._shape = program.shape(tensor)
         self._made_on = mesh.devices_of(self._op)
         self._near = mesh.devices_near(self._op)
+        self._copies: dict[str, int] = {}
 
     def _add(self, value: Value) -> int:
         self.values.append(value)
@@ -88,6 +101,8 @@ class _ValueWriter:
         """Return a whole value: where it is, or what the shard has that is nearest to who wants it."""
         if isinstance(layout, SingleDevice):
             return self._add(Own((), self._device(layout), self._size, tensor=self._tensor, layout=layout))
+        if group_of(layout):
+            return self._copy(layout, self._near[0])
         by = self._mesh.copy_for(target.device) if isinstance(target, SingleDevice) else 0
         return self._own(by, layout)
 
@@ -95,6 +110,25 @@ class _ValueWriter:
         """Return what shard `d` has."""
         [own] = self._owns(layout, [d])
         return own
+
+    def copied(self, move: Move) -> list[Read]:
+        """Each reads the copy that is nearest to it."""
+        return [Read(self._copy(move.source, device), device) for device in self._devices_of(move.target)]
+
+    def _copy(self, layout: Layout, device: str) -> int:
+        """Return the copy that is nearest to a device, of those on the devices of a group or of the shards."""
+        if layout == REPLICATE:
+            return self._own(self._mesh.copy_for(device) if self._mesh.rows else 0, layout)
+        assert isinstance(layout, Replicate)
+        near = layout.nearest(device)
+        if near not in self._copies:
+            own = Own((), near, self._size, tensor=self._tensor, layout=layout, by=near)
+            self._copies[near] = self._add(own)
+        return self._copies[near]
+
+    def _devices_of(self, layout: Layout) -> Sequence[str]:
+        """Return the devices that have a value in a layout."""
+        return [self._device(layout)] if isinstance(layout, SingleDevice) else group_of(layout) or self._near
 
     def _owns(self, layout: Layout, shards: Iterable[int] | None = None) -> list[int]:
         """Return what shards have, all of them if it is not said which."""
@@ -109,7 +143,7 @@ class _ValueWriter:
 
     def sent(self, own: int, target: Layout) -> list[Read]:
         """Return who reads a whole value: a device, or all shards."""
-        devices = [self._device(target)] if isinstance(target, SingleDevice) else self._made_on
+        devices = [self._device(target)] if isinstance(target, SingleDevice) else group_of(target) or self._made_on
         return [Read(own, device) for device in devices]
 
     def scattered(self, move: Move) -> list[Read]:
@@ -120,6 +154,9 @@ class _ValueWriter:
     def sliced(self, move: Move) -> list[Read]:
         """Each shard slices what it has, and takes its own piece."""
         target = _shard(move.target)
+        if group_of(move.source):
+            owns = [self._copy(move.source, device) for device in self._near]
+            return self._read([self._pieces(own, target, [d])[0] for d, own in enumerate(owns)])
         return self._read([self._pieces(self._own(d, move.source), target, [d], d)[0] for d in self._shards])
 
     def gathered(self, move: Move) -> list[Read]:
@@ -131,7 +168,8 @@ class _ValueWriter:
         """Each shard concatenates what all have."""
         source = _shard(move.source)
         owns = self._owns(source)
-        return self._read([self._in_order(owns, source, device) for device in self._near])
+        devices = self._devices_of(move.target)
+        return [Read(self._in_order(owns, source, device), device) for device in devices]
 
     def exchanged(self, move: Move) -> list[Read]:
         """Each shard slices what it has for all others, and concatenates what it gets."""
@@ -153,9 +191,16 @@ class _ValueWriter:
         return self._read([self._sum(own, source, device) for device, own in pairs])
 
     def all_reduced(self, move: Move) -> list[Read]:
-        """Each shard adds up what all have."""
+        """Each shard adds up what all have; of a group each a part, which all get."""
         source = _partial(move.source)
         owns = self._owns(source)
+        if isinstance(move.target, Replicate) and move.target.devices:
+            cut = move.target.cut(self._shape)
+            assert cut is not None
+            parts = range(len(group_of(cut)))
+            sent = [self._pieces(own, cut, parts, d) for d, own in enumerate(owns)]
+            sums = [self._sum(own, source, group_of(cut)[k]) for k, own in enumerate(zip(*sent, strict=True))]
+            return [Read(self._in_order(sums, cut, device), device) for device in move.target.devices]
         return self._read([self._sum(owns, source, device) for device in self._near])
 
     def filled(self, move: Move) -> list[Read]:
@@ -177,14 +222,15 @@ class _ValueWriter:
 
     def _pieces(self, whole: int, layout: Shard, wanted: Sequence[int], holder: int | None = None) -> list[int]:
         """Return the pieces of a value that some shards get: sliced where it is, concatenated where they are."""
-        if len(self._shards) == 1:
+        count = len(group_of(layout)) or len(self._shards)
+        if count == 1:
             return [whole]
         made, blocks, found = self.values[whole], len(layout.blocks), []
         split = Split(layout.axis, layout, None, holder)
         numbers: dict[tuple[int, int], int] = {}
         for b, d in itertools.product(range(blocks), wanted):
             size = self._mesh.bytes_of_blocks(d, made.bytes, layout)[b]
-            shard, piece = d if layout.partition == BATCH else None, b * len(self._shards) + d
+            shard, piece = d if layout.partition == BATCH else made.shard, b * count + d
             numbers[b, d] = self._add(Slice((whole,), made.device, size, shard, split=split, piece=piece))
         for d in wanted:
             own = tuple([numbers[b, d] for b in range(blocks)])

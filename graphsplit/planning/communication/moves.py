@@ -16,6 +16,7 @@ from graphsplit.core.layouts import (
     SINGLE_DEVICE,
     Layout,
     Partial,
+    Replicate,
     Shard,
     SingleDevice,
     evenly,
@@ -44,9 +45,10 @@ def find_moves(
       outputs: the layouts in which it returns what it returns, if not each on one device.
     """
     finder = _MoveFinder(program, mesh, steps, owners, state)
-    for op, step in zip(program.ops, steps, strict=True):
-        for tensor, layout in reads_of(program, op, step, owners):
-            finder.read(tensor, layout)
+    reads = [read for op, step in zip(program.ops, steps, strict=True) for read in reads_of(program, op, step, owners)]
+    finder.copied = {tensor: own for tensor, own in reads if isinstance(own, Replicate) and own.devices}
+    for tensor, layout in reads:
+        finder.read(tensor, layout)
     for tensor, layout in zip(program.outputs, outputs or repeat(SINGLE_DEVICE)):  # noqa: B905
         finder.read(tensor, layout)
     return tuple(finder.moves)
@@ -68,8 +70,9 @@ def is_direct(source: Layout, target: Layout, mesh: Mesh) -> bool:
 def reads_of(program: Program, op: Op, step: Step, owners: Owners) -> Iterable[tuple[Tensor, Layout]]:
     """Return what an op reads, in which layouts: once, where it runs once, and on the shards."""
     if step.home:
-        own = SingleDevice(owners.of_ops[op.index])
-        inputs = [program.nearest(op, own.device)] if op.type == COPIES else op.inputs
+        own, inputs = owners.layout(op.index), op.inputs
+        if op.type == COPIES:
+            inputs = (program.nearest(op, owners.of_ops[op.index]),)
         yield from ((tensor, own) for tensor in inputs)
     if step.shards:
         for i, (tensor, want) in enumerate(zip(op.inputs, step.shards.wants, strict=True)):
@@ -79,7 +82,7 @@ def reads_of(program: Program, op: Op, step: Step, owners: Owners) -> Iterable[t
 
 def made_in(op: Op, step: Step, output: int, owners: Owners) -> list[Layout]:
     """Return the layouts in which an output is made."""
-    found: list[Layout] = [SingleDevice(owners.of_ops[op.index])] if step.home else []
+    found: list[Layout] = [owners.layout(op.index)] if step.home else []
     if step.shards:
         found.append(step.shards.gives[output])
     return found
@@ -93,6 +96,7 @@ class _MoveFinder:
     owners: Owners
     state: State
     moves: dict[Move, None] = field(default_factory=dict)
+    copied: dict[Tensor, Replicate] = field(default_factory=dict)  # what all devices of a group read
 
     def __post_init__(self) -> None:
         ops = self.program.ops
@@ -108,6 +112,12 @@ class _MoveFinder:
             self._move(tensor, REPLICATE, layout)
             return
         source = next((given for given in made if is_whole(given)), None)
+        if source is None and made and (copies := self.copied.get(tensor)) and layout != copies:
+            source = self._copied(tensor, made[0], copies)
+            layout = layout if layout != SINGLE_DEVICE else SingleDevice(self.owners.of(tensor))
+        elif source is None and made and layout == self.copied.get(tensor):
+            self._copied(tensor, made[0], layout)
+            return
         if (
             source is None
             and made
@@ -124,6 +134,16 @@ class _MoveFinder:
             self._move(tensor, made[0], source)
         if source is not None and layout not in (source, SINGLE_DEVICE):
             self._move(tensor, source, layout)
+
+    def _copied(self, tensor: Tensor, made: Layout, copies: Replicate) -> Replicate:
+        """Bring what the shards have to all devices of a group: sums in parts, so that each adds up as much."""
+        is_whole_axis = isinstance(made, Shard) and len(made.blocks) == 1
+        if not is_whole_axis and not (made == PARTIAL_SUM and copies.cut(self.program.shape(tensor))):
+            between = SingleDevice(self.owners.of(tensor))
+            self._move(tensor, made, between)
+            made = between
+        self._move(tensor, made, copies)
+        return copies
 
     def _added_up_in(self, tensor: Tensor, source: Layout) -> Shard | None:
         """Return how a sum is cut that is added up in parts, which all devices of an axis then get.

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from graphsplit.core.hosts import by_host, host_name
-from graphsplit.core.layouts import Layout, Partial, Replicate, Shard, SingleDevice
+from graphsplit.core.layouts import Layout, Partial, Replicate, Shard, SingleDevice, group_of
 from graphsplit.core.sizes.symbolic_sizes import STAND_IN
 from graphsplit.errors import CheckError
 from graphsplit.planning.communication.transfers import (
@@ -98,9 +98,12 @@ class _Pieces:
         return content if is_same else content._replace(along=frozenset(along), of=of)
 
     def _are_all(self, layout: Shard, entries: Entries) -> bool:
-        blocks = range(len(layout.blocks))
-        is_long = len(entries) == len(blocks) * self._shards
-        return is_long and list(entries) == [(b, d) for b in blocks for d in range(self._shards)]
+        blocks, count = range(len(layout.blocks)), self.count(layout)
+        return len(entries) == len(blocks) * count and list(entries) == [(b, d) for b in blocks for d in range(count)]
+
+    def count(self, layout: Shard) -> int:
+        """Return how many pieces each block has: one for each shard, or each device of a group."""
+        return len(group_of(layout)) or self._shards
 
 
 class _Check:
@@ -116,7 +119,7 @@ class _Check:
         self._sources = {(move.tensor, move.source) for move in collective.moves}
         self._values = collective.values
         self._contents: list[_Contents] = []
-        self._first: list[int | None] = []  # the shard with whose part each begins
+        self._first: list[int | str | None] = []  # the shard with whose part each begins, or the device of a group
 
     def check(self) -> None:
         for value in self._values:
@@ -140,7 +143,7 @@ class _Check:
         of = [self._values[i].bytes for i in value.of]
         if isinstance(value, Own):
             size = self._program.bytes(value.tensor)
-            if isinstance(value.layout, Shard) and value.by is not None:
+            if isinstance(value.layout, Shard) and isinstance(value.by, int):
                 rows = self._mesh.rows_of(STAND_IN)
                 size = size * value.layout.own(rows, value.by) // max(value.layout.size(sum(rows)), 1)
             expected = {size}
@@ -165,11 +168,12 @@ class _Check:
             if (is_total or is_apart or isinstance(value, Concatenation)) and value.device != read.device:
                 raise CheckError(f"is put together on {value.device}, and read on {read.device}.")
 
-    def _made(self, tensor: Tensor, layout: Layout | None, d: int | None) -> _Content:
-        """Return what a shard has of a tensor in a layout, or (None) what is whole."""
-        if isinstance(layout, Shard) and d is not None:
+    def _made(self, tensor: Tensor, layout: Layout | None, d: int | str | None) -> _Content:
+        """Return what a shard has of a tensor in a layout, or (None, or on a device of a group) what is whole."""
+        if isinstance(layout, Shard) and isinstance(d, int):
             return _Content(tensor, self._pieces.of_shard(layout, d))
-        return _Content(tensor, of=self._pieces.alone[d] if isinstance(layout, Partial) and d is not None else None)
+        is_part = isinstance(layout, Partial) and isinstance(d, int)
+        return _Content(tensor, of=self._pieces.alone[d] if is_part else None)  # type: ignore[index]
 
     def _expected(self, move: Move) -> Iterator[tuple[str, _Content]]:
         """Yield where what a move makes is read, and what it has to be there."""
@@ -178,7 +182,8 @@ class _Check:
             return
         op = self._program.ops[move.tensor.op]
         is_sent = isinstance(move.target, Replicate) and isinstance(move.source, SingleDevice)
-        devices = self._mesh.devices_of(op) if is_sent else self._mesh.devices_near(op)
+        near = self._mesh.devices_of(op) if is_sent else self._mesh.devices_near(op)
+        devices = group_of(move.target) or near
         for_all = self._given(move, None) if isinstance(move.target, Replicate) else None
         for d, device in enumerate(devices):
             yield device, for_all or self._given(move, d)
@@ -208,7 +213,7 @@ class _Check:
             raise CheckError("begins with something else than what is made.")
         op = self._program.ops[own.tensor.op]
         device = own.layout.device if isinstance(own.layout, SingleDevice) else ""
-        made_on = (device or self._home) if own.by is None else self._mesh.device_of(own.by, op)
+        made_on = self._mesh.device_of(own.by, op) if isinstance(own.by, int) else own.by or device or self._home
         if own.device != made_on:
             raise CheckError(f"begins on {own.device}, and is made on {made_on}.")
         return self._made(own.tensor, own.layout, own.by)
@@ -224,7 +229,7 @@ class _Check:
         if block_of is None:
             if own or layout.axis != axis:
                 raise CheckError(f"is split along axis {axis}, of which not all is there.")
-            piece = divmod(value.piece, self._mesh.shards)
+            piece = divmod(value.piece, self._pieces.count(layout))
         else:
             if own != [(axis, layout, tuple([(b, block_of) for b in range(len(layout.blocks))]))]:
                 raise CheckError(f"is split into blocks that shard {block_of} does not have.")
@@ -277,7 +282,8 @@ class _Check:
             raise CheckError(f"does not take in what shard {value.turn} has.")
         for place, i in enumerate(value.of):
             d = self._first[i]
-            follows = not isinstance(self._values[i], Sum) and d is not None and self._mesh.before(d) is not None
+            is_part = not isinstance(self._values[i], Sum) and isinstance(d, int)
+            follows = is_part and self._mesh.before(d) is not None  # type: ignore[arg-type]
             is_turn = place > 0 and value.turn == d and value.turn is not None and not value.host
             if follows != is_turn:
                 raise CheckError(f"does not take in what shard {d} has where and when it comes.")

@@ -39,11 +39,11 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Own(Value):
-    """What a move starts from: what a shard has of a tensor, or (`by` is None) all of it where it is whole."""
+    """What a move starts from: what a shard has of a tensor, or a device of a group, or (`by` is None) all of it."""
 
     tensor: Tensor
     layout: Layout
-    by: int | None = None
+    by: int | str | None = None
 
 
 class Split(NamedTuple):
@@ -189,7 +189,7 @@ class Rewrite:
         value = self.values[i]
         while not isinstance(value, Own):
             value = self.values[value.of[0]]
-        return value.by or 0
+        return value.by if isinstance(value.by, int) else 0
 
 
 def rewritten(collective: Collective, write: Callable[[Rewrite, Value], int]) -> Collective:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import tensorflow as tf
 
 from graphsplit.core.devices import task_of
-from graphsplit.core.layouts import Layout, Partial, is_whole
+from graphsplit.core.layouts import Layout, Partial, Replicate, SingleDevice, is_whole
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.propagation.groups import find_groups
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
@@ -35,14 +36,25 @@ class Owners:
     """Devices of whole values.
 
     Attributes:
-      of_ops: the device on which each op runs, if it runs once; "" beside its variable, wherever a loader puts that.
+      of_ops: the device on which each op runs, if it runs once; "" beside its variable, wherever a loader puts that. Of
+        a group it is one.
       of_tensors: where tensors are made whole that the shards have in pieces, if not at home.
       home: the device of what belongs to nobody.
+      groups: of ops that run once on each of several devices, by position, how their results lie.
     """
 
     of_ops: tuple[str, ...]
     of_tensors: Mapping[Tensor, str]
     home: str
+    groups: Mapping[int, Replicate] = field(default_factory=dict)
+
+    def layout(self, position: int) -> SingleDevice | Replicate:
+        """Return how what an op makes that runs once lies, and what it reads."""
+        return self.groups.get(position) or SingleDevice(self.of_ops[position])
+
+    def devices(self, position: int) -> tuple[str, ...]:
+        """Return the devices on which an op runs that runs once."""
+        return self.groups[position].devices if position in self.groups else (self.of_ops[position],)
 
     def of(self, tensor: Tensor) -> str:
         """Return where pieces of a tensor are put together."""
@@ -53,11 +65,12 @@ def find_owners(
     program: Program, steps: Sequence[Step], mesh: Mesh, home: str, state: State, input_devices: Sequence[str] = ()
 ) -> Owners:
     """Return where whole values are made."""
-    pinned, lying = _pinned(program, state, home), _lying(program, input_devices)
-    if not program.stages and not mesh.columns and all(device in (home, "") for device in pinned.values()):
+    pinned, lying, groups = _pinned(program, state, home), _lying(program, input_devices), {}
+    groups = find_groups(program, steps, state)
+    if not groups and not program.stages and not mesh.columns and all(d in (home, "") for d in pinned.values()):
         pinned |= lying
         return Owners(tuple([pinned.get(op.index, home) for op in program.ops]), {}, home)
-    return _OwnerFinder(program, steps, mesh, home, pinned, lying).owners()
+    return _OwnerFinder(program, steps, mesh, home, pinned, lying, groups).owners()
 
 
 def _lying(program: Program, input_devices: Sequence[str]) -> dict[int, str]:
@@ -112,6 +125,7 @@ class _OwnerFinder:
         home: str,
         pinned: Mapping[int, str],
         lying: Mapping[int, str],
+        groups: Mapping[int, Replicate],
     ):
         self._program = program
         self._mesh = mesh
@@ -119,18 +133,22 @@ class _OwnerFinder:
         self._home = home
         self._pinned = pinned
         self._lying = lying
+        self._groups = groups
 
     def owners(self) -> Owners:
         of_ops: list[str] = []
         gathered: dict[Tensor, str] = {}
         for op in self._program.ops:
             of_ops.append(self._lying.get(op.index) or self._device(op, of_ops, gathered))
+            group = self._groups.get(op.index)
+            if group is not None:
+                of_ops[-1] = group.nearest(self._home)
             shards = self._steps[op.index].shards
             for k in range(len(op.out_shapes) if shards and not self._steps[op.index].home else 0):
                 assert shards is not None
                 if not is_whole(shards.gives[k]):
                     gathered[Tensor(op.index, k)] = self._where_gathered(op, Tensor(op.index, k), shards.gives[k])
-        return Owners(tuple(of_ops), gathered, self._home)
+        return Owners(tuple(of_ops), gathered, self._home, self._groups)
 
     @functools.cached_property
     def _readers(self) -> dict[Tensor, list[int]]:
@@ -147,6 +165,9 @@ class _OwnerFinder:
         returned = {tensor.op for tensor in self._program.outputs}
         served: list[frozenset[str]] = [frozenset()] * len(self._program.ops)
         for op in reversed(self._program.ops):
+            if op.index in self._groups:
+                served[op.index] = frozenset(self._groups[op.index].devices)
+                continue
             own = self._own_place(op)
             if own is not None:
                 served[op.index] = frozenset([own or self._home])
@@ -204,6 +225,9 @@ class _OwnerFinder:
         """Return where a tensor is put together: sums in their stage or column, others where most of them are owned."""
         if isinstance(layout, Partial) and (own := self._mesh.home_of(op)) is not None:
             return own
+        for_copies = [self._groups[i] for i in self._readers.get(tensor, ()) if i in self._groups]
+        if for_copies and for_copies[0].sums:
+            return for_copies[0].sums[0]
         column = self._mesh.column_of(op) if isinstance(layout, Partial) else ()
         home = column[0] if column else self._home
         votes: dict[str, int] = {}

@@ -1,0 +1,101 @@
+"""Groups: what runs once, and does so on each of several devices, because a variable has a copy on each of them.
+
+What reads or writes such a variable runs beside each copy. So does the arithmetic that leads to what is written, as far
+back as that takes no more bytes than to compute it on one device and to send it to all: a gradient is added up for all
+of them, and nothing of an optimizer's update travels. Products and sums are computed once: they are work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from graphsplit.core.layouts import PARTIAL_SUM, Replicate
+from graphsplit.core.sizes.symbolic_sizes import has_sizes
+from graphsplit.planning.costs.work import flops_of
+from graphsplit.planning.state import State
+from graphsplit.planning.steps import Step
+from graphsplit.program.program import Op, Program, Tensor
+
+_NUMBER = 16  # bytes: so few are computed once, and sent
+_MOST_FLOPS = 32  # for each entry that is made: more is work, and is done once
+
+
+def find_groups(program: Program, steps: Sequence[Step], state: State) -> dict[int, Replicate]:
+    """Return the operations that run once on each device of a group, by position, and how their results lie."""
+    return _GroupFinder(program, steps, state).find() if program.copied else {}
+
+
+@dataclass
+class _GroupFinder:
+    program: Program
+    steps: Sequence[Step]
+    state: State
+    groups: dict[int, Replicate] = field(default_factory=dict)
+    wanted: dict[Tensor, Replicate] = field(default_factory=dict)
+    costs: dict[tuple[Tensor, Replicate], int] = field(default_factory=dict)
+
+    def find(self) -> dict[int, Replicate]:
+        self.groups = {op.index: group for op in self.program.ops if (group := self._beside(op)) is not None}
+        for op in reversed(self.program.ops):
+            group = self.groups.get(op.index) or self._chosen(op)
+            if group is not None:
+                self.groups[op.index] = group
+                for tensor in op.inputs:
+                    self.wanted.setdefault(tensor, group)
+        return self.groups
+
+    def _beside(self, op: Op) -> Replicate | None:
+        """Return the group of a variable with copies that an operation reads or writes."""
+        copied: Mapping[int, Replicate] = self.program.copied
+        if op.index in self.program.places or not self.steps[op.index].home:
+            return None
+        return next((copied[i] for i in (op.index, *[tensor.op for tensor in op.inputs]) if i in copied), None)
+
+    def _chosen(self, op: Op) -> Replicate | None:
+        """Return the group for which an operation runs on each device, as that moves no more bytes."""
+        made = [Tensor(op.index, k) for k in range(len(op.out_shapes))]
+        group = next((self.wanted[tensor] for tensor in made if tensor in self.wanted), None)
+        if group is None or not self._may_repeat(op):
+            return None
+        size, inputs = sum(op.out_bytes), dict.fromkeys(op.inputs)
+        if size <= _NUMBER:
+            return group if sum(self._cost(tensor, group) for tensor in inputs) < size else None
+        costs = [self._cost(tensor, group) for tensor in inputs if self.program.bytes(tensor) > _NUMBER]
+        return group if sum(costs) <= size + sum(map(self._added_up, inputs)) else None
+
+    def _may_repeat(self, op: Op) -> bool:
+        if not self.steps[op.index].home or op.index in self.program.places or op.index in self.program.inputs:
+            return False
+        unknown = op.symbols or any(shape is None or has_sizes(shape) or None in shape for shape in op.out_shapes)
+        opaque = not {tf.resource, tf.variant}.isdisjoint(op.out_dtypes)
+        if op.stateful or op.controls or op.bodies or unknown or opaque:
+            return False
+        return flops_of(op) * max(map(_item_bytes, op.out_dtypes), default=1) <= _MOST_FLOPS * sum(op.out_bytes)
+
+    def _cost(self, tensor: Tensor, group: Replicate, depth: int = 0) -> int:
+        """Return the bytes that each device of a group is sent of a value, or of what it computes that from."""
+        key, op = (tensor, group), self.program.ops[tensor.op]
+        if self.state.is_everywhere(op) or self.groups.get(tensor.op) == group or self.wanted.get(tensor) == group:
+            return 0
+        if key not in self.costs:
+            self.costs[key] = self.program.bytes(tensor)
+            if self._may_repeat(op) and depth < _DEEPEST:
+                inputs = [self._cost(t, group, depth + 1) for t in dict.fromkeys(op.inputs)]
+                self.costs[key] = min(self.costs[key], sum(inputs))
+        return self.costs[key]
+
+    def _added_up(self, tensor: Tensor) -> int:
+        """Return the bytes of a sum over the shards, which are sent in any case."""
+        shards = self.steps[tensor.op].shards
+        is_sum = shards is not None and shards.gives[tensor.index] == PARTIAL_SUM
+        return self.program.bytes(tensor) if is_sum else 0
+
+
+_DEEPEST = 24
+
+
+def _item_bytes(dtype: tf.DType) -> int:
+    return int(dtype.size or 1)
