@@ -223,10 +223,10 @@ def test_a_tape_outside():
 def test_the_checker_sees_another_copy():
     made, plan = train("replicated", 3, calls=1, update=adam)
     graph = emit(plan)
-    copies = [op.index for op in plan.sharded_ops if op.type == "Copies"]
-    nodes = {origin.shard: name for name, origin in graph.origins.items() if origin.op == copies[0]}
-    by_name = {node.name: node for node in graph.nodes}
-    by_name[nodes[1]].input[0] = by_name[nodes[2]].input[0]
+    reads = [op for op in plan.program.ops if op.type == "ReadVariableOp" and op.index in plan.owners.groups]
+    copies = [graph.prefixes[device] + reads[0].name for device in plan.devices]
+    reader = next(n for n in graph.nodes if graph.origins[n.name].shard == 1 and copies[1] in n.input)
+    reader.input[list(reader.input).index(copies[1])] = copies[2]
     with pytest.raises(gs.errors.CheckError, match="and the plan says"):
         check_emitted(plan, graph)
     assert made.weights

@@ -67,12 +67,24 @@ def exchanged() -> gs.inspect.Plan:
 
 
 def mirrored() -> gs.inspect.Plan:
-    weights = [tf.Variable(numbers(8, 8, seed=k)) for k in range(2)]
+    weights = [tf.Variable(numbers(16, 16, seed=k)) for k in range(2)]
     gs.set_variable_layout(weights, "replicated", 3)
-    return planned(deep_step(weights), numbers(7, 8))
+    return planned(deep_step(weights), numbers(7, 16))
 
 
-PLANS = {made.__name__: made for made in (trains, in_turns, blocks, filled, exchanged, mirrored)}
+def sent() -> gs.inspect.Plan:
+    here = tf.Variable(numbers(4))
+    with tf.device("CPU:1"):
+        there = tf.Variable(numbers(4))
+
+    def function(x: tf.Tensor) -> tf.Tensor:
+        there.assign(tf.sin(here.read_value()))
+        return tf.tanh(x)
+
+    return planned(function, numbers(7, 4))
+
+
+PLANS = {made.__name__: made for made in (trains, in_turns, blocks, filled, exchanged, mirrored, sent)}
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +104,7 @@ def test_all_kinds_of_moves_and_primitives_are_here(plans: dict[str, gs.inspect.
         "scatter",
         "gather",
         "reduce",
+        "all-reduce",
         "all-to-all",
         "all-gather",
         "reduce-scatter",

@@ -256,40 +256,20 @@ class Cut:
 
 @dataclass(frozen=True)
 class Copied:
-    """A whole value on each of several devices. What all copies need of a sum over the shards is added up in parts.
+    """A whole value on each of several devices.
 
     Attributes:
       devices: of the copies, full names.
-      layout: the layout that rules are asked about: what may be done part by part can be done by each copy. (A number
-        has no axis to ask about.)
-      sums: the device on which each part of such a sum is added up, and from which it goes to all copies.
+      sums: those of them on which parts of a sum are added up that all copies need.
     """
 
     devices: tuple[str, ...]
-    layout: Shard | Replicate
     sums: tuple[str, ...] = field(compare=False)
 
     @property
     def parts(self) -> int:
         """Return how many values there are, each the whole."""
         return len(self.devices)
-
-    def like(self, layout: object) -> Copied | None:
-        """Return how a tensor is copied whose layout follows from this one's; None as for `Cut`."""
-        return replace(self, layout=layout) if isinstance(layout, Shard) and len(layout.blocks) == 1 else None
-
-    def cut(self, shape: Sequence[int]) -> Cut:
-        """Return how a sum of this shape is cut: along its longest axis, into as many parts as devices add it up.
-
-        What has no entries is one part.
-        """
-        axis = max(range(len(shape)), key=lambda k: shape[k])
-        return Cut(axis, shape[axis], max(1, min(len(self.sums), shape[axis])))
-
-
-def copied(rank: int | None, devices: Sequence[str], sums: Sequence[str]) -> Copied:
-    """Return how a value of so many axes is copied to devices, on some of which sums are added up."""
-    return Copied(tuple(devices), Shard(0) if rank else REPLICATE, tuple(sums))
 
 
 @dataclass(frozen=True)

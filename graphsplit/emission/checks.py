@@ -23,12 +23,13 @@ from graphsplit.emission.draft import SIZES_ROLE
 from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
 from graphsplit.errors import CheckError
 from graphsplit.planning.communication.transfers import Collective, Concatenation, Own, Slice, Sum, Zeros
+from graphsplit.planning.decisions import copies_in
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.schedule.phases import Phase
 from graphsplit.planning.schedule.turns import followed
 from graphsplit.planning.steps import Move, spread
 from graphsplit.planning.tasks import Copy
-from graphsplit.program.program import COPIES, Op, Tensor
+from graphsplit.program.program import Op, Tensor
 from graphsplit.rules.factors import ZEROS
 from graphsplit.rules.families.random import part_drawn
 
@@ -98,7 +99,7 @@ def _check_each(
 ) -> None:
     """Check what reads, of what is several, that of each shard: a loop that all shards run as one, or the result."""
     forms = [
-        (tensor, planned.whole(tensor, SingleDevice()) if d is None else planned.on_shard(tensor, layout, d))
+        (tensor, planned.once(tensor, layout, plan.home) if d is None else planned.on_shard(tensor, layout, d, ""))
         for tensor, layout in zip(tensors, layouts, strict=True)
         for d in ([None] if layout == SINGLE_DEVICE else range(plan.mesh.shards))
     ]
@@ -112,7 +113,7 @@ def _check_once(plan: Plan, op: Op, device: str, found: _Found, planned: _Planne
     _compare_devices(node, device)
     if part_drawn(op.node) is not None:
         return  # as of a shard's
-    for tensor, reference in zip(_read_at(plan, op, device), node.input, strict=False):
+    for tensor, reference in zip(op.inputs, node.input, strict=False):
         _compare(plan, found.form(reference), planned.once(tensor, layout, device), tensor, node)
 
 
@@ -126,19 +127,9 @@ def _check_shard(plan: Plan, op: Op, d: int, found: _Found, planned: _Planned) -
         node = found.reader(node)
     if any(shift.others == ZEROS for shift in sharded.shift.values()):
         node = found.reader(node, 1)
-    if op.type == COPIES:
-        [tensor] = _read_at(plan, op, node.device)
-        there = SingleDevice(plan.program.places[tensor.op])
-        _compare(plan, found.form(node.input[0]), planned.whole(tensor, there), tensor, node)
-        return
     for i, (tensor, layout, reference) in enumerate(zip(op.inputs, sharded.wants, node.input, strict=False)):
         if i not in sharded.makes:
-            _compare(plan, found.form(reference), planned.on_shard(tensor, layout, d), tensor, node)
-
-
-def _read_at(plan: Plan, op: Op, device: str) -> Sequence[Tensor]:
-    """Return what an operation reads on a device: of several copies the nearest."""
-    return [plan.program.nearest(op, device)] if op.type == COPIES else op.inputs
+            _compare(plan, found.form(reference), planned.on_shard(tensor, layout, d, node.device), tensor, node)
 
 
 def _compare(plan: Plan, found: Form, planned: Form, tensor: Tensor, reader: Any) -> None:
@@ -231,9 +222,8 @@ class _Planned:
     def whole(self, tensor: Tensor, layout: SingleDevice) -> Form:
         """Return how a whole value on a device comes about; wherever it is made, if the layout names none."""
         plan, op, step = self._plan, self._plan.program.ops[tensor.op], self._plan.steps[tensor.op]
-        once = plan.owners.layout(tensor.op)
-        if step.home and (layout == once or not layout.device):
-            return ("made", tensor, plan.owners.of_ops[tensor.op] if group_of(once) else None)
+        if step.home and layout.device in ("", plan.owners.of_ops[tensor.op]):
+            return ("made", tensor, None)
         if plan.state.is_everywhere(op):
             return _everywhere(op, tensor)
         if not layout.device and step.shards and is_whole(step.shards.gives[tensor.index]):
@@ -242,23 +232,27 @@ class _Planned:
 
     def once(self, tensor: Tensor, layout: Layout, device: str) -> Form:
         """Return how what a device has of a whole value comes about, alone or as one of a group."""
-        if isinstance(layout, SingleDevice):
+        op, copies = self._plan.program.ops[tensor.op], copies_in(self._plan).get(tensor)
+        if copies is None and isinstance(layout, SingleDevice):
             return self.whole(tensor, layout)
-        op = self._plan.program.ops[tensor.op]
-        if self._plan.steps[tensor.op].home and self._plan.owners.layout(tensor.op) == layout:
-            return ("made", tensor, device)
         if self._plan.state.is_everywhere(op):
             return _everywhere(op, tensor)
-        return self._moved(self._move(tensor, layout), group_of(layout).index(device))
+        if copies is None:
+            raise CheckError(f"{op.name!r} is read as {layout}, and no device of that has a copy.")
+        if self._plan.steps[tensor.op].home and self._plan.owners.layout(tensor.op) == copies:
+            return ("made", tensor, copies.nearest(device))
+        return self._moved(self._move(tensor, copies), copies.devices.index(copies.nearest(device)))
 
-    def on_shard(self, tensor: Tensor, layout: Layout, d: int) -> Form:
-        """Return how what shard `d` has of a tensor comes about."""
+    def on_shard(self, tensor: Tensor, layout: Layout, d: int, device: str) -> Form:
+        """Return how what shard `d` reads of a tensor on a device comes about."""
         op, step = self._plan.program.ops[tensor.op], self._plan.steps[tensor.op]
         if step.shards and step.shards.gives[tensor.index] == layout:
             return ("made", tensor, d)
         cut_constant = op.type == "Const" and isinstance(layout, Shard)
         if cut_constant or (is_whole(layout) and self._plan.state.is_everywhere(op)):
             return _everywhere(op, tensor)
+        if is_whole(layout) and tensor in copies_in(self._plan):
+            return self.once(tensor, layout, device)
         return self._moved(self._move(tensor, layout), d)
 
     def _move(self, tensor: Tensor, layout: Layout) -> Move:
@@ -286,7 +280,7 @@ class _Planned:
                 return self.whole(value.tensor, value.layout)
             if isinstance(value.by, str):
                 return self.once(value.tensor, value.layout, value.by)
-            return self.on_shard(value.tensor, value.layout, value.by or 0)
+            return self.on_shard(value.tensor, value.layout, value.by or 0, value.device)
         forms = tuple([self._form(collective, k) for k in value.of])
         if isinstance(value, Zeros):  # of a known shape, or of that of a value
             shape = self._plan.program.shape(collective.moves[0].tensor)
@@ -301,6 +295,8 @@ class _Planned:
 def _reduced(value: Sum, forms: Sequence[Form]) -> Form:
     """Return what values amount to: added up at once, or taken two by two."""
     kind, form = _REDUCTIONS.get(value.reduction, "AddN"), forms[0]
+    if len(forms) == 1 and not value.entries:
+        return ("Identity", value.device, forms)
     if kind == "AddN" and len(forms) > 1:
         form = (kind, value.device, tuple(forms))
     for other in forms[1:] if kind != "AddN" else ():

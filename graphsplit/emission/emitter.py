@@ -57,7 +57,7 @@ from graphsplit.planning.tasks import (
 )
 from graphsplit.planning.waits import TURN, ordered_tasks_of
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, hand_over, named_by_content, rename_functions
-from graphsplit.program.program import COPIES, SIZES, Op
+from graphsplit.program.program import SIZES, Op
 from graphsplit.rules import Sharded
 from graphsplit.rules.families.random import part_drawn
 
@@ -281,15 +281,12 @@ class _Emitter:
             write_sizes(self._draft, self._counts, op, None, self._counts.home.device)
             return
         key = op.index, d is not None
-        if key not in self._operands or op.type == COPIES:
-            self._operands[key] = operands_of(self._plan, op, device, d is not None)
+        if key not in self._operands:
+            self._operands[key] = operands_of(self._plan, op, d is not None)
         pairs = zip(self._operands[key], task.reads, strict=True)
         data = ["" if operand is None else self._read(operand, result, d, device) for operand, result in pairs]
         controls = self._waits(n)
-        if op.type == COPIES:
-            inputs = [*filter(None, data), *controls]
-            self._draft.add(make_node(name, "Identity", inputs, device, T=op.out_dtypes[0]), Origin(op.index, d, "op"))
-        elif shards is not None and d is not None:
+        if shards is not None and d is not None:
             self._copies.write(op, shards, d, device, data, controls)
         elif shards is not None and shards.together:
             self._write_together(op, shards, [*data, *controls])

@@ -18,7 +18,7 @@ from graphsplit.planning.communication.transfers import Concatenation, Relay, Sl
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.tasks import OPERATION, SEND, PlannedTask
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
-from graphsplit.program.program import COPIES, SIZES, Op
+from graphsplit.program.program import SIZES, Op
 from graphsplit.rules import Sharded
 from graphsplit.rules.families.random import part_drawn
 
@@ -36,7 +36,7 @@ class Kernel(NamedTuple):
 
 
 _PRIMITIVES = {Slice: "SplitV", Concatenation: "ConcatV2", Relay: "Identity", Zeros: "ZerosLike"}
-_WRITTEN_AS = {COPIES: "Identity", SIZES: "Identity", "Const": "Const"}
+_WRITTEN_AS = {SIZES: "Identity", "Const": "Const"}
 _AS_LARGE = frozenset({"Slice", "ConcatV2"})  # as what the operation makes
 
 

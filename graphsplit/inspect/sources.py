@@ -28,6 +28,7 @@ from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.state import devices_of_handles
 from graphsplit.runtime.executable import make_executable
 from graphsplit.runtime.handles import captured
 from graphsplit.tracing.trace import Trace, source_locator
@@ -156,13 +157,14 @@ def _captures(emitted: EmittedGraph, trace: Trace, plan: Plan) -> dict[str, Any]
     lie_so = any(parts_of(handle) is not None for handle in trace.captures)
     handles = captured(trace, plan) if plan.state.parts and lie_so else original
     found = _resources(emitted.captures, [symbols[k] for k, _ in origins], handles)
-    for name, (k, part) in zip(emitted.captures, origins, strict=True):
+    devices = devices_of_handles(plan.program, plan.state)
+    for name, (k, part), device in zip(emitted.captures, origins, devices, strict=True):
         division = plan.state.divisions.get(trace.program.ops[trace.program.captures[k]].name)
         if name in found["held"] and division is not None and plan.state.parts:
             dtype, shape = found["held"][name]
             found["held"][name] = dtype, tf.TensorShape(part_shapes(division, shape.as_list())[part])
             if not lie_so:
-                found["resource_devices"][name] = plan.state.devices[name]
+                found["resource_devices"][name] = device
     return {"variables": _variable_names(emitted.captures, original, trace.variables), **found}
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from graphsplit.core.layouts import Shard
 from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.state import devices_of_handles
 from graphsplit.rules import Sharded
 
 _Notes = dict[str, list[object]]
@@ -67,7 +68,8 @@ def find_alike_shards(plan: Decisions) -> AlikeShards:
         own.setdefault(device, []).append(d)
     if mesh.columns or plan.program.stages or len(own) < len(set(mesh.positions)):
         return AlikeShards()
-    apart = {plan.home, *plan.owners.of_ops, *plan.owners.of_tensors.values(), *plan.state.devices.values()}
+    held = devices_of_handles(plan.program, plan.state)
+    apart = {plan.home, *plan.owners.all_devices, *plan.owners.of_tensors.values(), *held}
     kinds = kinds_of_shards(plan)
     notes: _Notes = {device: [[kinds[d] for d in shards]] for device, shards in own.items() if device not in apart}
     if not all(_note(collective, notes, apart) for collective in plan.collectives):

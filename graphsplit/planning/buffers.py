@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
-from graphsplit.program.program import COPIES, SIZES, Op, Program, Tensor
+from graphsplit.program.program import SIZES, Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import origin
 
 SAME_BUFFER = frozenset(
     {
         *("Bitcast", "CheckNumerics", "EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze"),
-        *("StopGradient", "TensorListFromTensor", COPIES),
+        *("StopGradient", "TensorListFromTensor"),
     }
 )
 """Operations that hand on the buffer that they read."""

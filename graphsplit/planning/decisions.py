@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
-from graphsplit.core.layouts import Layout, Shard, is_whole
+from graphsplit.core.layouts import Layout, Replicate, Shard, is_whole
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import ROWS, Size, symbols_in
 from graphsplit.planning.amounts import size_text
@@ -170,6 +171,12 @@ class Decisions:
         """Return the operations that run once, on whole tensors."""
         return tuple(op for op, step in zip(self.program.ops, self.steps, strict=True) if step.home)
 
+    @cached_property
+    def _copies(self) -> Mapping[Tensor, Replicate]:
+        groups, ops = self.owners.groups, self.program.ops
+        made = {Tensor(i, k): group for i, group in groups.items() for k in range(len(ops[i].out_shapes))}
+        return {m.tensor: m.target for m in self.moves if isinstance(m.target, Replicate) and m.target.devices} | made
+
     @property
     def turns_split(self) -> tuple[int, ...]:
         """Return the loops and branches that run once and whose turns are split over the devices, by position."""
@@ -221,6 +228,11 @@ class Decisions:
     def size_text(self, tensors: Iterable[Tensor]) -> str:
         """Return the size of some tensors, for people: of a batch of unknown size, by how much it grows per row."""
         return size_text(self.program, tensors)
+
+
+def copies_in(plan: Decisions) -> Mapping[Tensor, Replicate]:
+    """Return what is whole on each device of a group, made or moved there, and on which."""
+    return plan._copies
 
 
 def flow_of(plan: Decisions) -> Flow:

@@ -60,6 +60,7 @@ class ProgramWriter:
             places={own: device for i, device in program.places.items() for own in became(i)},
             laid={own: layout for i, layout in program.laid.items() for own in became(i)},
             copied={own: layout for i, layout in program.copied.items() for own in became(i)},
+            held_on={own: devices for i, devices in program.held_on.items() for own in became(i)},
         )
 
     def _constant(self, name: str, value: np.ndarray, dtype: tf.DType) -> Tensor:

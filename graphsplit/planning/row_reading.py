@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import tensorflow as tf
-
 from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.core.protos.marks import is_of_variable
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.steps import Step
-from graphsplit.program.program import COPIES, Op, Program, Tensor
+from graphsplit.program.program import Op, Program, Tensor
 
 
 def with_rows_read(plan: Decisions) -> tuple[Program, tuple[Step, ...]] | None:
@@ -45,53 +43,42 @@ class _RowReader:
             for control in op.controls:
                 self._waiting.setdefault(control, []).append(op.index)
         for op in live:
-            if op.type == COPIES or (op.type == "ReadVariableOp" and self.steps[op.index].home):
+            if op.type == "ReadVariableOp" and self.steps[op.index].home:
                 self._visit(op)
 
     def _visit(self, op: Op) -> None:
-        """Let the gathers of a variable's value, or of the nearest of its copies, read from the variable instead."""
-        value, copies = Tensor(op.index, 0), op.type == COPIES
-        reads = [self.ops[tensor.op] for tensor in op.inputs] if copies else [op]
+        """Let the gathers of a variable's value read from the variable, or the copy beside them, instead."""
+        value, handle = Tensor(op.index, 0), op.inputs[0]
         gathers = self._readers.get(value, [])
         if not gathers or value in self._plan.program.outputs or value in self._moved:
             return
         if not all(is_of_variable(g.node) and g.inputs[0] == value and value not in g.inputs[1:] for g in gathers):
             return
-        if copies and not (all(own.type == "ReadVariableOp" for own in reads) and self._are_there(op)):
+        copies = self._plan.program.copied.get(handle.op)
+        if copies is not None and not all(self._is_there(gather, copies.devices) for gather in gathers):
             return
-        handles = tuple([own.inputs[0] for own in reads])
-        later = self._later(handles, reads)
+        later = self._later(handle, op)
         if later and min(later) <= max(g.index for g in gathers):
             return
-        before = tuple(dict.fromkeys([control for own in reads for control in own.controls]))
-        if copies:
-            self.ops[op.index] = replace(op, inputs=handles, controls=before, out_dtypes=(tf.resource,), out_bytes=(0,))
-        else:
-            self.steps[op.index] = Step()
+        self.steps[op.index] = Step()
         for gather in gathers:
-            self._write(gather, value if copies else handles[0], () if copies else before)
-        for own in reads if copies else ():
-            if self._readers[Tensor(own.index, 0)] == [op]:
-                self.steps[own.index] = Step()
+            self._write(gather, handle, op.controls)
         made = [gather.index for gather in gathers]
         for i in later:
             kept = [c for c in self.ops[i].controls if self.steps[c].home or self.steps[c].shards]
             self.ops[i] = replace(self.ops[i], controls=tuple(dict.fromkeys([*kept, *made])))
 
-    def _are_there(self, op: Op) -> bool:
-        """Return whether copies are on all devices that read them, of operations that XLA does not compile."""
-        step, plan = self._plan.steps[op.index], self._plan
-        devices = {*plan.mesh.devices_of(op)} if step.shards else set()
-        devices.update([plan.home] if step.home else [])
-        at_home = not step.home or plan.owners.of_ops[op.index] == plan.home
-        there = devices <= {plan.program.places.get(tensor.op) for tensor in op.inputs}
-        return there and at_home and not plan.jit_compile
+    def _is_there(self, gather: Op, copies: Sequence[str]) -> bool:
+        """Return whether a copy is on each device that looks up its rows, by an operation that XLA does not compile."""
+        step, plan = self._plan.steps[gather.index], self._plan
+        devices = {*plan.mesh.devices_of(gather)} if step.shards else set()
+        devices.update(plan.owners.devices(gather.index) if step.home else ())
+        return devices <= {*copies} and not plan.jit_compile
 
-    def _later(self, handles: Sequence[Tensor], reads: Sequence[Op]) -> list[int]:
-        """Return what waits for a read of variables, or writes them after it."""
-        first = min([own.index for own in reads])
-        writers = [op.index for handle in handles for op in self._readers[handle] if op.writes and op.index > first]
-        return list(dict.fromkeys([*writers, *[i for own in reads for i in self._waiting.get(own.index, ())]]))
+    def _later(self, handle: Tensor, read: Op) -> list[int]:
+        """Return what waits for a read of a variable, or writes it after that."""
+        writers = [op.index for op in self._readers[handle] if op.writes and op.index > read.index]
+        return list(dict.fromkeys([*writers, *self._waiting.get(read.index, ())]))
 
     def _write(self, gather: Op, source: Tensor, controls: Sequence[int]) -> None:
         """Write a gather that reads from what a handle stands for."""

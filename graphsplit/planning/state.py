@@ -100,10 +100,16 @@ def state_on(program: Program, state: State, home: str) -> Iterator[tuple[str, C
     if not state.captured:
         return
     origins = state.parts or tuple([(k, 0) for k in range(len(program.captures))])
-    for position, (k, part) in zip(program.captures, origins, strict=True):
-        device, own = state.devices.get(program.ops[position].name) or home, state.captured[k]
+    for device, (k, part) in zip(devices_of_handles(program, state), origins, strict=True):
+        own = state.captured[k]
         division = state.divisions.get(own.placeholder) if state.parts else None
-        yield device, own._replace(bytes=own.bytes if division is None else _parts_of(own.bytes, division)[part])
+        size = own.bytes if division is None else _parts_of(own.bytes, division)[part]
+        yield device or home, own._replace(bytes=size)
+
+
+def devices_of_handles(program: Program, state: State) -> list[str]:
+    """Return where each captured variable is, each part or copy of one; "" where nothing is said of it."""
+    return [own or state.devices.get(program.ops[i].name, "") for i, own in program.handles]
 
 
 def state_bytes(program: Program, state: State, home: str) -> dict[str, int]:

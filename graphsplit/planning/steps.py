@@ -31,7 +31,8 @@ class Step:
     """What becomes of one operation: it may run whole, on the shards, on both, or (dead code) nowhere.
 
     Attributes:
-      home: whether it runs once, on whole tensors, on the device of what it serves.
+      home: whether it runs once, on whole tensors, on the device of what it serves; for copies of a variable on each
+        device of their group (`Owners.groups`).
       shards: how it runs on every shard, or None.
       for_rows: what moves because it runs once, of what could run on the shards and would move a table; or None.
       reason: why it runs at home, or is one loop for all shards, although it carries rows; "" where it carries none.

@@ -17,17 +17,17 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, SingleDevice, group_of, is_whole
+from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Replicate, Shard, SingleDevice, group_of, is_whole
 from graphsplit.errors import CheckError
 from graphsplit.planning.alike_shards import AlikeShards, find_alike_shards, kinds_of_shards
 from graphsplit.planning.buffers import kept_each_turn
 from graphsplit.planning.communication.transfers import Own, Slice, Sum, Value
-from graphsplit.planning.decisions import Decisions, flow_of
+from graphsplit.planning.decisions import Decisions, copies_in, flow_of
 from graphsplit.planning.schedule.phases import find_phases
 from graphsplit.planning.schedule.turns import find_turns
 from graphsplit.planning.steps import spread
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
-from graphsplit.program.program import COPIES, Op, Program, Tensor
+from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import turns_of
 
 OPERATION, HANDED_ON, SEND, COPY = "op", "handed on", "sent", "copy"  # (a move may be a "send")
@@ -167,17 +167,15 @@ class Operand(NamedTuple):
 
     Attributes:
       by: the shard whose own it is; None for the reader's.
-      is_copy: whether it is the nearest of several copies.
     """
 
     tensor: Tensor
     layout: Layout = SINGLE_DEVICE
     by: int | None = None
-    is_copy: bool = False
 
 
-def operands_of(plan: Decisions, op: Op, device: str, on_shards: bool) -> Sequence[Operand | None]:
-    """Return what an operation reads on a device: None for what its shard makes for itself, and copies further away.
+def operands_of(plan: Decisions, op: Op, on_shards: bool) -> Sequence[Operand | None]:
+    """Return what an operation reads: None for what its shard makes for itself.
 
     What all shards run as one, a loop of an axis, reads of each operand what each of them has.
     """
@@ -186,11 +184,15 @@ def operands_of(plan: Decisions, op: Op, device: str, on_shards: bool) -> Sequen
         return _of_each(plan, op.inputs, shards.wants)
     own = [plan.owners.layout(op.index)] * len(op.inputs)
     wants, makes = (shards.wants, shards.makes) if on_shards and shards is not None else (own, ())
-    near = plan.program.nearest(op, device) if op.type == COPIES else None
-    return [
-        None if i in makes or near not in (None, tensor) else Operand(tensor, want, None, near is not None)
-        for i, (tensor, want) in enumerate(zip(op.inputs, wants, strict=True))
-    ]
+    pairs = enumerate(zip(op.inputs, wants, strict=True))
+    return [None if i in makes else _operand(plan, tensor, want) for i, (tensor, want) in pairs]
+
+
+def _operand(plan: Decisions, tensor: Tensor, want: Layout) -> Operand:
+    """Return how a tensor is read: what is whole, of a group's copies if there are some."""
+    step, copies = plan.steps[tensor.op], copies_in(plan).get(tensor)
+    is_made = step.shards is not None and step.shards.gives[tensor.index] == want
+    return Operand(tensor, want if copies is None or is_made or not is_whole(want) else copies)
 
 
 def outputs_of(plan: Decisions) -> Sequence[Operand]:
@@ -201,7 +203,7 @@ def outputs_of(plan: Decisions) -> Sequence[Operand]:
 
 def _of_each(plan: Decisions, tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Operand]:
     return [
-        Operand(tensor, layout, d)
+        _operand(plan, tensor, layout)._replace(by=d)
         for tensor, layout in zip(tensors, layouts, strict=True)
         for d in ([None] if layout == SINGLE_DEVICE else range(plan.mesh.shards))
     ]
@@ -226,12 +228,14 @@ class _Reader(NamedTuple):
       kind: of the move that brings it; `"op"` for none, `"copy"` for a copy of a variable.
       devices: where the mesh has columns, the device to which that move brings it for each shard: it goes on from there
         to other columns.
+      copies: of a group, of which the nearest is given.
     """
 
     given: Callable[[Copy], Result | None]
     travels: bool
     kind: str
     devices: Sequence[str] = ()
+    copies: Replicate | None = None
 
 
 class _Copies(NamedTuple):
@@ -307,12 +311,10 @@ class _TaskWriter:
             self._copies[i, on_shards] = self._copies_of(self._ops[i], on_shards)
         op, devices, readers, has_columns = self._copies[i, on_shards]
         device = d if isinstance(d, str) else devices[d or 0]
-        if op.type == COPIES:  # of which the nearest is read
-            readers = self._readers(op, device, on_shards)
         places = [device] * len(readers) if not has_columns else self._read_at(op, d, device)
         reads = tuple(
             [
-                reader and (found := reader.given(d)) and self._here(found, there, reader, d)
+                reader and (found := self._given(reader, d, there)) and self._here(found, there, reader, d)
                 for reader, there in zip(readers, places, strict=True)
             ]
         )
@@ -332,13 +334,10 @@ class _TaskWriter:
     def _copies_of(self, op: Op, on_shards: bool) -> _Copies:
         once = self._plan.home if is_together(self._plan, op.index) else self._plan.owners.of_ops[op.index]
         devices = self._plan.mesh.devices_of(op) if on_shards else [once or self._plan.home]
-        readers = () if op.type == COPIES else self._readers(op, devices[0], on_shards)
+        operands = operands_of(self._plan, op, on_shards)
+        readers = [operand and self._reader(operand, on_shards) for operand in operands]
         has_columns = bool(self._plan.mesh.columns) and op.has_columns  # (along an axis it is planned as any other)
         return _Copies(op, devices, readers, has_columns)
-
-    def _readers(self, op: Op, device: str, on_shards: bool) -> Sequence[_Reader | None]:
-        operands = operands_of(self._plan, op, device, on_shards)
-        return [operand and self._reader(operand, on_shards) for operand in operands]
 
     def _read_at(self, op: Op, d: Copy, device: str) -> Sequence[str]:
         """Return the device on which each operand is read: a loop in columns hands it to operations there."""
@@ -369,9 +368,9 @@ class _TaskWriter:
     def _reader(self, operand: Operand, on_shards: bool) -> _Reader:
         given, layout = self._giver(operand, on_shards), operand.layout
         travels = self._plan.program.dtype(operand.tensor) not in (tf.resource, tf.variant)
-        if operand.is_copy:
-            return _Reader(given, travels, COPY)
         c, reads = self._moves.get((operand.tensor, layout), (0, ()))
+        if isinstance(layout, Replicate) and layout.devices:
+            return _Reader(given, travels, self._plan.collectives[c].kind if reads else COPY, (), layout)
         goes_on = reads and self._plan.mesh.columns and on_shards and not isinstance(layout, SingleDevice)
         kind = self._plan.collectives[c].kind if reads else OPERATION
         return _Reader(given, travels, kind, tuple([read.device for read in reads]) if goes_on else ())
@@ -387,6 +386,9 @@ class _TaskWriter:
             task = PlannedTask(SEND, device, (result,), (made.bytes[result.index],), made.op, made.shard, None, why)
             self._sent[result, device] = Result(self._add(task))
         return self._sent[result, device]
+
+    def _given(self, reader: _Reader, d: Copy, device: str) -> Result | None:
+        return reader.given(d if reader.copies is None else reader.copies.nearest(device))
 
     def given(self, operand: Operand, d: Copy) -> Result | None:
         """Return what a reader, shard `d` or (None) one that runs once, is given; None for what its device has."""
@@ -410,9 +412,10 @@ class _TaskWriter:
         if on_shards and gives == layout:
             return self._maker_of(tensor)
         once = plan.owners.layout(tensor.op)
-        if step.home and group_of(once) and layout in (once, SINGLE_DEVICE):
-            made, one = self._maker_of(tensor), plan.owners.of_ops[tensor.op]
-            return lambda d: made(d if isinstance(d, str) else one)
+        if isinstance(layout, Replicate) and layout.devices and not is_everywhere:
+            is_made, one = step.home and layout == once, layout.nearest(plan.home)
+            given = self._maker_of(tensor) if is_made else self._mover_of(tensor, layout)
+            return lambda d: given(d if isinstance(d, str) else one)
         if not isinstance(layout, SingleDevice):
             if (op.type == "Const" and isinstance(layout, Shard)) or (is_whole(layout) and is_everywhere):
                 return _nothing

@@ -88,7 +88,8 @@ def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
 def giving_devices(plan: Decisions) -> frozenset[str]:
     """Return the devices of which only arguments come: the host's memory, to which each device has a link."""
     given, of_ops = set(plan.program.inputs), plan.owners.of_ops
-    running = {of_ops[i] for i, step in enumerate(plan.steps) if step.home and i not in given}
+    live = [i for i, step in enumerate(plan.steps) if step.home and i not in given]
+    running = {device for i in live for device in plan.owners.devices(i)}
     lying = {of_ops[i] for i in given}
     return frozenset(lying - running - computing_devices(plan.program, plan.mesh, plan.home))
 

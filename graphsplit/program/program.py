@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Replicate, Shard
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import ROWS, Shape
@@ -22,9 +21,6 @@ from graphsplit.program.undefined_outputs import undefined_outputs
 
 SIZES = "Sizes"
 """The type of an op that TensorFlow does not have: integers that follow from unknown sizes."""
-
-COPIES = "Copies"
-"""The type of another op that TensorFlow does not have: of its operands, which are equal, the one that is nearest."""
 
 
 # Stateful, so that TensorFlow runs them where and when the graph says; they change nothing.
@@ -177,9 +173,10 @@ class Program:
       stages: those that operations belong to, in the order in which shards go through them.
       divides: positions of operations that put together or take apart what lies in parts because a variable does.
       places: the devices of operations that run once and there: what is done for a part or copy of a variable.
-      laid: how variables lie over the shards that are used where their parts are: positions of what takes the handles
-        of all parts, of type `COPIES`, of which each shard reads its own.
+      laid: how variables lie over the shards that are used where their parts are, by the positions of their
+        placeholders, of which each shard has its own.
       copied: how variables lie that have a copy on each device of a group, by the positions of their placeholders.
+      held_on: the devices of the parts or copies of both, by the same positions.
     """
 
     ops: tuple[Op, ...]
@@ -199,6 +196,7 @@ class Program:
     places: Mapping[int, str] = field(default_factory=dict, repr=False)
     laid: Mapping[int, Shard] = field(default_factory=dict, repr=False)
     copied: Mapping[int, Replicate] = field(default_factory=dict, repr=False)
+    held_on: Mapping[int, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     def shape(self, tensor: Tensor) -> Shape | None:
         """Return the static shape of `tensor`."""
@@ -212,12 +210,6 @@ class Program:
         """Return the size of `tensor` in bytes, 0 where its shape is not known."""
         return self.ops[tensor.op].out_bytes[tensor.index]
 
-    def nearest(self, op: Op, device: str) -> Tensor:
-        """Return which operand of an op of type `COPIES` is read on a device: the one there, or near, or the first."""
-        there = [tensor for tensor in op.inputs if self.places[tensor.op] == device]
-        near = [tensor for tensor in op.inputs if host_name(self.places[tensor.op]) == host_name(device)]
-        return [*there, *near, op.inputs[0]][0]
-
     def all_stages(self) -> tuple[Stage, ...]:
         """Return every stage, those in loops and branches too."""
         inside = (stage for op in self.ops for body in op.bodies.values() for stage in body.all_stages())
@@ -227,10 +219,14 @@ class Program:
         """Return the line of the user's code that made an operation, `model.py:31`, or ""."""
         return self.locate(op.provenance.origin or op.name)
 
+    def copies_beside(self, op: Op) -> Replicate | None:
+        """Return how a variable is copied that an operation is, reads or writes; None for none that is."""
+        return next((self.copied[i] for i in (op.index, *[t.op for t in op.inputs]) if i in self.copied), None)
+
     @property
     def handles(self) -> list[tuple[int, str]]:
-        """The position of each captured tensor; of a variable with copies once for each, and the device of that."""
-        return [(i, own) for i in self.captures for own in (self.copied[i].devices if i in self.copied else ("",))]
+        """The position of each captured tensor, once for each part or copy that it has, and the device of that."""
+        return [(i, device) for i in self.captures for device in self.held_on.get(i, ("",))]
 
     @property
     def batch_is_unknown(self) -> bool:
@@ -277,7 +273,7 @@ class Program:
 
 # The first two are stateful so that TensorFlow keeps them though nobody reads them; run twice, they say the same twice.
 # TensorFlow does not know the next two.
-_REPEATABLE = frozenset({"CheckNumerics", "CheckNumericsV2", SIZES, COPIES, "Placeholder"})
+_REPEATABLE = frozenset({"CheckNumerics", "CheckNumericsV2", SIZES, "Placeholder"})
 
 
 @functools.cache

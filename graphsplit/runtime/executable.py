@@ -53,7 +53,7 @@ def make_executable(trace: Trace, plan: Plan, name: str, layouts: Layouts | None
     with phase("writing the graph"):
         graph = emit(plan)
     inputs, program = (*graph.inputs, *graph.captures), plan.program
-    positions = (*program.inputs, *program.captures)
+    positions = (*program.inputs, *[i for i, _ in program.handles])
     shapes = {name: without_sizes(program.ops[i].out_shapes[0]) for name, i in zip(inputs, positions, strict=True)}
     results = [without_sizes(program.shape(tensor)) for tensor in program.outputs]
     parts = (graph, graph.nodes, inputs, graph.outputs, graph.effects, shapes, results)

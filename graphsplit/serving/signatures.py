@@ -11,13 +11,14 @@ import tensorflow as tf
 from graphsplit.api.calls.call_signatures import as_call
 from graphsplit.api.calls.compilation import trace_and_plan
 from graphsplit.core import structures
+from graphsplit.core.layouts import Copied
 from graphsplit.core.protos.graphdefs import GraphDef, output_type, source_of, split_reference, with_inputs
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.errors import UnsupportedError
 from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.state import State
+from graphsplit.planning.state import State, devices_of_handles
 from graphsplit.program.graph.function_calls import functions_called
 from graphsplit.program.reading.shape_inference import known_shape
 from graphsplit.serving.parts import LARGE_BYTES, noting, resources_of
@@ -25,7 +26,6 @@ from graphsplit.serving.weights import (
     Mirror,
     Mirrors,
     check_only_read,
-    copies_of,
     sent_bytes,
     where_variables_live,
 )
@@ -71,7 +71,7 @@ def plan_signature(
         places = dict.fromkeys(resources_of(trace.program), "")  # they are where the loader puts them
         if not replicate_weights:
             return State(places, largest_constant=LARGE_BYTES)
-        return State(places, divisions={key: copies_of(variable, devices) for key, variable in variables.items()})
+        return State(places, divisions=dict.fromkeys(variables, Copied(tuple(devices), tuple(devices[:1]))))
 
     specs = dict(function.structured_input_signature[1])
     leaves = tuple(structures.TensorLeaf(spec.dtype, known_shape(spec.shape)) for spec in specs.values())
@@ -122,8 +122,8 @@ def _with_copies(planned: PlannedSignature, graph: EmittedGraph, mirrors: Mirror
     variables, original = captured_variables(trace), where_variables_live(plan.devices)
     read = {source_of(reference) for node in graph.nodes for reference in node.input}
     handles: list[tf.Tensor | Mirror] = []
-    for (k, _), name in zip(plan.state.parts, graph.captures, strict=True):
-        device = plan.state.devices.get(name, "")
+    devices = devices_of_handles(plan.program, plan.state)
+    for (k, _), name, device in zip(plan.state.parts, graph.captures, devices, strict=True):
         if k not in plan.state.copied or device == original or name not in read:
             handles.append(trace.captures[k])
         else:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import Copied, copied
 from graphsplit.errors import UnsupportedError, bullet_list
 from graphsplit.planning.plan import Plan
 from graphsplit.program.program import Program
@@ -94,11 +93,6 @@ def check_only_read(name: str, program: Program, variables: Mapping[str, tf.Vari
             f"{bullet_list(sorted(changed))}\n"
             "Leave it out (signatures=[...]), or keep one copy of the weights (replicate_weights=False)."
         )
-
-
-def copies_of(variable: tf.Variable, devices: Sequence[str]) -> Copied:
-    """Return how a variable that is only read is replicated. (No sums go into it.)"""
-    return copied(variable.shape.rank, devices, devices[:1])
 
 
 def sent_bytes(plan: Plan) -> int:

@@ -14,7 +14,7 @@ from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.devices import canonical_name, task_of
 from graphsplit.core.gpus.kernel_devices import can_be_cut
 from graphsplit.core.hosts import host_devices
-from graphsplit.core.layouts import Copied, Cut, MeshDivision, Shard, copied
+from graphsplit.core.layouts import Copied, Cut, MeshDivision, Shard
 from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
 from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.planning.variables.partitioning import Held, shares
@@ -197,7 +197,7 @@ def replicated(
     found = []
     for variable, share in zip(chosen, shares(held_of(chosen, slots), len(devices)), strict=True):
         sums = [places[id(variable)]] if share is None else [devices[d] for d in share.devices]
-        found.append((variable, copied(variable.shape.rank, devices, sums)))
+        found.append((variable, Copied(tuple(devices), tuple(sums))))
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from graphsplit.core.device_mesh import ALIASES, LAYOUTS, DeviceMesh
-from graphsplit.core.layouts import Cut, Division, MeshDivision, Nested, Shard, copied, part_shapes
+from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, Shard, part_shapes
 from graphsplit.core.patterns import meant
 from graphsplit.errors import ArgumentError
 from graphsplit.planning.amounts import count_text
@@ -311,7 +311,7 @@ class LayoutOnMesh:
             unit, blocks = found.blocks[0], len(found.blocks)
         units = shape[k] // unit // blocks
         if units < len(devices):
-            return copied(len(shape), devices, devices)
+            return Copied(devices, devices)
         return Cut(k, units, len(devices), unit, devices=devices, along=axis, blocks=blocks)
 
     @property
@@ -335,7 +335,7 @@ class LayoutOnMesh:
                 return self._gathered(row, shape, devices)
             if others == "sharded":
                 return next(own)
-            return copied(len(shape), devices, devices) if others == "replicated" else None
+            return Copied(devices, devices) if others == "replicated" else None
 
         found = self._along(self.grid.table, list(self.grid.others), self.shape, in_rows)
         return found or self._gathered(row or 0, self.shape, self.grid.devices[:1])
@@ -363,7 +363,7 @@ class LayoutOnMesh:
         if columns is None:
             if self.spelling.others != "replicated" or len(firsts) == 1:
                 return self._along(np.moveaxis(table, 1, -1), axes[1:], shape, in_rows)
-            columns = copied(len(shape), firsts, firsts)
+            columns = Copied(firsts, firsts)
         shapes = part_shapes(columns, shape)
         rows = [self._along(table[:, d], axes[1:], own, in_rows) for d, own in enumerate(shapes)]
         if isinstance(columns, Cut) and all(own is None for own in rows):

@@ -194,6 +194,8 @@ class CollectiveWriter:
             taken = self._added_up(f"{name}/taken", [f"{before}:1", parts[1]], value.reduction, device)
             return self._add(name, "Merge", [taken, before], device, N=2)
         total = parts[0]
+        if len(parts) == 1 and not value.entries:
+            return self._add(name, "Identity", parts, device)
         if len(parts) > 1:
             total = self._added_up(f"{name}/total" if value.entries else name, parts, value.reduction, device)
         if value.entries:

@@ -67,8 +67,8 @@ def _together(moves: Iterable[Move]) -> list[list[Move]]:
 def _made(program: Program, mesh: Mesh, home: str, moves: Sequence[Move]) -> Collective:
     first = moves[0]
     writer = _ValueWriter(program, mesh, home, first.tensor)
-    if is_whole(first.target) and (group_of(first.source) or (first.source == REPLICATE and group_of(first.target))):
-        reads = [writer.copied(first)]
+    if first.source == REPLICATE and group_of(first.target):
+        reads = [writer.to_group(first)]
     elif is_whole(first.source) and is_whole(first.target):
         own = writer.whole(first.source, first.target)
         reads = [writer.sent(own, move.target) for move in moves]
@@ -111,14 +111,13 @@ class _ValueWriter:
         [own] = self._owns(layout, [d])
         return own
 
-    def copied(self, move: Move) -> list[Read]:
-        """Each reads the copy that is nearest to it."""
-        return [Read(self._copy(move.source, device), device) for device in self._devices_of(move.target)]
+    def to_group(self, move: Move) -> list[Read]:
+        """Each device of a group reads what the shard has that is nearest to it."""
+        devices = group_of(move.target)
+        return [Read(self.whole(move.source, SingleDevice(device)), device) for device in devices]
 
     def _copy(self, layout: Layout, device: str) -> int:
-        """Return the copy that is nearest to a device, of those on the devices of a group or of the shards."""
-        if layout == REPLICATE:
-            return self._own(self._mesh.copy_for(device) if self._mesh.rows else 0, layout)
+        """Return the copy of a group's that is nearest to a device."""
         assert isinstance(layout, Replicate)
         near = layout.nearest(device)
         if near not in self._copies:
@@ -143,7 +142,7 @@ class _ValueWriter:
 
     def sent(self, own: int, target: Layout) -> list[Read]:
         """Return who reads a whole value: a device, or all shards."""
-        devices = [self._device(target)] if isinstance(target, SingleDevice) else group_of(target) or self._made_on
+        devices = self._made_on if target == REPLICATE else self._devices_of(target)
         return [Read(own, device) for device in devices]
 
     def scattered(self, move: Move) -> list[Read]:
@@ -199,7 +198,7 @@ class _ValueWriter:
             assert cut is not None
             parts = range(len(group_of(cut)))
             sent = [self._pieces(own, cut, parts, d) for d, own in enumerate(owns)]
-            sums = [self._sum(own, source, group_of(cut)[k]) for k, own in enumerate(zip(*sent, strict=True))]
+            sums = [self._sum(own, source, group_of(cut)[k], True) for k, own in enumerate(zip(*sent, strict=True))]
             return [Read(self._in_order(sums, cut, device), device) for device in move.target.devices]
         return self._read([self._sum(owns, source, device) for device in self._near])
 
@@ -235,7 +234,8 @@ class _ValueWriter:
         for d in wanted:
             own = tuple([numbers[b, d] for b in range(blocks)])
             size = sum(self.values[i].bytes for i in own)
-            joined = Concatenation(own, self._near[d], size, d, axis=layout.axis)
+            device = self._devices_of(layout)[d]
+            joined = Concatenation(own, device, size, d, axis=layout.axis)
             found.append(own[0] if blocks == 1 else self._add(joined))
         return found
 
@@ -255,8 +255,8 @@ class _ValueWriter:
         size = sum(self.values[i].bytes for i in in_order)
         return self._add(Concatenation(tuple(in_order), device, size, axis=layout.axis))
 
-    def _sum(self, parts: Sequence[int], source: Partial, device: str) -> int:
-        if len(parts) == 1:
+    def _sum(self, parts: Sequence[int], source: Partial, device: str, is_sent_on: bool = False) -> int:
+        if len(parts) == 1 and (not is_sent_on or self.values[parts[0]].device == device):
             return parts[0]
         entries = entries_averaged(self._op) if source.reduction == "mean" else 0
         return self._add(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import pairwise, repeat
 
 from graphsplit.core.layouts import (
     PARTIAL_SUM,
@@ -20,13 +20,14 @@ from graphsplit.core.layouts import (
     Shard,
     SingleDevice,
     evenly,
+    group_of,
     is_whole,
 )
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Move, Step
-from graphsplit.program.program import COPIES, Op, Program, Tensor
+from graphsplit.program.program import Op, Program, Tensor
 
 _SMALL = 1024  # bytes: less than the copies between devices cost that parts of a sum take
 
@@ -45,7 +46,7 @@ def find_moves(
       outputs: the layouts in which it returns what it returns, if not each on one device.
     """
     finder = _MoveFinder(program, mesh, steps, owners, state)
-    reads = [read for op, step in zip(program.ops, steps, strict=True) for read in reads_of(program, op, step, owners)]
+    reads = [read for op, step in zip(program.ops, steps, strict=True) for read in reads_of(op, step, owners)]
     finder.copied = {tensor: own for tensor, own in reads if isinstance(own, Replicate) and own.devices}
     for tensor, layout in reads:
         finder.read(tensor, layout)
@@ -67,13 +68,10 @@ def is_direct(source: Layout, target: Layout, mesh: Mesh) -> bool:
     return isinstance(source, Partial) and source == PARTIAL_SUM and isinstance(target, Shard)
 
 
-def reads_of(program: Program, op: Op, step: Step, owners: Owners) -> Iterable[tuple[Tensor, Layout]]:
+def reads_of(op: Op, step: Step, owners: Owners) -> Iterable[tuple[Tensor, Layout]]:
     """Return what an op reads, in which layouts: once, where it runs once, and on the shards."""
     if step.home:
-        own, inputs = owners.layout(op.index), op.inputs
-        if op.type == COPIES:
-            inputs = (program.nearest(op, owners.of_ops[op.index]),)
-        yield from ((tensor, own) for tensor in inputs)
+        yield from ((tensor, owners.layout(op.index)) for tensor in op.inputs)
     if step.shards:
         for i, (tensor, want) in enumerate(zip(op.inputs, step.shards.wants, strict=True)):
             if i not in step.shards.makes:
@@ -106,18 +104,16 @@ class _MoveFinder:
         """Add what it takes to read a tensor in a layout. (No device: wherever it is made whole.)"""
         op, step = self.program.ops[tensor.op], self.steps[tensor.op]
         made = made_in(op, step, tensor.index, self.owners)
-        if layout in made or (is_whole(layout) and self.state.is_everywhere(op)):
-            return
+        if layout in made or (is_whole(layout) and (self.state.is_everywhere(op) or any(map(group_of, made)))):
+            return  # (of copies each reads the nearest)
         if op.type == "Const" and isinstance(layout, Shard):
             self._move(tensor, REPLICATE, layout)
             return
         source = next((given for given in made if is_whole(given)), None)
-        if source is None and made and (copies := self.copied.get(tensor)) and layout != copies:
-            source = self._copied(tensor, made[0], copies)
-            layout = layout if layout != SINGLE_DEVICE else SingleDevice(self.owners.of(tensor))
-        elif source is None and made and layout == self.copied.get(tensor):
-            self._copied(tensor, made[0], layout)
-            return
+        if source is None and made and (source := self.copied.get(tensor)):
+            self._copied(tensor, made[0], source)
+            if is_whole(layout):
+                return
         if (
             source is None
             and made
@@ -135,15 +131,13 @@ class _MoveFinder:
         if source is not None and layout not in (source, SINGLE_DEVICE):
             self._move(tensor, source, layout)
 
-    def _copied(self, tensor: Tensor, made: Layout, copies: Replicate) -> Replicate:
-        """Bring what the shards have to all devices of a group: sums in parts, so that each adds up as much."""
-        is_whole_axis = isinstance(made, Shard) and len(made.blocks) == 1
-        if not is_whole_axis and not (made == PARTIAL_SUM and copies.cut(self.program.shape(tensor))):
-            between = SingleDevice(self.owners.of(tensor))
-            self._move(tensor, made, between)
-            made = between
-        self._move(tensor, made, copies)
-        return copies
+    def _copied(self, tensor: Tensor, made: Layout, copies: Replicate) -> None:
+        """Bring what the shards have to all devices of a group, sums in parts."""
+        is_in_parts = made == PARTIAL_SUM and copies.cut(self.program.shape(tensor)) is not None
+        is_direct = is_in_parts or (isinstance(made, Shard) and len(made.blocks) == 1)
+        path = [made, *([] if is_direct else [SingleDevice(self.owners.of(tensor))]), copies]
+        for source, target in pairwise(path):
+            self._move(tensor, source, target)
 
     def _added_up_in(self, tensor: Tensor, source: Layout) -> Shard | None:
         """Return how a sum is cut that is added up in parts, which all devices of an axis then get.

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import REPLICATE, Layout, Shard, SingleDevice, is_whole
+from graphsplit.core.layouts import REPLICATE, Layout, Shard, is_whole
 from graphsplit.planning.propagation.averages import as_planned
 from graphsplit.planning.propagation.forward_propagation import NaturalForms
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import RowsMoved, Step
+from graphsplit.planning.variables.laid_variables import READS
 from graphsplit.program.graph.walks import reached
-from graphsplit.program.program import COPIES, Op, Program, Tensor
+from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Sharded, answer_for_output
 from graphsplit.rules.families.random import STATEFUL_RANDOM, rule_to_make
 
@@ -107,10 +108,7 @@ class BackwardPropagation:
         return self._step_at_home(op, home, remade)
 
     def _on_every_shard(self, op: Op) -> Sharded:
-        wants: list[Layout] = [REPLICATE] * len(op.inputs)
-        if op.type == COPIES:  # each reads one, where it is
-            wants = [SingleDevice(self.program.places[tensor.op]) for tensor in op.inputs]
-        return Sharded(tuple(wants), (REPLICATE,) * len(op.out_shapes))
+        return Sharded((REPLICATE,) * len(op.inputs), (REPLICATE,) * len(op.out_shapes))
 
     def _step_at_home(self, op: Op, home: bool, remade: Sharded | None) -> Step:
         return Step(home, remade, self.natural.reasons[op.index])
@@ -164,13 +162,13 @@ class BackwardPropagation:
         has, or a variable that lies in parts, which each shard puts together.
         """
         if op.index in self.program.divides:
-            return op.type in ("ConcatV2", COPIES)
+            return op.type == "ConcatV2"
         if not self._may_repeat(op) or depth > _DEEPEST_REMAKE:
             return False
         if op.index not in self._remade_whole:
             inputs = [self.program.ops[tensor.op] for tensor in op.inputs]
             anywhere = bool(inputs) and all(
-                self.state.is_everywhere(i) or self._is_remade_whole(i, depth + 1) for i in inputs
+                self.state.is_everywhere(i) or self._is_copy(i) or self._is_remade_whole(i, depth + 1) for i in inputs
             )
             small = sum(op.out_bytes) <= _SMALL and not op.bodies
             self._remade_whole[op.index] = op.type in _REMADE_WHOLE or (anywhere and (small or self._has_copies(op)))
@@ -179,8 +177,12 @@ class BackwardPropagation:
     def _has_copies(self, op: Op) -> bool:
         """Return whether something of which every shard has a copy leads to an op."""
         ops = self.program.ops
-        start = [tensor.op for tensor in op.inputs] if self.program.places else []
-        return any(ops[i].type == COPIES for i in reached(start, lambda i: [tensor.op for tensor in ops[i].inputs]))
+        start = [tensor.op for tensor in op.inputs] if self.program.copied else []
+        return any(self._is_copy(ops[i]) for i in reached(start, lambda i: [tensor.op for tensor in ops[i].inputs]))
+
+    def _is_copy(self, op: Op) -> bool:
+        """Return whether an op reads a variable that has copies."""
+        return op.type in READS and op.inputs[0].op in self.program.copied
 
     def _size(self, tensor: Tensor, layout: Layout) -> int:
         """Return the bytes that travel when a tensor is cut. Lists cannot be: nothing is dearer."""

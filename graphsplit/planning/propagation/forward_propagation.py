@@ -18,7 +18,6 @@ from graphsplit.core.layouts import (
     Layout,
     Partial,
     Shard,
-    SingleDevice,
     is_whole,
 )
 from graphsplit.core.sizes.symbolic_sizes import has_sizes
@@ -140,15 +139,14 @@ class ForwardPropagation:
             self._append_sharded(op, settled)
             return
         if op.index in self.program.laid:
-            parts = tuple([SingleDevice(self.program.places[tensor.op]) for tensor in op.inputs])
-            self._append_sharded(op, Sharded(parts, (self.program.laid[op.index],)))
+            self._append_sharded(op, Sharded((), (self.program.laid[op.index],)))
             return
         layouts = [self.layout(tensor) for tensor in op.inputs]
         own = of_variable(self.program, op, layouts) if self.program.laid else None
         if own is not None:
             self._append_sharded(op, own)
             return
-        if all(map(is_whole, layouts)) or op.index in self.program.places:
+        if all(map(is_whole, layouts)) or op.index in self.program.places or self.program.copies_beside(op):
             self._append_home(op, "")
             return
         given = self._answer(op, [REPLICATE if is_whole(layout) else layout for layout in layouts])

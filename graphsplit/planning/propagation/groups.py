@@ -7,7 +7,7 @@ of them, and nothing of an optimizer's update travels. Products and sums are com
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import tensorflow as tf
@@ -39,20 +39,21 @@ class _GroupFinder:
 
     def find(self) -> dict[int, Replicate]:
         self.groups = {op.index: group for op in self.program.ops if (group := self._beside(op)) is not None}
-        for op in reversed(self.program.ops):
-            group = self.groups.get(op.index) or self._chosen(op)
-            if group is not None:
-                self.groups[op.index] = group
-                for tensor in op.inputs:
-                    self.wanted.setdefault(tensor, group)
+        before = -1
+        while before < len(self.groups):  # what is wanted for one reader costs nothing for another one
+            before = len(self.groups)
+            self.costs.clear()
+            for op in reversed(self.program.ops):
+                group = self.groups.get(op.index) or self._chosen(op)
+                if group is not None:
+                    self.groups[op.index] = group
+                    self.wanted.update(dict.fromkeys(op.inputs, group))
         return self.groups
 
     def _beside(self, op: Op) -> Replicate | None:
         """Return the group of a variable with copies that an operation reads or writes."""
-        copied: Mapping[int, Replicate] = self.program.copied
-        if op.index in self.program.places or not self.steps[op.index].home:
-            return None
-        return next((copied[i] for i in (op.index, *[tensor.op for tensor in op.inputs]) if i in copied), None)
+        is_one = op.index in self.program.places or not self.steps[op.index].home
+        return None if is_one else self.program.copies_beside(op)
 
     def _chosen(self, op: Op) -> Replicate | None:
         """Return the group for which an operation runs on each device, as that moves no more bytes."""

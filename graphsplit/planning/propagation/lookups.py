@@ -16,7 +16,7 @@ from graphsplit.planning.propagation.forward_propagation import NaturalForms
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import RowsMoved
 from graphsplit.program.graph.walks import reached
-from graphsplit.program.program import COPIES, Op, Program, Tensor
+from graphsplit.program.program import Op, Program, Tensor
 
 _LOOKUPS = frozenset({"GatherV2", "GatherNd"})  # from the first operand, by the second
 _SUMS = frozenset({"UnsortedSegmentSum", "ScatterNd"})
@@ -101,4 +101,5 @@ class _Finder:
         op = self._program.ops[table.op]
         if self._state.is_everywhere(op) or op.index in self._program.divides:
             return True
-        return bool(self._program.places) and any(own.type == COPIES for own in self._behind(table))
+        copied = self._program.copied
+        return bool(copied) and any(own.index in copied for own in self._behind(table))

@@ -52,6 +52,11 @@ class Owners:
         """Return how what an op makes that runs once lies, and what it reads."""
         return self.groups.get(position) or SingleDevice(self.of_ops[position])
 
+    @property
+    def all_devices(self) -> set[str]:
+        """The devices of all ops that run once."""
+        return {*self.of_ops, *[device for group in self.groups.values() for device in group.devices]}
+
     def devices(self, position: int) -> tuple[str, ...]:
         """Return the devices on which an op runs that runs once."""
         return self.groups[position].devices if position in self.groups else (self.of_ops[position],)
@@ -225,9 +230,9 @@ class _OwnerFinder:
         """Return where a tensor is put together: sums in their stage or column, others where most of them are owned."""
         if isinstance(layout, Partial) and (own := self._mesh.home_of(op)) is not None:
             return own
-        for_copies = [self._groups[i] for i in self._readers.get(tensor, ()) if i in self._groups]
-        if for_copies and for_copies[0].sums:
-            return for_copies[0].sums[0]
+        sums = [d for i in self._readers.get(tensor, ()) if i in self._groups for d in self._groups[i].sums]
+        if sums:
+            return sums[0]
         column = self._mesh.column_of(op) if isinstance(layout, Partial) else ()
         home = column[0] if column else self._home
         votes: dict[str, int] = {}

@@ -7,9 +7,9 @@ from collections import Counter
 from graphsplit.planning.decisions import Decisions
 from graphsplit.program.graph.compilability import why_not_compiled
 from graphsplit.program.graph.inlining import is_compiled
-from graphsplit.program.program import COPIES, SIZES
+from graphsplit.program.program import SIZES
 
-_NO_WORK = frozenset({"Placeholder", "Const", "NoOp", "ReadVariableOp", "Identity", SIZES, COPIES})
+_NO_WORK = frozenset({"Placeholder", "Const", "NoOp", "ReadVariableOp", "Identity", SIZES})
 
 
 def compiled_text(plan: Decisions) -> list[str]:

@@ -8,7 +8,7 @@ from graphsplit.core.gpus.kernel_devices import has_moving_kernel, kernel_device
 from graphsplit.planning.communication.transfers import Concatenation, Slice, Sum, Value
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.propagation.owners import computing_devices
-from graphsplit.program.program import COPIES, SIZES, Op
+from graphsplit.program.program import SIZES, Op
 
 _REDUCTIONS = {
     "sum": "AddN",
@@ -23,10 +23,10 @@ _REDUCTIONS = {
 
 def host_kernels_text(plan: Decisions) -> str:
     """Return how many operations of which types that are, those that move tensors included; "" if there are none."""
-    devices = computing_devices(plan.program, plan.mesh, plan.home) | set(plan.owners.of_ops)
+    devices = computing_devices(plan.program, plan.mesh, plan.home) | plan.owners.all_devices
     if not any("GPU" in device for device in devices):
         return ""
-    asked = [op for op in plan.program.ops if op.type not in ("Placeholder", SIZES, COPIES) and _on_gpu(plan, op)]
+    asked = [op for op in plan.program.ops if op.type not in ("Placeholder", SIZES) and _on_gpu(plan, op)]
     found = Counter(op.type for op in asked if "GPU" not in kernel_devices(op.node))
     for collective in plan.collectives:
         tensor = collective.moves[0].tensor
@@ -39,7 +39,7 @@ def host_kernels_text(plan: Decisions) -> str:
 
 def _on_gpu(plan: Decisions, op: Op) -> bool:
     step = plan.steps[op.index]
-    if step.home and "GPU" in (plan.owners.of_ops[op.index] or plan.home):
+    if step.home and any("GPU" in (device or plan.home) for device in plan.owners.devices(op.index)):
         return True
     return step.shards is not None and any("GPU" in device for device in plan.mesh.devices_of(op))
 

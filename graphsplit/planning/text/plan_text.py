@@ -19,7 +19,7 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.flow import meeting_points
 from graphsplit.planning.propagation.owners import computing_devices
 from graphsplit.planning.shares import Cause, Shares, shares_of
-from graphsplit.planning.state import state_on
+from graphsplit.planning.state import devices_of_handles, state_on
 from graphsplit.planning.tasks import COPY, Tasks, few_tasks_of
 from graphsplit.planning.text.advice import advice_on
 from graphsplit.planning.text.compiled_text import compiled_text
@@ -123,7 +123,7 @@ def _shards(mesh: Mesh) -> list[str]:
 
 def _in_parts(plan: Decisions) -> list[str]:
     """Say which variables lie in parts, and which have to be put together for each call."""
-    state, captures = plan.state, plan.program.captures
+    state = plan.state
     counts = Counter(k for k, _ in state.parts)
     copied = {k for k in counts if k in state.copied}
     divided = {k for k, count in counts.items() if count > 1} - copied
@@ -136,8 +136,8 @@ def _in_parts(plan: Decisions) -> list[str]:
     lines += _named_alike([state.in_place[name] for name in longest], texts)
     for what, chosen in (("in parts", divided), ("replicated", copied)):
         if chosen:
-            own = [i for i, (k, _) in zip(captures, state.parts, strict=True) if k in chosen]
-            devices = sorted({short_name(state.devices[plan.program.ops[i].name]) for i in own})
+            there = zip(devices_of_handles(plan.program, state), state.parts, strict=True)
+            devices = sorted({short_name(device) for device, (k, _) in there if k in chosen})
             lines.append(f"  variables {what}: {len(chosen)}, on {', '.join(devices)}")
     if used := [name for name, why in state.staying.items() if not why]:
         more = f" and {len(used) - _MOST_AT_HOME} more" if len(used) > _MOST_AT_HOME else ""
@@ -234,7 +234,9 @@ def _once(plan: Decisions) -> dict[str, tuple[Op, ...]]:
     found: dict[str, list[Op]] = {plan.home: []}
     for op in plan.home_ops:
         if op.index not in sharded:
-            found.setdefault(plan.owners.of_ops[op.index] or plan.home, []).append(op)
+            devices = plan.owners.devices(op.index)
+            where = f"each of {', '.join(map(short_name, devices))}" if len(devices) > 1 else devices[0] or plan.home
+            found.setdefault(where, []).append(op)
     return {device: tuple(found[device]) for device in [plan.home, *sorted(set(found) - {plan.home})]}
 
 
@@ -329,7 +331,8 @@ def _by_hosts(plan: Decisions, kind: str) -> str:
 
 def _hosts(plan: Decisions) -> set[str]:
     """Return the hosts of the shards, of home, of arguments and of variables."""
-    devices = [plan.home, *plan.devices, *plan.owners.of_ops, *plan.state.devices.values()]
+    held = devices_of_handles(plan.program, plan.state)
+    devices = [plan.home, *plan.devices, *plan.owners.all_devices, *plan.state.devices.values(), *held]
     return {host_name(device) for device in devices if device}
 
 

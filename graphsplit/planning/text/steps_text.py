@@ -9,13 +9,14 @@ from graphsplit.planning.steps import Step
 def steps_text(plan: Decisions) -> str:
     """Return where each operation of a plan runs and in which layouts, and what moves, as far as it is decided."""
     first, *lines = str(plan.program).splitlines()
-    where = list(map(_where, plan.steps, plan.owners.of_ops)) or ["not decided"] * len(lines)
+    devices = [", ".join(plan.owners.devices(i)) for i in range(len(plan.steps))]
+    where = list(map(_where, plan.steps, devices)) or ["not decided"] * len(lines)
     moves = [f"  {move.kind} of %{move.tensor.op}: {move.source} -> {move.target}" for move in plan.moves]
     return "\n".join([first, *[f"{line}: {own}" for line, own in zip(lines, where, strict=True)], *moves])
 
 
-def _where(step: Step, device: str) -> str:
-    once, given = f"once, on {device}", step.shards
+def _where(step: Step, devices: str) -> str:
+    once, given = f"once, on {devices}", step.shards
     if given is None:
         return once if step.home else "not run by itself"
     own = f"shards: ({', '.join(map(str, given.wants))}) -> {', '.join(map(str, given.gives))}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from graphsplit.core.layouts import Cut, Division, Shard
+from graphsplit.core.layouts import Cut, Shard
 from graphsplit.planning.variables.part_by_part import PartByPart, part_by_part
 from graphsplit.program.graph.walks import reached
 from graphsplit.program.program import Op, Program, Tensor
@@ -36,14 +36,14 @@ class Gather:
     waits: tuple[int, ...] = ()
 
 
-def find_gathers(program: Program, handles: Mapping[int, Division]) -> list[Gather]:
+def find_gathers(program: Program, handles: Mapping[int, Cut]) -> list[Gather]:
     """Return the gathers of what follows from sharded variables, in order.
 
     Args:
       program: the function, for variables that are each one.
       handles: how captured variables lie, by position.
     """
-    sharded = {i: cut for i, cut in handles.items() if isinstance(cut, Cut) and cut.reshard}
+    sharded = {i: cut for i, cut in handles.items() if cut.reshard}
     divided = {i: replace(cut, parts=max(cut.parts, 2)) for i, cut in sharded.items()}
     if not divided:
         return []

@@ -52,7 +52,7 @@ def program_of(
         left = {n: division for n, division in state.divisions.items() if n not in whole and n not in state.in_place}
         cuts = {n: division for n, division in left.items() if not isinstance(division, Nested)}
         cuts, staying = as_they_stay(program, cuts, mesh)
-        divided = divide(program, cuts, reshard, state.devices)
+        divided = divide(program, cuts, reshard)
         devices = _devices_of_parts(state.devices, divided, names, cuts)
         obstacles = divided.obstacles or _apart(divided, devices, names, cuts)
         if not obstacles:
@@ -107,8 +107,8 @@ def _devices_of_parts(
       cuts: how variables are several, by the same names.
     """
     found = {name: device for name, device in devices.items() if name not in cuts}
-    for position, (k, part) in zip(divided.program.captures, divided.origins, strict=True):
-        if names[k] in cuts:
+    for (position, _), (k, part) in zip(divided.program.handles, divided.origins, strict=True):
+        if names[k] in cuts and position not in divided.program.held_on:
             found[divided.program.ops[position].name] = canonical_name(cuts[names[k]].devices[part])
     return found
 
@@ -117,7 +117,8 @@ def _apart(
     divided: Divided, devices: Mapping[str, str], names: Sequence[str], cuts: Mapping[str, Division]
 ) -> dict[str, str]:
     """Return the variables that an operation takes together with others, which lie on other devices."""
-    origins = dict(zip(divided.program.captures, divided.origins, strict=True))
+    handles = [i for i, _ in divided.program.handles]
+    origins = {i: own for i, own in zip(handles, divided.origins, strict=True) if i not in divided.program.held_on}
     found = {}
     for op in divided.program.ops:
         taken = [tensor.op for tensor in op.inputs if tensor.op in origins]

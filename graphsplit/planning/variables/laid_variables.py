@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Shard
+from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Replicate, Shard
 from graphsplit.program.program import Op, Program
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import LEFT_OUT, Shift
@@ -27,7 +27,7 @@ def of_variable(program: Program, op: Op, layouts: Sequence[Layout]) -> Sharded 
         return Sharded((own,), (own,))
     if op.type in WRITES:
         return Sharded((own, own), ())
-    if op.type == "VariableShape" and own == REPLICATE:
+    if op.type == "VariableShape" and isinstance(own, Replicate):
         return Sharded((own,), (REPLICATE,))
     if op.type in WRITES_ROWS:
         return _of_rows(program, op, own)
@@ -44,8 +44,8 @@ def of_variable(program: Program, op: Op, layouts: Sequence[Layout]) -> Sharded 
 def _of_rows(program: Program, op: Op, own: Layout) -> Sharded | None:
     """Return how rows of a variable are written by their numbers: each device its own, or its part of each."""
     numbers, rows = op.in_shapes[1:]
-    if own == REPLICATE:
-        return Sharded((REPLICATE,) * 3, ())
+    if isinstance(own, Replicate):
+        return Sharded((own, REPLICATE, REPLICATE), ())
     if not isinstance(own, Shard) or numbers is None or not rows:
         return None
     if own.axis > 0:

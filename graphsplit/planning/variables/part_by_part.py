@@ -3,19 +3,16 @@
 From what reads a variable that lies in parts, forward: arithmetic on the parts gives parts. And from what writes it,
 backward: what is added to it is needed in parts, and is made so as early as that pays. Rules say which operations
 allow it: what holds for an axis of the batch holds for any axis.
-
-What is done part by part for a variable in parts is done by each copy of one that is copied: arithmetic, that is. Sums
-over it and products with what has other axes are done once, for all copies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import REPLICATE, Copied, Cut, Division, Layout, Partial, Shard
+from graphsplit.core.layouts import REPLICATE, Cut, Layout, Partial, Shard
 from graphsplit.core.sizes.symbolic_sizes import has_sizes
 from graphsplit.planning.variables.laid_variables import READS, WRITES
 from graphsplit.planning.variables.row_writing import adds_up_rows, finds_rows, writes_rows
@@ -34,7 +31,7 @@ class PartByPart:
     """Which operations are done part by part.
 
     Attributes:
-      handles: how the captured variables are cut or copied, by position.
+      handles: how the captured variables are cut, by position.
       how: for operations that are done part by part, how.
       base: for the same operations, a cut that those of all they read and make follow from.
       cut: how their results are cut, and others' that are taken apart.
@@ -43,30 +40,28 @@ class PartByPart:
       obstacles: why variables must be whole, by placeholder name.
     """
 
-    handles: Mapping[int, Division]
+    handles: Mapping[int, Cut]
     how: Mapping[int, Sharded]
-    base: Mapping[int, Division]
-    cut: Mapping[Tensor, Division]
-    rows: Mapping[int, Division]
+    base: Mapping[int, Cut]
+    cut: Mapping[Tensor, Cut]
+    rows: Mapping[int, Cut]
     once: Set[int]
     obstacles: Mapping[str, str]
 
 
-def part_by_part(program: Program, handles: Mapping[int, Division]) -> PartByPart:
+def part_by_part(program: Program, handles: Mapping[int, Cut]) -> PartByPart:
     """Return which operations of a program are done part by part; `handles` as in `PartByPart`."""
     return _PartFinder(program, handles).find()
 
 
 class _PartFinder:
-    def __init__(self, program: Program, handles: Mapping[int, Division]):
+    def __init__(self, program: Program, handles: Mapping[int, Cut]):
         self._program = program
-        # (beside copies also those that are whole on another device, where what follows from them is computed once)
-        has_copies = any(isinstance(cut, Copied) for cut in handles.values())
-        self._handles = {i: cut for i, cut in handles.items() if cut.parts > 1 or has_copies}
+        self._handles = {i: cut for i, cut in handles.items() if cut.parts > 1}
         self._how: dict[int, Sharded] = {}
-        self._base: dict[int, Division] = {}
-        self._cut: dict[Tensor, Division] = {}
-        self._rows: dict[int, Division] = {}
+        self._base: dict[int, Cut] = {}
+        self._cut: dict[Tensor, Cut] = {}
+        self._rows: dict[int, Cut] = {}
         self._once: set[int] = set()
         self._put_together: set[Tensor] = set()  # what is in parts and has to be whole for what is done once
         self._obstacles: dict[str, str] = {}
@@ -91,7 +86,7 @@ class _PartFinder:
         # (what is only taken apart for others is whole, too: its rows are there)
         is_made_in_parts = in_parts == [0] and (op.inputs[0].op in self._how or op.inputs[0].op in self._rows)
         table = self._cut[op.inputs[0]] if is_made_in_parts else None
-        if isinstance(table, Cut) and finds_rows(self._program, op, table):
+        if table is not None and finds_rows(self._program, op, table):
             self._rows[op.index] = table
             return
         if op.index not in self._how and self._is_done_once(op):
@@ -103,7 +98,7 @@ class _PartFinder:
             layouts: list[Layout] = [self._cut[t].layout if t in self._cut else REPLICATE for t in op.inputs]
             found = answer(rule, op, layouts, [self._program.bytes(tensor) for tensor in op.inputs])
             if isinstance(found, Sharded):
-                self._accept(op, found, self._base_of([self._cut[op.inputs[i]] for i in in_parts]))
+                self._accept(op, found, self._cut[op.inputs[in_parts[0]]])
 
     def _is_done_once(self, op: Op) -> bool:
         """Return whether an operation follows from products of a variable's parts with each other.
@@ -112,7 +107,7 @@ class _PartFinder:
         and what follows is whole until a variable takes it.
         """
         rule, large = self._rule(op), [t for t in op.inputs if self._program.bytes(t) > _SMALL]
-        divided = [tensor for tensor in large if self._is_divided(tensor)]
+        divided = [tensor for tensor in large if tensor in self._cut]
         once = [tensor for tensor in large if tensor.op in self._once]
         if rule is None or not (divided or once):
             return False
@@ -121,11 +116,6 @@ class _PartFinder:
             self._put_together.update(divided)
             return True
         return len(divided) + len(once) == len(large) and self._put_together.issuperset(divided)
-
-    def _base_of(self, divisions: Sequence[Division]) -> Division:
-        """Return which of the divisions of what an operation reads is its own: each copy has what a part needs."""
-        divided = [own for own in divisions if own.layout != REPLICATE] or divisions
-        return next((own for own in divided if isinstance(own, Cut)), divided[0])
 
     def _rule(self, op: Op) -> Rule | None:
         unknown = op.symbols or any(shape is None or has_sizes(shape) or None in shape for shape in op.out_shapes)
@@ -140,9 +130,6 @@ class _PartFinder:
         if op.type in READS:
             self._how[op.index] = Sharded((REPLICATE,), (cut.layout,))
             self._cut[Tensor(op.index, 0)] = cut
-        elif op.type == "VariableShape" and isinstance(cut, Copied):
-            self._how[op.index] = Sharded((REPLICATE,), (REPLICATE,))
-            self._cut[Tensor(op.index, 0)] = replace(cut, layout=REPLICATE)
         elif op.type in WRITES:
             self._how[op.index] = Sharded((REPLICATE, cut.layout), ())
         elif op.type.startswith("ResourceApply") and self._is_dense_update(op, cut):
@@ -152,20 +139,20 @@ class _PartFinder:
             self._rows[op.index] = cut
         else:
             where = self._program.line_of(op)
-            for i in [i for i in touched if self._handles[op.inputs[i].op].parts > 1]:
+            for i in touched:
                 name = self._program.ops[op.inputs[i].op].name
                 self._obstacles[name] = f"{op.type} {op.name!r}{f' at {where}' if where else ''} takes it whole"
 
-    def _is_dense_update(self, op: Op, cut: Division) -> bool:
+    def _is_dense_update(self, op: Op, cut: Cut) -> bool:
         """Return whether an update is elementwise: variables that are all cut alike, numbers, and one gradient."""
         alike = all(self._handles.get(t.op) == cut for t in op.inputs if self._program.dtype(t) == tf.resource)
-        return alike and sum(map(self._is_entries, op.inputs)) == (cut.layout != REPLICATE)
+        return alike and sum(map(self._is_entries, op.inputs)) == 1
 
     def _is_entries(self, tensor: Tensor) -> bool:
         """Return whether an operand of an update is neither a handle nor a number."""
         return self._program.dtype(tensor) != tf.resource and self._program.shape(tensor) != ()
 
-    def _accept(self, op: Op, found: Sharded, base: Division) -> bool:
+    def _accept(self, op: Op, found: Sharded, base: Cut) -> bool:
         """Note that an operation is done part by part, unless its parts would need what others have."""
         operands = [(t, w) for i, (t, w) in enumerate(zip(op.inputs, found.wants, strict=True)) if i not in found.makes]
         wanted = [(tensor, base.like(want)) for tensor, want in operands if isinstance(want, Shard)]
@@ -178,24 +165,16 @@ class _PartFinder:
             or found.weighted
             or any(not isinstance(resize.position, int) for resize in found.resize)
             or any(isinstance(want, Partial) for _, want in operands)
-            or any(layout.reduction not in JOINS or isinstance(base, Copied) for layout in joined)
+            or any(layout.reduction not in JOINS for layout in joined)
             or len(given) + len(joined) < len(found.gives)
             or None in given.values()
-            or any(own is None or not self._has(tensor, own) for tensor, own in wanted)
-            or any(self._is_divided(tensor) or self._program.bytes(tensor) > _SMALL for tensor in whole)
+            or any(own is None or self._cut.get(tensor, own) != own for tensor, own in wanted)
+            or any(tensor in self._cut or self._program.bytes(tensor) > _SMALL for tensor in whole)
         )
         if not cannot:
             self._how[op.index], self._base[op.index] = found, base
             self._cut.update({Tensor(op.index, k): own for k, own in given.items() if own is not None})
         return not cannot
-
-    def _has(self, tensor: Tensor, own: Division) -> bool:
-        """Return whether a value is, or may be, divided in a way; of a copy a part can be taken."""
-        known = self._cut.get(tensor, own)
-        return known == own or is_at_hand(known, own)
-
-    def _is_divided(self, tensor: Tensor) -> bool:
-        return tensor in self._cut and self._cut[tensor].layout != REPLICATE  # (copies of a number are numbers)
 
     def _lead(self, op: Op) -> None:
         """Cut what an operation that is done part by part reads: made in parts, or taken apart, as early as it pays."""
@@ -205,16 +184,16 @@ class _PartFinder:
             if how and cut is not None and i not in how.makes and tensor not in self._cut:
                 self._want(tensor, cut)
 
-    def _want(self, tensor: Tensor, cut: Division) -> None:
+    def _want(self, tensor: Tensor, cut: Cut) -> None:
         op = self._program.ops[tensor.op]
-        if isinstance(cut, Cut) and adds_up_rows(self._program, op, cut):
+        if adds_up_rows(self._program, op, cut):
             self._rows[op.index], self._cut[tensor] = cut, cut
             return
         is_plain = len(op.out_shapes) == 1 and op.type != "Const" and op.index not in self._once
         rule = self._rule(op) if is_plain else None
         factors = rule.factors(op) if rule and not self._stays_a_sum(op) else Declined("")
         if isinstance(factors, Factors) and rule and _adds_no_axis(factors, factors.outputs):
-            found = answer_for_output(rule, op, tensor.index, cut.layout) if isinstance(cut.layout, Shard) else None
+            found = answer_for_output(rule, op, tensor.index, cut.layout)
             if found is not None and self._accept(op, found, cut):
                 return
         self._cut[tensor] = cut
@@ -222,13 +201,6 @@ class _PartFinder:
     def _stays_a_sum(self, op: Op) -> bool:
         """Return whether a partial sum would go through an operation: then it is taken apart behind it, once."""
         return {i for i in range(len(op.inputs)) if i not in op.constants} <= {*partial_operands(op)}
-
-
-def is_at_hand(known: Division | None, wanted: Division) -> bool:
-    """Return whether each device that wants a part of a value has a copy of it."""
-    if not isinstance(known, Copied) or not isinstance(wanted, Cut) or known.layout == REPLICATE:
-        return False
-    return bool(wanted.devices) and set(wanted.devices) <= set(known.devices)
 
 
 def _adds_no_axis(factors: Factors, known: Sequence[Dims]) -> bool:

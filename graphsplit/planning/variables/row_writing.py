@@ -7,8 +7,8 @@ where these are, and what is written to them.
 Each part takes ids for its own rows; an id of no part is the first one's, whose operation says what it says of such. Of
 what is looked up, every part yields rows for all ids, which count where the id is its own.
 
-Rows of a table that is copied are written to one copy, and what they are then goes to the others: added up on each, in
-an order of its own, they might differ.
+Rows of a table that is copied are written to one copy, and what they are then goes to all: added up on each, in an
+order of its own, they might differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.layouts import Copied, Cut, Division
+from graphsplit.core.layouts import Cut, Replicate
 from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.planning.program_writing import ProgramWriter
 from graphsplit.planning.variables.laid_variables import WRITES_ROWS
@@ -85,19 +85,18 @@ class RowWriter(ProgramWriter):
         return made
 
     def _write_rows_of_copies(
-        self, op: Op, handles: Sequence[Tensor], ids: Tensor, rows: Tensor, controls: Sequence[Sequence[int]]
-    ) -> list[Tensor]:
-        """Write what writes rows of one copy of a variable, and what brings them to the others."""
+        self, op: Op, table: Replicate, operands: Sequence[Tensor], controls: Sequence[int]
+    ) -> Tensor:
+        """Write what writes rows of one copy of a variable, and what brings them to all."""
+        handle, ids, rows = operands
         dtype, indices = tf.as_dtype(op.attr("dtype").type), self._type_of(ids)
         types = {"dtype": dtype, "Tindices": indices}
-        written = self._append(op, self._unused(f"{op.name}/rows_0"), [handles[0], ids, rows], controls[0], (), {})
+        written = self._append(op, self._unused(f"{op.name}/rows_0"), [handle, ids, rows], controls, (), {})
         gather = make_node(self._unused(f"{op.name}/rows"), "ResourceGather", [], **types)
-        result = [(self._shape_of(rows), dtype)]
-        found = [self._new(gather, [handles[0], ids], result, {}, (written.op,))]
-        for k, handle in enumerate(handles[1:], 1):
-            node = make_node(self._unused(f"{op.name}/rows_{k}"), "ResourceScatterUpdate", [], **types)
-            found.append(self._new(node, [handle, ids, found[0]], [], {}, tuple(controls[k])))
-        return found
+        found = self._new(gather, [handle, ids], [(self._shape_of(rows), dtype)], {}, (written.op,))
+        self._places.update(dict.fromkeys([written.op, found.op], table.devices[0]))
+        node = make_node(self._unused(f"{op.name}/rows_of_all"), "ResourceScatterUpdate", [], **types)
+        return self._new(node, [handle, ids, found], [], {}, tuple(controls))
 
     def _own_ids(self, name: str, ids: Tensor, cut: Cut, k: int) -> tuple[Tensor, Tensor]:
         """Return ids as a part counts them, and which of them are its own."""
@@ -144,7 +143,6 @@ def adds_up_rows(program: Program, op: Op, table: Cut) -> bool:
     return program.bytes(op.inputs[0]) < program.bytes(Tensor(op.index, 0))
 
 
-def writes_rows(op: Op, table: Division) -> bool:
+def writes_rows(op: Op, table: Cut) -> bool:
     """Return whether an operation writes rows of the variable that is its first operand."""
-    known = op.type in WRITES_ROWS and op.in_shapes[1] is not None and bool(op.in_shapes[2])
-    return known and (isinstance(table, Copied) or table.is_of_rows)
+    return op.type in WRITES_ROWS and op.in_shapes[1] is not None and bool(op.in_shapes[2]) and table.is_of_rows

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeGuard
 
-from graphsplit.core.layouts import SINGLE_DEVICE, Cut, Division
+from graphsplit.core.layouts import SINGLE_DEVICE, Cut, Division, Layout
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.variables.laid_variables import of_variable
 from graphsplit.program.program import Program
@@ -45,15 +45,24 @@ def _wrong(program: Program, cuts: Mapping[str, Division], mesh: Mesh) -> dict[s
     columns = [[own[p] for p in mesh.positions] for own in mesh.columns] or [[*mesh.devices]]
     apart = "its parts are not on the devices that have rows, one on each"
     wrong = {name: apart for name, own in staying.items() if [*own.devices] not in columns}
-    handles = {i: staying[name] for i in program.captures if (name := program.ops[i].name) in staying}
+    handles = {i: staying[name].in_place for i in program.captures if (name := program.ops[i].name) in staying}
+    return {**taken_whole(program, handles), **wrong}
+
+
+def taken_whole(program: Program, handles: Mapping[int, Layout]) -> dict[str, str]:
+    """Return the variables that an operation takes otherwise than each device its own, and why, by their placeholders.
+
+    Args:
+      program: the function.
+      handles: how variables lie, by the positions of their placeholders.
+    """
+    wrong: dict[str, str] = {}
     for op in program.ops if handles else ():
         taken = [tensor.op for tensor in op.inputs if tensor.op in handles]
-        if not taken:
-            continue
-        layouts = [handles[t.op].in_place if t.op in handles else SINGLE_DEVICE for t in op.inputs]
-        if of_variable(program, op, layouts) is None:
+        layouts = [handles.get(tensor.op, SINGLE_DEVICE) for tensor in op.inputs]
+        if taken and of_variable(program, op, layouts) is None:
             line = program.line_of(op)
+            place = f" at {line}" if line else ""
             for i in taken:
-                place = f" at {line}" if line else ""
                 wrong.setdefault(program.ops[i].name, f"{op.type} {op.name!r}{place} takes it whole")
     return wrong

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.layouts import Cut, Division
+from graphsplit.core.layouts import Cut
 from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.planning.variables.gathering import Gather
 from graphsplit.planning.variables.part_by_part import PartByPart
 from graphsplit.planning.variables.row_writing import RowWriter
-from graphsplit.program.program import COPIES, Op, Program, Tensor
+from graphsplit.program.program import Op, Program, Tensor
 
 
 class WholeWriter(RowWriter):
@@ -30,7 +30,7 @@ class WholeWriter(RowWriter):
         self._program = program
         self._finder = finder
         self._whole: dict[Tensor, Tensor] = {}
-        self._parts: dict[tuple[Tensor, Division], list[Tensor]] = {}
+        self._parts: dict[tuple[Tensor, Cut], list[Tensor]] = {}
         self._copies: dict[int, list[int]] = {}  # what became of each operation
         self._divides: set[int] = set()
         self._gathers = {(reader, gather.tensor): gather for gather in gathers for reader in gather.readers}
@@ -38,7 +38,7 @@ class WholeWriter(RowWriter):
         self._gates: dict[int | None, int] = {}  # of each column: what waits for all that its earlier gathers wait for
 
     def _as_whole(self, tensor: Tensor) -> Tensor:
-        """Return the whole value: put together, once, where it is in parts; the nearest one where it is copied."""
+        """Return the whole value: put together, once, where it is in parts."""
         if tensor not in self._whole:
             with self._serving(self._program.ops[tensor.op]):
                 self._whole[tensor] = self._put_together(tensor)
@@ -54,9 +54,7 @@ class WholeWriter(RowWriter):
         )
         if len(parts) == 1:
             return parts[0]
-        if isinstance(division, Cut):
-            return self._concatenated(name, parts, division.axis, shape, dtype)
-        return self._made(COPIES, self._unused(name), parts, [(shape, dtype)], {}, T=dtype)
+        return self._concatenated(name, parts, division.axis, shape, dtype)
 
     def _as_read(self, op: Op, tensor: Tensor) -> Tensor:
         """Return the whole value for an operation: put together when that is its turn, if it is one of the large."""
@@ -92,7 +90,7 @@ class WholeWriter(RowWriter):
             nodes = [make_node(self._unused(f"{name}/part_{k}"), "Identity", [], T=dtype) for k in range(len(parts))]
             sent = zip(nodes, parts, shapes, strict=True)
             parts = [self._new(node, [part], [(own, dtype)], {}, (gate,)) for node, part, own in sent]
-        if not isinstance(division, Cut):
+        if division is None:
             return parts[0]
         whole = self._concatenated(name, parts, division.axis, shape, dtype)
         self._divides.add(whole.op)
@@ -105,8 +103,8 @@ class WholeWriter(RowWriter):
         return self._made("ConcatV2", self._unused(name), operands, [(shape, dtype)], {len(parts): value}, **attributes)
 
 
-def part_shape(shape: Any, cut: Division | None, part: int) -> Any:
+def part_shape(shape: Any, cut: Cut | None, part: int) -> Any:
     """Return the shape of a part of a tensor; of the whole where it is not cut."""
-    if not isinstance(cut, Cut) or shape is None:
+    if cut is None or shape is None:
         return shape
     return (*shape[: cut.axis], cut.lengths[part], *shape[cut.axis + 1 :])

@@ -457,7 +457,8 @@ def _forward_and_backward(single: Differentiable, watched: Sequence[bool]) -> Fo
 
 def _variables_of(trace: Trace, plan: Plan, operations: Collection[int]) -> set[str]:
     """Return the captured variables, whole or in parts, that operations take, by the names of their placeholders."""
-    ops, origins = plan.program.ops, dict(zip(plan.program.captures, origins_of(trace, plan), strict=True))
+    handles = [i for i, _ in plan.program.handles]
+    ops, origins = plan.program.ops, dict(zip(handles, origins_of(trace, plan), strict=True))
     taken = {tensor.op for i in operations for tensor in ops[i].inputs}
     return {origins[i][0] for i in taken & origins.keys() if ops[i].out_dtypes[0] == tf.resource}
 

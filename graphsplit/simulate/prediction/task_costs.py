@@ -17,7 +17,7 @@ from graphsplit.planning.costs.seconds import Costs, sample_key
 from graphsplit.planning.costs.work import Described, Work, bytes_of, is_known, work_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.tasks import OPERATION, PlannedTask, Result
-from graphsplit.program.program import COPIES, SIZES, Op
+from graphsplit.program.program import SIZES, Op
 from graphsplit.program.reading.trip_counts import turns_of
 from graphsplit.simulate.prediction.bodies import BodyTime, bytes_in_lists, seconds_of_bodies
 
@@ -96,7 +96,7 @@ class TaskCosts:
     def runs_on_host(self, task: PlannedTask) -> bool:
         """Return whether GPUs have no kernel for what a task becomes, with its types."""
         ops = self._plan.program.ops
-        is_op = task.kind == OPERATION and task.op is not None and ops[task.op].type not in (COPIES, SIZES)
+        is_op = task.kind == OPERATION and task.op is not None and ops[task.op].type != SIZES
         if not is_op:
             return not has_moving_kernel(self.of(task).type, self._dtype(task), "GPU")
         op = ops[task.op or 0]
