@@ -227,6 +227,20 @@ def test_bad_options(options, message: str):
         gs.parallelize(Model().step, devices=2, **options)
 
 
+def test_nothing_moves_while_a_graph_is_built():
+    """A plan that lays variables out is chosen outside of a tf.function; one that leaves them also in it."""
+    weight = tf.Variable(tf.ones((400, 400)), name="weight")
+    step = gs.parallelize(lambda x: tf.reduce_sum(x @ weight), devices=2, memory="500kB")
+    x = tf.ones((4, 400))
+    with pytest.raises(
+        gs.errors.UnsupportedError, match=r"memory=500000 lays variables out .*, and this one is in a tf\.fu"
+    ):
+        tf.function(step)(x)
+    outside = step(x)
+    assert parts_of_variable(weight) is not None
+    np.testing.assert_allclose(tf.function(step)(x), outside)
+
+
 def test_a_machine_of_another_kind():
     with raises(
         gs.errors.ArgumentError,

@@ -240,7 +240,8 @@ def forward(own: Mapping[str, Any], has: set[str], devices: Sequence[str], x: tf
     if "dropout" in has:
         x = tf.nn.experimental.stateless_dropout(x, 0.3, [1, 2])
     if "loop" in has:
-        x = tf.while_loop(lambda k, _: k < 3, lambda k, h: (k + 1, tf.tanh(h @ own["loop"])), (0, x))[1]
+        turn = lambda k, h: (k + 1, tf.tanh(h @ own["loop"]))  # noqa: E731
+        x = tf.while_loop(lambda k, _: k < 3, turn, (0, x), maximum_iterations=3)[1]  # (XLA wants to know how often)
     if "experts" in has:
         seats = tf.one_hot(tf.argmax(x[:, :EXPERTS], -1), EXPERTS, dtype=x.dtype)[:, None, :, None]
         made = tf.tanh(tf.einsum("egcm,emh->egch", tf.einsum("gsec,gsm->egcm", seats, x[:, None]), own["experts"]))

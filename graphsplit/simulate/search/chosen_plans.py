@@ -13,7 +13,7 @@ from graphsplit.api.calls.chosen_devices import check_no_others
 from graphsplit.api.layouts.divisions import can_be_parted
 from graphsplit.api.layouts.lying_together import slots_in
 from graphsplit.api.layouts.new_variables import slots_for_host
-from graphsplit.api.layouts.variable_layouts import check_eager, lay_out, wanted_layouts
+from graphsplit.api.layouts.variable_layouts import lay_out, wanted_layouts
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh, device_mesh
 from graphsplit.core.progress import phase
 from graphsplit.core.sizes.symbolic_sizes import Size
@@ -97,18 +97,27 @@ class ChosenPlans:
         options = replace(self.options.as_given(), **chosen.options)
         grid = device_mesh(options.mesh, devices) if options.mesh.others or options.mesh.stages else None
         if trace.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.others):
-            _lay_out(trace, chosen, devices if grid is None else grid.devices, grid)
+            self._lay_out(chosen, devices if grid is None else grid.devices, grid)
         plan = self.plan_in_stages(trace, self.splitting, options, devices, devices[0], grid)
         return replace(plan, notes=(*plan.notes, *choice.notes))
 
+    def _lay_out(self, chosen: Candidate, devices: Sequence[str], grid: DeviceMesh | None) -> None:
+        """Lay out the variables of the function, and their slots, as a plan has them.
 
-def _lay_out(trace: Trace, chosen: Candidate, devices: Sequence[str], grid: DeviceMesh | None) -> None:
-    """Lay out the variables of a traced function, and their slots, as a plan has them."""
-    check_eager()
-    variables, slots = list(trace.variables), slots_in(trace)
-    wanted = wanted_layouts(variables, chosen.layouts, slots, grid)
-    kept = [None if parts_of_variable(v) is not None else own for v, own in zip(variables, wanted, strict=True)]
-    lay_out(variables, kept, slots, devices, grid)
+        Raises:
+          UnsupportedError: if some would have to move while a graph is built.
+        """
+        variables, slots = list(self.trace.variables), slots_in(self.trace)
+        wanted = wanted_layouts(variables, chosen.layouts, slots, grid)
+        kept = [None if parts_of_variable(v) is not None else own for v, own in zip(variables, wanted, strict=True)]
+        if tf.executing_eagerly():
+            lay_out(variables, kept, slots, devices, grid)
+        elif any(own not in (None, "home") for own in kept):
+            [(name, value)] = self.automatic.given.items()
+            raise UnsupportedError(
+                f"{name}={value!r} lays variables out at the first call, {chosen}, and this one is in a tf.function, "
+                "while a graph is built. Call the function once outside before, or lay them out by set_variable_layout."
+            )
 
 
 def variables_to_cut(trace: Trace) -> list[Variable]:
