@@ -137,7 +137,9 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="the first seed; one reproduces a failure: --programs 1")
     parser.add_argument("--ops", default="", help="MatMul,tf.split: one of them is in every program")
     parser.add_argument(
-        "--mode", default="", help="forward, inside, outside, second, unknown, shares, axes, layouts; mesh, experts"
+        "--mode",
+        default="",
+        help="forward, inside, outside, second, unknown, shares, axes, layouts; mesh, several, experts",
     )
     return parser.parse_args(words)
 

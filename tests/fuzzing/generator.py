@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,10 +15,24 @@ from tests.fuzzing.templates import Filling
 
 MODES = ("forward", "inside", "outside", "second", "unknown", "shares", "axes", "layouts")
 MESH = "mesh"  # only where it is asked for: variables that are cut along a second axis
+SEVERAL = "several"  # likewise: a mesh of several axes, one of stages among them; needs eight devices
 EXPERTS = "experts"  # likewise: variables that are cut along the batch's axis, and used where their parts are
 _EXPERTS_MESHES = ((2, 1), (2, 1), (3, 1), (4, 1), (2, 2))
 _TOO_FEW_ROWS = 0.2  # how often a device has no row: the parts of these variables are gathered then
-_UNKNOWN_ROWS = {"layouts": 0.2, MESH: 0.2, EXPERTS: 0.3}
+_UNKNOWN_ROWS = {"layouts": 0.2, MESH: 0.2, SEVERAL: 0.2, EXPERTS: 0.3}
+_MESHES_OF_SEVERAL = (
+    {"batch": 2, "model": 2, "expert": 2},
+    {"expert": 2, "batch": 2, "model": 2},
+    {"model": 2, "expert": 3},
+    {"batch": 1, "model": 3, "expert": 2},
+    {"stage": 2, "batch": 2},
+    {"stage": 2, "model": 2},
+    {"stage": 2, "batch": 2, "model": 2},
+    {"batch": 2, "stage": 2, "model": 2},
+    {"stage": 2, "model": 2, "expert": 2},
+    {"stage": 3, "batch": 2},
+)
+_SCHEDULES = (None, None, "gpipe", "1f1b", "zero-bubble")
 MESHES = ((2, 2), (2, 2), (1, 2), (1, 3), (1, 4), (1, 5), (2, 1))
 _CUT = 0.75  # how many of the variables that can be cut so are
 LAYOUTS = ("sharded", "sharded", "replicated", "replicated", "home", "")
@@ -37,14 +52,14 @@ def generate(seed: int, mode: str | None = None, ops: Sequence[str] = ()) -> Pro
     """Return the program of a seed.
 
     Args:
-      mode: one of `MODES`, `MESH` or `EXPERTS`; None for one that the seed decides.
+      mode: one of `MODES`, `MESH`, `SEVERAL` or `EXPERTS`; None for one that the seed decides.
       ops: op types, or names of the API, of which one at least is to be in the program.
     """
     rng = np.random.default_rng([seed, 2021])
     mode = mode or mode_of(seed)
     setting = _setting(rng, mode)
     rows = sorted(set(setting.rows), reverse=True) if setting.sizes != "known" else setting.rows[:1]
-    state = mode in ("layouts", MESH, EXPERTS)
+    state = mode in ("layouts", MESH, SEVERAL, EXPERTS)
     scope = Scope(rng, rows, setting.by_default, state)
     wanted = [t for templates in CATALOG.values() for t in templates if any(op in t for op in ops)]
     if ops and not wanted:
@@ -56,18 +71,40 @@ def generate(seed: int, mode: str | None = None, ops: Sequence[str] = ()) -> Pro
         most = CATALOG["variables"] if state and rng.random() < _OF_VARIABLES else None
         grow(scope, wanted if wanted and rng.random() < 0.6 else most)
     program = _program(scope, setting)
-    return _laid_out(program, rng, "batch" if mode == EXPERTS else "model") if state else program
+    return _laid_out(program, rng, {EXPERTS: "batch", SEVERAL: ""}.get(mode, "model")) if state else program
 
 
 def _laid_out(program: Program, rng: np.random.Generator, along: str) -> Program:
-    """Return a program whose variables lie on the devices in ways of their own."""
-    variables = [dataclasses.replace(w, layout=_layout(w, program.setting, rng, along)) for w in program.variables]
+    """Return a program whose variables lie on the devices in ways of their own: along an axis, or "" for several."""
+    setting = program.setting
+    variables = [
+        dataclasses.replace(w, layout=_layout(w, setting, rng, along)) if along else _along_several(w, setting, rng)
+        for w in program.variables
+    ]
     return dataclasses.replace(program, variables=tuple(variables))
 
 
+def _along_several(variable: Input, setting: Setting, rng: np.random.Generator) -> Input:
+    """Return a variable that is cut along some of the axes of a mesh, each dimension along none, one or several."""
+    dimensions: list[tuple[str, ...]] = [() for _ in variable.dims]
+    left = [int(size) for size in variable.dims]
+    others = [name for name in setting.axes if name != "batch"]
+    for name in others:
+        fitting = [k for k, size in enumerate(left) if size >= setting.axes[name]]
+        if fitting and rng.random() < _CUT:
+            k = fitting[rng.integers(len(fitting))]
+            dimensions[k] += (name,)
+            left[k] //= setting.axes[name]
+    if not any(dimensions):
+        return dataclasses.replace(variable, layout=str(rng.choice(LAYOUTS)))
+    layout = tuple([own if len(own) > 1 else next(iter(own), None) for own in dimensions])
+    is_all = len(setting.axes) == sum(map(len, dimensions))
+    return dataclasses.replace(variable, layout=layout, rest="" if is_all else str(rng.choice(["", *LAYOUTS[:4]])))
+
+
 def _layout(variable: Input, setting: Setting, rng: np.random.Generator, along: str) -> str | tuple[str | None, ...]:
-    if setting.mesh is not None:
-        parts = setting.mesh[along == "model"]
+    if setting.mesh:
+        parts = setting.axes[along]
         axes = [axis for axis, size in enumerate(variable.dims) if int(size) >= parts]
         if axes and rng.random() < _CUT:
             chosen = axes[rng.integers(len(axes))]
@@ -98,22 +135,31 @@ def _setting(rng: np.random.Generator, mode: str) -> Setting:
         setting = dataclasses.replace(setting, shares=tuple(int(n) for n in shares) if shares.any() else None)
     if mode == MESH:
         mesh = MESHES[rng.integers(len(MESHES))]
-        setting = dataclasses.replace(setting, devices=mesh[0] * mesh[1], mesh=mesh, shares=None)
+        setting = _on_mesh(setting, {"batch": mesh[0], "model": mesh[1]})
+    if mode == SEVERAL:
+        setting = _on_mesh(setting, _MESHES_OF_SEVERAL[rng.integers(len(_MESHES_OF_SEVERAL))])
+        setting = dataclasses.replace(setting, micro_batches=int(rng.choice([1, 1, 2, 3])))
+        if "stage" in dict(setting.mesh):
+            setting = dataclasses.replace(setting, schedule=_SCHEDULES[rng.integers(len(_SCHEDULES))])
     if mode == EXPERTS:
         mesh = _EXPERTS_MESHES[rng.integers(len(_EXPERTS_MESHES))]
-        setting = dataclasses.replace(setting, devices=mesh[0] * mesh[1], mesh=mesh, shares=None)
+        setting = _on_mesh(setting, {"batch": mesh[0], "model": mesh[1]})
         few = int(rng.integers(1, mesh[0])) if rng.random() < _TOO_FEW_ROWS else None
         setting = dataclasses.replace(setting, rows=tuple([few or max(rows, mesh[0]) for rows in setting.rows]))
-    if mode in ("layouts", MESH, EXPERTS):
+    if mode in ("layouts", MESH, SEVERAL, EXPERTS):
         setting = dataclasses.replace(setting, rows=setting.rows * 2)  # what a call leaves, the next one finds
     if mode == "unknown" or (mode in _UNKNOWN_ROWS and rng.random() < _UNKNOWN_ROWS[mode]):
         calls = tuple(int(n) for n in rng.choice([1, 2, 3, 4, 5, 7, 8], 3, replace=False))
         setting = dataclasses.replace(setting, rows=calls, sizes="retrace" if rng.random() < 0.4 else "signature")
-    home = f"CPU:{rng.integers(5)}" if rng.random() < 0.15 and mode not in (MESH, EXPERTS) else None
+    home = f"CPU:{rng.integers(5)}" if rng.random() < 0.15 and mode not in (MESH, SEVERAL, EXPERTS) else None
     by_default = mode != "axes" and bool(rng.random() < 0.5)
     return dataclasses.replace(
         setting, home=home, by_default=by_default, in_graph=outside > 0 and bool(rng.random() < 0.2)
     )
+
+
+def _on_mesh(setting: Setting, mesh: Mapping[str, int]) -> Setting:
+    return dataclasses.replace(setting, devices=math.prod(mesh.values()), mesh=tuple(mesh.items()), weights=None)
 
 
 def _program(scope: Scope, setting: Setting) -> Program:

@@ -29,8 +29,9 @@ class Input:
       values: an expression in `random(3)`, with a `{}` for the shape.
       dims: its shape, in which `rows` is the size of the batch.
       axis: that along which it is split; None for one that stays whole.
-      layout: how a variable lies on the devices; "" for where it was made, a tuple for one that is cut along an axis of
-        a mesh, and used where its parts are.
+      layout: how a variable lies on the devices; "" for where it was made, a tuple for one that is cut along axes of a
+        mesh, and used where its parts are: for each dimension an axis, several of them, or None.
+      rest: how it lies along the other axes of that mesh; "" for on the first device of each.
     """
 
     name: str
@@ -38,16 +39,17 @@ class Input:
     dims: tuple[Dim, ...]
     dtype: str
     axis: int | None = None
-    layout: str | tuple[str | None, ...] = ""
+    layout: str | tuple[str | tuple[str, ...] | None, ...] = ""
+    rest: str = ""
 
     @property
     def spelled_layout(self) -> str:
         """The layout as a script has it."""
         if isinstance(self.layout, str):
             return f'"{self.layout or "home"}"'
-        spelled = {None: "None", "model": '"model"', "batch": 'gs.cut("batch", in_place=True)'}
-        names = ", ".join(spelled[name] for name in self.layout)
-        return f"({names}{',' * (len(self.layout) == 1)})"
+        names = ", ".join('gs.cut("batch", in_place=True)' if name == "batch" else repr(name) for name in self.layout)
+        dimensions = f"({names}{',' * (len(self.layout) == 1)})".replace("'", '"')
+        return f'({dimensions}, "{self.rest}")' if self.rest else dimensions
 
     @property
     def source(self) -> str:
@@ -94,7 +96,8 @@ class Setting:
       rows: the batch size of each call.
       by_default: whether it is left to `parallelize` which arguments to split.
       in_graph: whether the call, with the tapes around it, is in a `tf.function`.
-      mesh: the devices as rows, along the batch, and columns; None if all are along the batch.
+      mesh: its axes, and how many devices each has; none if all are along the batch.
+      micro_batches, schedule: of each device, and their order in the stages of the mesh.
     """
 
     devices: int = 2
@@ -106,14 +109,21 @@ class Setting:
     home: str | None = None
     by_default: bool = False
     in_graph: bool = False
-    mesh: tuple[int, int] | None = None
+    mesh: tuple[tuple[str, int], ...] = ()
+    micro_batches: int = 1
+    schedule: str | None = None
 
     @property
     def on_devices(self) -> str:
         """The option that says on which devices a program runs."""
-        if self.mesh is None:
+        if not self.mesh:
             return f"devices={self.devices}"
-        return f'mesh={{"batch": {self.mesh[0]}, "model": {self.mesh[1]}}}'
+        return "mesh={" + ", ".join(f'"{name}": {size}' for name, size in self.mesh) + "}"
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The axes of the mesh along which rows and variables are cut."""
+        return {name: size for name, size in self.mesh if name != "stage"}
 
 
 @dataclass(frozen=True)
@@ -227,6 +237,8 @@ def _results(program: Program) -> str:
         axes = ", ".join(f'"{x.name}": {x.axis}' for x in program.arguments)
         options.append(f"split={{{axes}}}")
     options += [f"shares={list(setting.shares)}"] if setting.shares else []
+    options += [f"micro_batches={setting.micro_batches}"] if setting.micro_batches > 1 else []
+    options += [f'schedule="{setting.schedule}"'] if setting.schedule else []
     tuning = [f'"default_device": "{setting.home}"'] if setting.home else []
     single = "tf.function(f, autograph=False)"
     lines = ["f = gradients(f, variables)"] * setting.inside
@@ -312,7 +324,7 @@ def results(parallel):
 
 
 if __name__ == "__main__":
-    gs.use_logical_devices(5)
+    gs.use_logical_devices(8)
     print("one device:", results(False), "several:", results(True), sep="\\n")
 """
 )

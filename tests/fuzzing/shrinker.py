@@ -95,11 +95,15 @@ def _simpler_settings(program: Program) -> Iterator[Program]:
         dataclasses.replace(setting, shares=None, devices=2),
         dataclasses.replace(setting, home=None),
         dataclasses.replace(setting, by_default=True),
+        dataclasses.replace(setting, schedule=None),
+        dataclasses.replace(setting, schedule=None, micro_batches=1),
     ]
     yield from (dataclasses.replace(program, setting=s) for s in simpler)
-    if setting.mesh is not None:
+    if setting.mesh:
         whole = tuple(w if isinstance(w.layout, str) else dataclasses.replace(w, layout="") for w in program.variables)
-        yield dataclasses.replace(program, setting=dataclasses.replace(setting, mesh=None), variables=whole)
+        yield dataclasses.replace(
+            program, setting=dataclasses.replace(setting, mesh=(), schedule=None), variables=whole
+        )
     for i, w in enumerate(program.variables):
         if w.layout:
             rest = dataclasses.replace(w, layout="")

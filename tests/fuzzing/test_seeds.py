@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fuzzing.generator import EXPERTS, MESH, MODES, generate
+from tests.fuzzing.__main__ import outcomes
+from tests.fuzzing.generator import EXPERTS, MESH, MODES, SEVERAL, generate
 from tests.fuzzing.oracle import judge
+from tests.fuzzing.verdicts import DIFFERENT, RAISED
 from tests.fuzzing.worker import explain
 
 SEEDS = 100
@@ -91,6 +93,31 @@ def test_experts(first: int) -> None:
         assert not verdict.failed, f"seed {seed}: {explain(program, verdict, SHRINK_SECONDS)}"
 
 
+ON_SEVERAL_AXES = 300  # programs over meshes of two and three axes, stages among them; all in the long run
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("first", range(0, ON_SEVERAL_AXES, 100))
+def test_several_axes(first: int) -> None:
+    """In processes of their own, which have eight devices."""
+    found = list(outcomes(first, 100, SEVERAL, "", float("inf")))
+    assert [own["seed"] for own in found] == [*range(first, first + 100)]
+    failed = [own for own in found if own["kind"] in (DIFFERENT, RAISED)]
+    assert not failed, "\n".join(f"seed {own['seed']}: {own['message']}\n{own['source']}" for own in failed)
+
+
+def test_programs_are_really_on_several_axes() -> None:
+    programs = [generate(seed, SEVERAL) for seed in range(60)]
+    meshes = [dict(program.setting.mesh) for program in programs]
+    assert sum("stage" in mesh for mesh in meshes) >= 20
+    assert sum(len(mesh.keys() - {"batch"}) == 2 for mesh in meshes) >= 20
+    assert {program.setting.schedule for program in programs} == {None, "gpipe", "1f1b", "zero-bubble"}
+    laid = [w for program in programs for w in program.variables if isinstance(w.layout, tuple)]
+    assert sum(any(isinstance(own, tuple) for own in w.layout) for w in laid) >= 3  # a dimension along two axes
+    assert {w.rest for w in laid} >= {"", "sharded", "replicated"}
+
+
 def test_variables_are_really_used_in_place() -> None:
     programs = [generate(seed, EXPERTS) for seed in range(40)]
     assert sum('gs.cut("batch", in_place=True)' in program.source for program in programs) >= 20
@@ -98,7 +125,7 @@ def test_variables_are_really_used_in_place() -> None:
     assert {setting.sizes for setting in settings} == {"known", "signature", "retrace"}
     unknown = [program for program in programs if program.setting.sizes != "known"]
     assert sum('gs.cut("batch", in_place=True)' in program.source for program in unknown) >= 5
-    few = [setting for setting in settings if setting.mesh and min(setting.rows) < setting.mesh[0]]
+    few = [setting for setting in settings if setting.mesh and min(setting.rows) < setting.axes["batch"]]
     assert any(setting.sizes == "known" for setting in few)
     assert any(max(setting.rows) >= setting.devices for setting in few)  # one of its calls has enough, another too few
 
@@ -114,10 +141,10 @@ def test_variables_are_really_laid_out() -> None:
 
 def test_variables_are_really_cut_along_a_mesh() -> None:
     programs = [generate(seed, MESH) for seed in range(40)]
-    assert {program.setting.mesh for program in programs} >= {(2, 2), (1, 2), (1, 3), (1, 4)}
+    assert {tuple(program.setting.axes.values()) for program in programs} >= {(2, 2), (1, 2), (1, 3), (1, 4)}
     assert sum(isinstance(w.layout, tuple) for program in programs for w in program.variables) >= 25
     for program in programs:
-        rows, columns = program.setting.mesh or (0, 0)
+        rows, columns = program.setting.axes.values()
         assert f'g = gs.parallelize(f, mesh={{"batch": {rows}, "model": {columns}}}' in program.source
         for w in program.variables:
             if isinstance(w.layout, tuple):

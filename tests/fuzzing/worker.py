@@ -20,11 +20,11 @@ from tests.fuzzing.program import Program
 from tests.fuzzing.shrinker import shrink
 from tests.fuzzing.verdicts import RAISED, Verdict
 
-DEVICES = 5
+DEVICES = 8
 
 
 def prepare() -> None:
-    """Start TensorFlow with five devices, without its graph optimizer: what is written is what is compared."""
+    """Start TensorFlow with eight devices, without its graph optimizer: what is written is what is compared."""
     gs.use_logical_devices(DEVICES, threads_per_device=1)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     tf.get_logger().setLevel("ERROR")

@@ -386,7 +386,8 @@ def fitted(name: str, twin: Twin) -> list[Any]:
         if "jit_compile" in options:
             compiled = {"jit_compile": options.pop("jit_compile") and twin.is_split}
         if twin.is_split:
-            model = gs.multi_gpu_model(template, pair.devices, variables=pair.layout or "auto", **options)
+            layout = {name.replace("*slot*", "slots of *"): own for name, own in (pair.layout or {}).items()}
+            model = gs.multi_gpu_model(template, pair.devices, variables=layout or "auto", **options)
         else:
             model = template
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5), "mse", **compiled)

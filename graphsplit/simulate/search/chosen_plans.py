@@ -113,9 +113,8 @@ class ChosenPlans:
         if tf.executing_eagerly():
             lay_out(variables, kept, slots, devices, grid)
         elif any(own not in (None, "home") for own in kept):
-            [(name, value)] = self.automatic.given.items()
             raise UnsupportedError(
-                f"{name}={value!r} lays variables out at the first call, {chosen}, and this one is in a tf.function, "
+                f"{self.options.asks_for_plan} lays variables out at the first call, {chosen}, and this one is in a tf.function, "
                 "while a graph is built. Call the function once outside before, or lay them out by set_variable_layout."
             )
 
