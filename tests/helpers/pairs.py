@@ -155,6 +155,8 @@ def are_alternatives(one: str, other: str) -> bool:
     first, second = FEATURES[one], FEATURES[other]
     if first.call and second.call:
         return (one, other) not in TWO_CALLS
+    if (one, other) == ('random="independent"', "dropout"):
+        return True  # (it asks for other numbers than one device's)
     for way, beside in ((first, second), (second, first)):
         asked = {*beside.options, *(["mesh"] if beside.axis else []), *(["stages"] if beside.has == "stage" else [])}
         if way.takes is not None and not asked <= way.takes:
