@@ -159,7 +159,7 @@ def _setting(rng: np.random.Generator, mode: str) -> Setting:
 
 
 def _on_mesh(setting: Setting, mesh: Mapping[str, int]) -> Setting:
-    return dataclasses.replace(setting, devices=math.prod(mesh.values()), mesh=tuple(mesh.items()), weights=None)
+    return dataclasses.replace(setting, devices=math.prod(mesh.values()), mesh=tuple(mesh.items()), shares=None)
 
 
 def _program(scope: Scope, setting: Setting) -> Program:

@@ -114,8 +114,9 @@ class ChosenPlans:
             lay_out(variables, kept, slots, devices, grid)
         elif any(own not in (None, "home") for own in kept):
             raise UnsupportedError(
-                f"{self.options.asks_for_plan} lays variables out at the first call, {chosen}, and this one is in a tf.function, "
-                "while a graph is built. Call the function once outside before, or lay them out by set_variable_layout."
+                f"{self.options.asks_for_plan} lays variables out at the first call, {chosen}, and this one is in a "
+                "tf.function, while a graph is built. Call the function once outside before, or lay them out by "
+                "set_variable_layout."
             )
 
 
