@@ -155,7 +155,7 @@ def are_alternatives(one: str, other: str) -> bool:
     first, second = FEATURES[one], FEATURES[other]
     if first.call and second.call:
         return (one, other) not in TWO_CALLS
-    if (one, other) == ('random="independent"', "dropout"):
+    if (one, other) == (_RANDOM, "dropout"):
         return True  # (it asks for other numbers than one device's)
     for way, beside in ((first, second), (second, first)):
         asked = {*beside.options, *(["mesh"] if beside.axis else []), *(["stages"] if beside.has == "stage" else [])}
