@@ -21,7 +21,7 @@ MANY = 12  # devices: more than most tests need, see test_twelve_devices.py
 ALL = 10_000
 
 # What `-m quick` runs: files, or functions of files, with how many of their cases (`helpers/samples.py` says which). A
-# promise of each floor is among them; what trains whole models, starts processes or tries all of a table is not.
+# promise of each layer is among them; what trains whole models, starts processes or tries all of a table is not.
 QUICK = {
     "test_checkers.py": ALL,
     "test_control_flow.py": 4,
@@ -42,7 +42,7 @@ QUICK = {
     "test_pipelines.py": 4,
     "test_placement.py": 12,
     "test_prefetching.py": 7,
-    "test_project.py::test_every_folder_is_a_floor": ALL,
+    "test_project.py::test_every_folder_is_in_the_table_of_folders": ALL,
     "test_project.py::test_imports_point_downwards": ALL,
     "test_project.py::test_no_circles_among_modules": ALL,
     "test_project.py::test_private_tensorflow_in_one_file_only": ALL,

@@ -50,7 +50,7 @@ BEFORE = {  # what pages that show pieces of code take for granted
 PLANNED = ("large_layers.md", "prediction.md")  # their GPUs are planned for, and run nothing
 # What the code of each page prints, in part, from top to bottom in one process, on CPUs.
 PRINTED: dict[str, tuple[str, ...]] = {
-    "architecture.md": (),
+    "architecture.md": ("%23 = MatMul(%0, %22)", "reduce of %23: partial(sum) -> whole on CPU:0"),
     "index.md": ("PASS: ",),
     "installing.md": ("a copy on each device",),
     "keras_distribution.md": ("PASS: ", "4,352 of 168,820 weights are trained"),

@@ -1,4 +1,4 @@
-"""The house itself: floors, public names, private imports, examples in docstrings and in the README."""
+"""The project itself: layers, public names, private imports, examples in docstrings and in the README, its guides."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.renamed import NAMES
 from graphsplit.core.requirements import NEWEST, OLDEST
+from graphsplit.planning.planner import PASSES
 from tests.conftest import LONG, QUICK
 from tests.helpers.fresh_examples import NEED_FRESH_PROCESS
 from tests.helpers.processes import python
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "graphsplit"
-FLOORS = [  # from the ground up; a file may import from lower floors and from its own, without circles
+LAYERS = [  # from the lowest up; a file may import from lower layers and from its own, without circles
     "errors.py",
     "core",
     "program",
@@ -53,7 +54,7 @@ UPWARDS = {  # what is asked for what stands above, and imports it when it is as
 MODULES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py"))
 FENCED = ["core/keras_internals.py", "core/tensorflow_internals.py", "core/variables/parted_classes.py"]
 PUBLIC_IN_PYTHON = {"_asdict", "_exit", "_fields", "_getframe", "_make", "_replace"}  # the underscore is in its manual
-FRIENDS = {  # of a `ParallelFunction`, which other files of its floor and the next one share
+FRIENDS = {  # of a `ParallelFunction`, which other files of its layer and the next one share
     *(
         "_find",
         "_flatten",
@@ -72,7 +73,8 @@ FRIENDS = {  # of a `ParallelFunction`, which other files of its floor and the n
 }
 
 
-DOORS = ("__init__.py", "__main__.py")  # of the house: the public names, and the command line
+ENTRIES = ("__init__.py", "__main__.py")  # the public names, and the command line
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 
 
 @functools.cache
@@ -93,33 +95,45 @@ def imports_of(module: str) -> set[str]:
     return found
 
 
-def test_every_folder_is_a_floor():
-    assert sorted({m.split("/")[0] for m in MODULES if m not in DOORS}) == sorted(FLOORS)
-    listed = re.findall(r"^\| `(\w+)/` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
-    assert listed == FLOORS[:0:-1], "CONTRIBUTING.md lists other floors"
+def test_every_folder_is_in_the_table_of_folders():
+    rows = re.findall(r"^\| `(\w+)/` \|.*\| (.*?) ?\|$", ARCHITECTURE, re.MULTILINE)
+    assert sorted({m.split("/")[0] for m in MODULES if m not in ENTRIES}) == sorted(LAYERS)
+    assert [layer for layer, _ in rows] == LAYERS[:0:-1], "docs/architecture.md lists other folders"
+    below = sorted({m.rpartition("/")[0] for m in MODULES if m.count("/") == 2})
+    assert sorted(f"{layer}/{name}" for layer, own in rows for name in re.findall(r"`(\w+)/`", own)) == below
+    for folder in [*LAYERS[1:], *below]:
+        assert ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text())), folder
 
 
-def test_every_room_is_listed_and_says_what_it_is():
-    rooms = sorted({m.rpartition("/")[0] for m in MODULES if m.count("/") == 2})
-    text = (ROOT / "CONTRIBUTING.md").read_text().partition("| floor | rooms |")[2].partition("\n\n")[0]
-    listed = re.findall(r"^\| (\w+) \| (.*) \|$", text, re.MULTILINE)
-    assert sorted(f"{floor}/{room}" for floor, own in listed for room in re.findall(r"`(\w+)/`", own)) == rooms
-    for room in rooms:
-        assert ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())), room
+def test_the_stops_from_a_call_to_its_graph_are_there():
+    """Each stop of the walk is a file and names of functions, classes and methods in it; each other path exists."""
+    stops = re.findall(r"^\d+\. `([\w/]+\.py)` (`.*?`):", ARCHITECTURE, re.MULTILINE)
+    assert 10 <= len(stops) <= 15
+    for file, names in stops:
+        tree = ast.walk(ast.parse((PACKAGE / file).read_text()))
+        defined = {node.name for node in tree if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        assert set(re.findall(r"\w+", names)) <= defined, file
+    for path in re.findall(r"`((?:[a-z]\w*/)+(?:\w+\.py)?)`", ARCHITECTURE):
+        assert any((above / path).exists() for above in (PACKAGE, PACKAGE / "..", *PACKAGE.glob("*/"))), path
+
+
+def test_the_page_lists_the_passes():
+    listed = re.findall(r"^\| `(\w+)` \|", ARCHITECTURE.partition("## Passes")[2], re.MULTILINE)
+    assert listed == [decide.__name__ for decide in PASSES]
 
 
 def test_imports_point_downwards():
     def level(module: str) -> int:
-        return FLOORS.index(module.split("/")[0])
+        return LAYERS.index(module.split("/")[0])
 
-    modules = [m for m in MODULES if m not in DOORS]
+    modules = [m for m in MODULES if m not in ENTRIES]
     above = {m: [other for other in sorted(imports_of(m)) if level(other) > level(m)] for m in modules}
     assert {m: found for m, found in above.items() if found} == UPWARDS
 
 
-def test_the_heart_works_without_what_stands_on_it(tmp_path: Path):
+def test_lower_layers_work_without_those_above(tmp_path: Path):
     (tmp_path / "graphsplit").mkdir()
-    for name in ("__init__.py", *FLOORS[: FLOORS.index("api") + 1]):
+    for name in ("__init__.py", *LAYERS[: LAYERS.index("api") + 1]):
         (tmp_path / "graphsplit" / name).symlink_to(PACKAGE / name)
     code = """
         import graphsplit as gs, tensorflow as tf
@@ -150,20 +164,17 @@ def test_no_circles_among_modules():
     order.prepare()  # raises CycleError, which names them
 
 
-def test_no_circles_among_rooms():
-    """What a room imports does not import the room, on whatever way: it can be read after what it stands on.
-
-    (A file beside the rooms is one for itself: what all rooms share is below them, what the floor makes above.)
-    """
-    rooms: dict[str, set[str]] = {}
-    for module in [m for m in MODULES if m not in DOORS and not m.endswith("__init__.py")]:
+def test_no_circles_among_folders():
+    """What a subfolder imports does not import the subfolder, in whatever way. A file beside them counts by itself."""
+    folders: dict[str, set[str]] = {}
+    for module in [m for m in MODULES if m not in ENTRIES and not m.endswith("__init__.py")]:
         below = imports_of(module) - {*UPWARDS.get(module, [])}
-        imported = {room_of(other) for other in below if not other.endswith("__init__.py")}
-        rooms.setdefault(room_of(module), set()).update(imported - {room_of(module)})
-    graphlib.TopologicalSorter(rooms).prepare()  # raises CycleError, which names them
+        imported = {folder_of(other) for other in below if not other.endswith("__init__.py")}
+        folders.setdefault(folder_of(module), set()).update(imported - {folder_of(module)})
+    graphlib.TopologicalSorter(folders).prepare()  # raises CycleError, which names them
 
 
-def room_of(module: str) -> str:
+def folder_of(module: str) -> str:
     return module.rpartition("/")[0] if module.count("/") == 2 else module
 
 
@@ -410,4 +421,6 @@ def test_tensorflow_is_one_that_is_checked():
     asked = re.findall(r"^    tensorflow.* >= ([\d.]+), < ([\d.]+)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
     oldest, newest = [".".join(map(str, version)) for version in (OLDEST, (NEWEST[0], NEWEST[1] + 1))]
     assert asked == [(oldest, newest)] * 2
+    told = f"{oldest} to {NEWEST[0]}.{NEWEST[1]}"
+    assert [told in (ROOT / page).read_text() for page in ("CONTRIBUTING.md", "docs/installing.md")] == [True] * 2, told
     assert OLDEST[:2] <= tuple(map(int, tf.__version__.split(".")[:2])) <= NEWEST
