@@ -1,6 +1,6 @@
 """The errors graphsplit raises for its users.
 
-Inner floors raise these with the facts they know; the public functions let them through unchanged. Errors of the
+Inner code raises these with the facts they know; the public functions let them through unchanged. Errors of the
 user's own function are never wrapped: they arrive with their own type and traceback. `docs/generated/errors.md` is
 made of these docstrings, by `ci/errors.py`.
 """

@@ -1,4 +1,4 @@
-"""What has parallelized steps: wrapped Keras models, which stand on a higher floor."""
+"""What has parallelized steps: wrapped Keras models, which import this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`verify`: the law, checked on the user's own function and data."""
+"""`verify`: whether several devices give one device's results, for the user's own function and data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The command line."""
+"""The command line.
+
+What enters: what users type. What leaves: text, pages and files; and exit codes.
+"""
 
 from graphsplit.cli.main import app
 

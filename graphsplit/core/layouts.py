@@ -1,7 +1,8 @@
-"""Layouts: how one tensor of the single-device program lies on several devices, and the moves between layouts.
+"""Layouts: which device has which part of a tensor or variable, and the names of the moves between layouts.
 
-Plain Python, no TensorFlow. The terms are those of GSPMD and DTensor. There is one mesh axis: the shards. A layout says
-*how* an axis is cut and in which order its pieces lie, and never how many rows there are: that is the mesh's business.
+Plain Python, no TensorFlow. The terms are those of GSPMD and DTensor. A tensor's layout (`SingleDevice`, `Replicate`,
+`Shard`, `Partial`) is about one mesh axis, the shards. It says how an axis is cut and in which order the pieces follow,
+and never how many rows there are: the mesh knows. A variable's (`Cut`, `Copied`, `Nested`) names the devices, too.
 """
 
 from __future__ import annotations

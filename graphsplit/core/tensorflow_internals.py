@@ -2,7 +2,7 @@
 
 Each says why no public name serves. (Those of its variables' classes that are overridden: `parted_classes`.)
 
-Everything here is a thin function with a plain meaning, so that a change in TensorFlow is mended in one place.
+Everything here is a thin function with a plain meaning, so that a change in TensorFlow is followed in one place.
 """
 
 from __future__ import annotations

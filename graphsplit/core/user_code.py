@@ -68,7 +68,7 @@ def with_users_traceback(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def shortened(error: Exception) -> Exception:
-    """Return an error with a traceback of the user's lines only, if it is the user's to mend.
+    """Return an error with a traceback of the user's lines only, if it is for the user to fix.
 
     That is an error of the user's own code, one of an operation that ran, or one of ours that says what was asked. All
     else keeps every line, and so does everything after `tf.debugging.disable_traceback_filtering()`. Functions that

@@ -1,7 +1,7 @@
-"""From a plan to nodes that each name their device. Decides nothing.
+"""From a plan to nodes that each name their device.
 
 What enters: a plan. What leaves: an emitted graph, whose nodes say which operation, shard and role they have; and a
-check that follows every input back through the nodes and holds what it finds against the plan.
+check that follows every input back through the nodes and compares what it finds with the plan.
 """
 
 from graphsplit.emission.checks import check_emitted

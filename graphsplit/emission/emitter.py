@@ -1,4 +1,8 @@
-"""Emission: Plan -> nodes, each with its device. Straight-line: every decision is already in the plan."""
+"""Emission: each task of a plan is written as nodes.
+
+What enters: a plan, whose tasks say what runs where, what it reads and what it waits for. What leaves: nodes, each with
+its device. Every decision is already in the plan.
+"""
 
 from __future__ import annotations
 

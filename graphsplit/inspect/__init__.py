@@ -1,4 +1,7 @@
-"""Which operation of a graph runs on which device, asked for and actual: tables, a page, questions, a timeline."""
+"""Which operation of a graph runs on which device, asked for and actual: tables, a page, questions, a timeline.
+
+What enters: a graph, a plan, or a recorded call. What leaves: placements and timelines to be printed, saved or asked.
+"""
 
 from graphsplit.api.verification import Difference, Report
 from graphsplit.inspect.builders import placement, placement_of_graph

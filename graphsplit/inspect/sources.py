@@ -50,7 +50,7 @@ class Planned(NamedTuple):
 
 @runtime_checkable
 class Planning(Protocol):
-    """Whatever plans its calls: a parallelized function. (It stands on a higher floor.)"""
+    """Whatever plans its calls: a parallelized function. (`api/` imports this folder.)"""
 
     def _planned(self, *args: Any, **kwargs: Any) -> Planned: ...
 

@@ -1,6 +1,7 @@
 """Keras models on several devices, with one device's numbers: wrapped, loaded, or under `keras.distribution`.
 
-Imports neither Keras nor tf_keras by itself.
+What enters: a model. What leaves: a model with Keras' own methods, whose steps run on several devices. Imports neither
+Keras nor tf_keras by itself.
 """
 
 from graphsplit.api.layouts.new_variables import initialize, without_values

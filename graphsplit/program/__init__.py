@@ -1,1 +1,4 @@
-"""A traced function as a flat list of operations with shapes, and how a graph is read into it."""
+"""A traced function as a flat list of operations with shapes.
+
+What enters: nodes of a graph. What leaves: a `Program`, which planning reads.
+"""

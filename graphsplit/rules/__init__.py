@@ -1,4 +1,8 @@
-"""Op rules, one module per family. Importing this package registers them all."""
+"""Op rules, one module per family. Importing this package registers them all.
+
+What enters: an operation, and the layouts of what it reads. What leaves: how it runs on the shards (`Sharded`), or why
+it cannot (`Declined`).
+"""
 
 from graphsplit.rules.answers import answer, answer_for_output, partial_operands
 from graphsplit.rules.factors import Declined

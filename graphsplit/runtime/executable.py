@@ -1,4 +1,7 @@
-"""Execution: an emitted graph as a callable on flat tensors."""
+"""Execution: a plan as a callable on flat tensors.
+
+What enters: a trace and its plan. What leaves: a function of TensorFlow's runtime, made of the emitted graph's nodes.
+"""
 
 from __future__ import annotations
 

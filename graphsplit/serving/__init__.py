@@ -1,4 +1,7 @@
-"""Finished models for several devices: a SavedModel becomes a SavedModel, a GraphDef a GraphDef."""
+"""Finished models for several devices: a SavedModel becomes a SavedModel, a GraphDef a GraphDef.
+
+What enters: a SavedModel or a `GraphDef`. What leaves: one whose nodes name several devices, and a report.
+"""
 
 from graphsplit.serving.graphs import transpile_graph_def
 from graphsplit.serving.reports import SignatureReport, TranspileReport

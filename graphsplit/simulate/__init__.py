@@ -1,6 +1,7 @@
-"""How long a step would take, and which layout would be fastest, on machines that are here or elsewhere.
+"""How long a step would take, and which plan would be fastest, on machines that are here or elsewhere.
 
-Nothing is run or emitted: times, bytes and memory follow from the plan and from the figures of a machine.
+What enters: a function, and the figures of a machine. What leaves: seconds, bytes and memory, from the plan alone;
+nothing is run or emitted.
 """
 
 from graphsplit.planning.costs.machine import Machine

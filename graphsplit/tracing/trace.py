@@ -1,4 +1,8 @@
-"""Tracing: anything callable -> Program, by running the user's Python once on symbolic tensors of known shape."""
+"""Tracing: the user's Python runs once, on symbolic tensors, and its graph is read.
+
+What enters: a function, and the structure, dtypes and shapes of its arguments. What leaves: a `Trace`: the program, the
+tensors and variables that it captured, and TensorFlow's own graph, to which gradients are added.
+"""
 
 from __future__ import annotations
 

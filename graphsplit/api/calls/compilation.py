@@ -1,4 +1,8 @@
-"""From a function and options to a plan."""
+"""From a function and options to a plan.
+
+What enters: a function, the structure and shapes of its arguments, options, and full names of devices. What leaves: the
+trace and its plan. In between, variables get the layouts that options ask for.
+"""
 
 from __future__ import annotations
 

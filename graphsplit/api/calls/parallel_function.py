@@ -1,4 +1,8 @@
-"""`ParallelFunction`: an ordinary function, run on several devices."""
+"""`ParallelFunction`: an ordinary function, run on several devices.
+
+What enters: a function and its options; for each call, arguments. What leaves: results. The first call with arguments
+of some structure, dtypes and shapes is traced and planned (`compilation`); later ones run what was made then.
+"""
 
 from __future__ import annotations
 

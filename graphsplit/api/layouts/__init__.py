@@ -1,1 +1,5 @@
-"""Layouts as users ask for them: of variables, slots and tensors, along the axes of a mesh."""
+"""Layouts that users ask for.
+
+What enters: variables, models or optimizers, and layouts as users write them, with names of mesh axes. What leaves:
+variables that are stored so, or (for a prediction) where they would be.
+"""

@@ -1,1 +1,5 @@
-"""The nodes of shards: copies of an operation with its own rows, sizes and random numbers."""
+"""The nodes of shards.
+
+What enters: an operation, and the rows of each shard. What leaves: a copy for each shard, with its own rows, sizes and
+random numbers.
+"""

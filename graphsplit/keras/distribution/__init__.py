@@ -1,1 +1,4 @@
-"""`keras.distribution` on TensorFlow: a distribution comes in, Keras' own calls on all its devices go out."""
+"""`keras.distribution` on TensorFlow.
+
+What enters: a distribution of Keras. What leaves: Keras' own `fit`, `evaluate` and `predict`, on all its devices.
+"""

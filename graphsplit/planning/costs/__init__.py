@@ -1,1 +1,4 @@
-"""Costs: what machines can do, and what an operation or a copy takes on them."""
+"""Costs: what an operation or a copy takes.
+
+What enters: an operation, a number of bytes, a machine file. What leaves: work in FLOPs and bytes, and seconds.
+"""

@@ -1,4 +1,7 @@
-"""A plan in words."""
+"""A plan in words.
+
+What enters: a plan. What leaves: the text that `print(plan)` shows, section by section.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Variables in parts: a program whose variables are each one becomes one whose variables are several.
+"""Variables in parts and in copies.
 
-What enters: a program, and which device owns which part. What leaves: a program that reads and changes parts, and
-when parts are put together.
+What enters: a program whose variables are each one, and which device has which part or copy. What leaves: a program
+that reads and writes parts, and when parts are gathered.
 """

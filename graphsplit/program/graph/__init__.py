@@ -1,1 +1,5 @@
-"""Graphs of node protos: what reads what, in which order, and the functions that nodes call; nothing of devices."""
+"""Graphs of node protos.
+
+What enters: nodes, and the functions that they call. What leaves: which node reads which, in which order, and graphs
+whose calls are inlined. Nothing here knows devices.
+"""

@@ -1,1 +1,4 @@
-"""What a step takes: a plan and a machine -> seconds and bytes, without running or emitting it."""
+"""What a step takes on a machine.
+
+What enters: a plan and a machine. What leaves: seconds and bytes, without running or emitting the plan.
+"""
