@@ -1,4 +1,4 @@
-"""How long the floors of graphsplit take inside a first call."""
+"""How long the phases of graphsplit take inside a first call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from graphsplit.api.calls import compilation
 from graphsplit.runtime import executable
 
-FLOORS = {
+PHASES = {
     "trace": (compilation, "trace_call"),
     "plan": (compilation, "plan_program"),
     "emit": (executable, "emit"),
@@ -19,20 +19,20 @@ FLOORS = {
 
 
 def watch() -> dict[str, float]:
-    """Make the floors of this process note their seconds, and return where they note them."""
-    seconds = dict.fromkeys(FLOORS, 0.0)
-    for floor, (module, name) in FLOORS.items():
-        setattr(module, name, _timed(getattr(module, name), floor, seconds))
+    """Make the phases of this process note their seconds, and return where they note them."""
+    seconds = dict.fromkeys(PHASES, 0.0)
+    for phase, (module, name) in PHASES.items():
+        setattr(module, name, _timed(getattr(module, name), phase, seconds))
     return seconds
 
 
-def _timed(function: Callable[..., Any], floor: str, seconds: dict[str, float]) -> Callable[..., Any]:
+def _timed(function: Callable[..., Any], phase: str, seconds: dict[str, float]) -> Callable[..., Any]:
     @functools.wraps(function)
     def timed(*args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
         try:
             return function(*args, **kwargs)
         finally:
-            seconds[floor] += time.perf_counter() - start
+            seconds[phase] += time.perf_counter() - start
 
     return timed

@@ -22,7 +22,7 @@ from benchmarks.goals import broken_goals, met_goals
 from benchmarks.layouts import count
 from benchmarks.links import LinksError, linked, started
 from benchmarks.partitions import busiest
-from benchmarks.phases import FLOORS
+from benchmarks.phases import PHASES
 from benchmarks.planning import synthetic_program, synthetic_speed
 from benchmarks.results import Record, Results
 from benchmarks.runner import Settings
@@ -68,7 +68,7 @@ def test_a_tiny_run(tmp_path: Path):
 
 
 def test_phases_watch_what_exists():
-    assert all(callable(getattr(module, name)) for module, name in FLOORS.values())
+    assert all(callable(getattr(module, name)) for module, name in PHASES.values())
 
 
 def test_a_run_ends_in_time(tmp_path: Path):
