@@ -1,14 +1,16 @@
-"""Variables that lie in parts: where a variable's value is, and how everybody else goes on finding it in the variable.
+"""Variables in parts: where the value is, and how other code goes on finding it in the variable.
 
-Such a variable is two things that take turns in holding its value: itself, and its parts, which are variables on their
-devices. A parallelized function reads and writes the parts. Whoever else asks the variable for its handle (eager code,
-a `tf.function`, an optimizer, a checkpoint) gets it with the parts put together first. Whichever does not hold the
-value is empty, so nobody can read an old one; and a value changes sides only when the other side asks for it.
+What enters: a variable, and which device has which part or copy (`Cut`, `Copied`, `Nested`). What leaves: the same
+variable, whose value is in its parts, which are variables on their devices.
+
+A parallelized function reads and writes the parts. Other code (eager code, a `tf.function`, an optimizer, a checkpoint)
+asks the variable for its handle, and gets it with the parts gathered first. Either the variable or its parts hold the
+value, and the others are empty, so nobody can read an old one. The value moves only when the other side asks for it.
 
 A variable may also have copies, and be one of them: see `copied_variables`.
 
 A `tf.function` keeps the handles that it was traced with and asks no more. So it is given a handle that is looked up
-whenever it is called; one that was traced before the variable was laid out, too.
+whenever it is called; one that was traced before the variable got its layout, too.
 """
 
 from __future__ import annotations

@@ -1,21 +1,22 @@
 """Variables in parts: a program whose variables are each one becomes one whose variables are several.
 
-A variable that lies on several devices is, for TensorFlow, as many variables. So the captured handle becomes a handle
-for each part; what reads and writes the variable, and what arithmetic leads from its value to its next one, becomes an
-operation for each part; where somebody else reads the whole value, the parts are put together, and a gradient is taken
-apart where it meets them. All else follows from the layouts of one program: each part belongs to its device
-(`owners`), so an optimizer's arithmetic runs there and its slots never travel; a gradient that is a partial sum is
-reduced part by part, each on its owner (a reduce-scatter); parts that the shards read are sent by their owners and put
-together by each reader (an all-gather).
+What enters: a program, and which device has which part (or copy) of each variable. What leaves: a program with a handle
+for each part, and an operation for each part where that can be.
 
-Which operations can be done part by part is what the rules say: those of an axis of the batch hold for any axis.
+For TensorFlow, a variable in parts is as many variables. Reads, writes, and the arithmetic from a variable's value to
+its next one are done part by part. A reader of the whole value gets the parts gathered, and a gradient is sliced where
+it meets them. The rest follows from layouts: each part belongs to its device (`owners`), so an optimizer's arithmetic
+runs there and its slots are never sent; a gradient that is a partial sum is reduced part by part, each on its owner (a
+reduce-scatter); owners send the parts that the shards read, and each reader concatenates them (an all-gather).
 
-What is used where its parts are (experts) is not put together. The handles of its parts become one, of which each shard
-has its own, and rules say where that leads: a product with a part is computed there, and the rows of all shards travel.
+Rules say which operations can be done part by part: what holds for the axis of the batch holds for any axis.
 
-A variable that is copied stays one in the program, whose handle has copies on a group of devices (`groups`). If its
-slots lie in parts, so does its update, whose parts are put together beside each copy (an all-gather; ZeRO stage 1), and
-what they take of the variable is cut from the copy on their device.
+Parts that are used in place (experts) are not gathered. Their handles become one, of which each shard reads its own,
+and rules say what follows: a product with a part is computed there, and the rows of all shards are sent.
+
+A variable that is copied stays one in the program, with a handle for each device of a group (`propagation/groups.py`).
+If its slots are in parts, so is its update, whose parts are concatenated beside each copy (an all-gather; ZeRO stage 1),
+and what they take of the variable is sliced from the copy on their device.
 """
 
 from __future__ import annotations
