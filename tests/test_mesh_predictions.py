@@ -10,8 +10,8 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.planning.traffic import traffic
 from tests.helpers.mesh_cases import PERCEPTRON, TRANSFORMER, WIDTH, devices_of, perceptron, transformer
-from tests.test_mesh_stages import perceptron as stages_of
-from tests.test_mesh_stages import rows as rows_of
+from tests.helpers.staged_programs import perceptron as stages_of
+from tests.helpers.staged_programs import rows as rows_of
 
 MESH = {"batch": 2, "model": 2}
 MACHINE = "8xH100-SXM5"

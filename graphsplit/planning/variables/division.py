@@ -15,8 +15,8 @@ Parts that are used in place (experts) are not gathered. Their handles become on
 and rules say what follows: a product with a part is computed there, and the rows of all shards are sent.
 
 A variable that is copied stays one in the program, with a handle for each device of a group (`propagation/groups.py`).
-If its slots are in parts, so is its update, whose parts are concatenated beside each copy (an all-gather; ZeRO stage 1),
-and what they take of the variable is sliced from the copy on their device.
+If its slots are in parts, so is its update, whose parts are concatenated beside each copy (an all-gather; ZeRO stage
+1), and what they take of the variable is sliced from the copy on their device.
 """
 
 from __future__ import annotations
