@@ -73,6 +73,6 @@ def test_nothing_fits_and_a_plan_for_other_devices():
 def test_weights_that_stay_on_the_cpu():
     with raises(
         gs.errors.ArgumentError,
-        "cpu_relocation=True keeps the weights on the CPU, memory=1000 chooses where they are. Choose one.",
+        "cpu_relocation=True keeps the weights on the CPU, memory='1kB' chooses where they are. Choose one.",
     ):
         gs.multi_gpu_model(made(), gpus=2, cpu_relocation=True, memory="1kB")

@@ -116,14 +116,17 @@ def test_gradients_from_outside():
 
 
 def test_a_mesh_without_another_axis():
-    """It is what `devices` says, for stages, predictions and plans that are chosen as well."""
+    """It is what `devices` says, for predictions and plans that are chosen as well; beside stages, for each of them."""
     assert_law(perceptron, {"*": "home"}, {"batch": 3}, [tf.constant(numbers(5, WIDTH))])
     mesh, x = {"batch": 4}, tf.constant(numbers(8, WIDTH))
     variables = perceptron()[0]
     function = forward(variables)
     staged = {"stages": 2, "micro_batches": 2}
-    plans = [gs.parallelize(function, **given, **staged).plan(x) for given in ({"devices": 4}, {"mesh": mesh})]
-    assert str(plans[0]) == str(plans[1])
+    plans = [
+        gs.parallelize(forward(perceptron()[0]), **own, **staged).plan(x)
+        for own in ({"devices": 4}, {"mesh": {"batch": 2}})
+    ]
+    assert [(len(plan.devices), len(plan.mesh.devices)) for plan in plans] == [(4, 4)] * 2
     parallel = gs.parallelize(function, mesh=mesh)
     predicted = [len(gs.predict(parallel, x, machine="8xH100-SXM5", devices=n).of_devices) for n in (None, 4, 2)]
     assert predicted == [4, 4, 2]

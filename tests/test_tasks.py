@@ -66,6 +66,7 @@ def emitted(plan: gs.inspect.Plan, graph: EmittedGraph) -> tuple[Counter[tuple[s
 def plans_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Sequence[tuple[gs.inspect.Plan, EmittedGraph]]]:
     """Return what makes a recorded program, and returns its plans and emitted graphs."""
     found, emit = [], emitted_graphs.emit
+    monkeypatch.setattr(emitted_graphs, "plan_of", emitted_graphs.plan_of.__wrapped__)  # (kept by name, not by devices)
     monkeypatch.setattr(emitted_graphs, "emit", lambda plan: found.append((plan, emit(plan))) or found[-1][1])
     return lambda name: emitted_graphs.functions_of(name) and found
 

@@ -196,7 +196,7 @@ def test_independent_random_numbers_differ_between_shards() -> None:
         return tf.random.stateless_uniform(tf.shape(x), [1, 2]) + 0 * x
 
     parallel = gs.parallelize(
-        tf.function(noise, input_signature=[tf.TensorSpec((None, 6))]), devices=2, random="independent"
+        tf.function(noise, input_signature=[tf.TensorSpec((None, 6))]), devices=2, tuning={"random": "independent"}
     )
     first = parallel(tf.zeros((8, 6))).numpy()
     np.testing.assert_array_equal(first, parallel(tf.zeros((8, 6))).numpy())
