@@ -88,9 +88,10 @@ class Options:
         for name in ("micro_batches", "stages"):
             if isinstance(value := getattr(self, name), np.integer):
                 self._set(**{name: int(value)})
-        if self.tuning["random"] == "independent" and (self.schedule or self.stages or self.mesh.stages):
-            asked = f"schedule={self.schedule!r}" if self.schedule else f"stages={self.stages}"
-            asked = asked if self.schedule or self.stages else f"mesh={self.mesh.asked!r}"
+        mesh = self.mesh.asked if self.mesh.stages else None
+        staged = {"schedule": self.schedule, "stages": self.stages, "mesh": mesh}
+        asked = next((f"{name}={value!r}" for name, value in staged.items() if value), "")
+        if asked and self.tuning["random"] == "independent":
             raise ArgumentError(
                 f"{asked} with tuning={{'random': 'independent'}}: stages have one device's numbers. Leave out random."
             )

@@ -93,9 +93,7 @@ def trace_and_plan(
         known = Choices() if choices is None else choices
         return traced, _chosen_plan(traced, splitting, options, devices, known, arguments, runs)
     whole = traced
-    traced, splitting, options = _in_stages(traced, splitting, options, devices, grid, find_state is state_of)
-    if grid is not None:
-        lay_out_in_units(traced, find_state(traced).divisions, grid)
+    traced, splitting, options = _in_stages(traced, splitting, options, devices, grid, find_state)
     with phase("planning"):
         near = None if options.tuning["default_device"] is None else home
         if options.variables == AUTO:
@@ -136,11 +134,22 @@ def _cut_first(
 
 
 def _in_stages(
-    traced: Trace, splitting: Splitting, options: Options, devices: Sequence[str], grid: DeviceMesh | None, moves: bool
+    traced: Trace,
+    splitting: Splitting,
+    options: Options,
+    devices: Sequence[str],
+    grid: DeviceMesh | None,
+    find_state: Callable[[Trace], State] = state_of,
 ) -> tuple[Trace, Splitting, Options]:
-    """Return what `_cut_first` does; the variables move to the devices of their stages, if they may."""
+    """Return what `_cut_first` does; the variables move to the devices of their stages, and are cut between units.
+
+    Variables that are elsewhere by `find_state` do not move: the plan is for them as if they lay there.
+    """
     traced, splitting, options = _cut_first(traced, splitting, options, devices)
-    moved = lay_in_stages(traced, grid) if grid is not None and moves else ()
+    if grid is None:
+        return traced, splitting, options
+    moved = lay_in_stages(traced, grid) if find_state is state_of else ()
+    lay_out_in_units(traced, find_state(traced).divisions, grid)
     return traced, replace(splitting, notes=(*splitting.notes, *moved)), options
 
 
@@ -153,9 +162,7 @@ def _plan_in_stages(
     grid: DeviceMesh | None,
 ) -> Plan:
     """Return the plan that was chosen, with the variables as they lie and where they have to; see `_plan_traced`."""
-    traced, splitting, options = _in_stages(traced, splitting, options, devices, grid, moves=True)
-    if grid is not None:
-        lay_out_in_units(traced, state_of(traced).divisions, grid)
+    traced, splitting, options = _in_stages(traced, splitting, options, devices, grid)
     return _plan_traced(traced, splitting, options, devices, home, state_of(traced), grid)
 
 
