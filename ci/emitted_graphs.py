@@ -5,23 +5,12 @@ A commit that changes lines of it says why these graphs are others now. One that
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).parent.parent
+from logical_devices import start
 
 
 def main() -> None:
     """Write the file."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    sys.path.insert(0, str(ROOT))
-    import tensorflow as tf
-
-    import graphsplit as gs
-
-    tf.config.set_visible_devices([], "GPU")
-    gs.use_logical_devices(5)
+    start()
     from tests.helpers import emitted_graphs  # makes tensors
 
     emitted_graphs.FILE.write_text(emitted_graphs.text(), encoding="utf-8")

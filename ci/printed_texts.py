@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).parent.parent
+from logical_devices import start
 
 
 def main() -> None:
     """Write the files, and remove those of programs that are gone."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    sys.path.insert(0, str(ROOT))
-    import tensorflow as tf
-
-    import graphsplit as gs
-
-    tf.config.set_visible_devices([], "GPU")
-    gs.use_logical_devices(5)
+    start()
     from tests.helpers.printed_texts import FOLDER, TEXTS, file_of, text_of  # makes tensors
 
     FOLDER.mkdir(exist_ok=True)
