@@ -115,7 +115,7 @@ def _memory(plan: Any, held: Mapping[str, int], peaks: Mapping[str, int]) -> str
     texts.append(f"{held.get(HOST, 0) / 1e6:.1f} MB on the host")
     if plan is not None:
         alive = {short_name(device): size for device, size in live_bytes(plan).items()}
-        texts.append(f"{max([size for name, size in alive.items() if name != HOST]) / 1e6:.1f} MB alive at most")
+        texts.append(f"{max([size for name, size in alive.items() if name != HOST]) / 1e6:.1f} MB peak of activations")
         texts.append(f"{sum(traffic(plan).sent.values()) / 1e6:.1f} MB sent")
     return ", ".join([*texts, *([f"peak {max(peaks.values()) / 1e6:.1f} MB"] if peaks else [])])
 

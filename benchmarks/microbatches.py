@@ -4,7 +4,7 @@ python -m benchmarks.microbatches [--models transformer,mlp] [--counts 1,2,4,8] 
 
 Memory is the most that a process of its own holds during a step, less what it held before it: weights, slots and
 arguments are there by then, activations, gradients and temporaries are not. The process gives every large block back
-when it is freed, so that what counts is what is alive. Beside it stands what the plan says is alive at most. Time is
+when it is freed, so that what counts is what is alive. Beside it stands the plan's peak of activations. Time is
 that of steps in another process, in turns, the median over rounds.
 """
 

@@ -5,7 +5,7 @@ python -m benchmarks.peaks [--networks 'mlp;U-Net'] [--devices 1,2] [--small]
 Each network has a process of its own, in which TensorFlow's CPU allocator is the one of GPUs and counts. Logical CPU
 devices share one memory, so that what is sent takes none, and the peak is that of all of them together. Beside what a
 step holds at most besides variables and arguments (the allocator's: the median of some steps, over what it has handed
-out before) stand what `gs.predict` says of it and what the plan's table "held at most" says, which counts what is sent
+out before) stand what `gs.predict` says of it and what the plan's table "peak memory" says, which counts what is sent
 as if each device had a memory of its own.
 """
 

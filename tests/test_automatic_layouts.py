@@ -197,7 +197,7 @@ def test_a_loop_of_ones_own():
     batches = [(tf.random.normal((rows, 20)),) for rows in (7, 7, 2)]
     plan = assert_law(make, batches, sharded=["MatMul"], variables="auto")
     assert reason(plan) == f"{WRITTEN}; {READ}"
-    assert "  variables in parts: 2, on CPU:0, CPU:1, CPU:2" in str(plan)
+    assert "  variables sharded: 2, on CPU:0, CPU:1, CPU:2" in str(plan)
     assert "  variables replicated: 1, on CPU:0, CPU:1, CPU:2" in str(plan)
 
 
@@ -221,6 +221,6 @@ def test_what_cannot_be_meant():
         with pytest.raises(gs.errors.ArgumentError, match=chosen):
             call()
     with pytest.raises(
-        gs.errors.ArgumentError, match="variables='sharded': it is 'auto', or None for variables as they lie"
+        gs.errors.ArgumentError, match=r"variables must be 'auto' or None .*, got 'sharded'. For another layout"
     ):
         gs.parallelize(variables="sharded")

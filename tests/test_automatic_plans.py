@@ -114,7 +114,9 @@ def test_along_an_axis_where_that_fits():
     model = Momentum()
     step = gs.parallelize(model.step, devices=4, plan=machine_of(), memory="4.5MB")
     [chosen] = [note for note in step.plan(tf.ones([64, 256])).notes if note.startswith("chosen automatically: ")]
-    assert re.match(r"chosen automatically: 4 devices, mesh (batch 2 x )?model [24], variables \w+ but kernel_", chosen)
+    assert re.match(
+        r"chosen automatically: 4 devices, mesh \((batch=2, )?model=[24]\), variables \w+ but kernel_", chosen
+    )
     step(tf.ones([64, 256]))
     held = dict.fromkeys(range(4), 0)
     for own in [*model.kernels, *model.slots]:
@@ -203,8 +205,8 @@ def test_what_was_compared_is_explained():
         *[
             (
                 {"memory": memory, **more},
-                f"memory={memory!r}: it is what each device may hold, a number of bytes above 0, or a text, '40GB' or "
-                "'40GiB'.",
+                "memory must be the bytes that each device may hold, a number above 0, '40GB' or '40GiB', got "
+                f"{memory!r}.",
             )
             for more in ({}, {"plan": "auto"})
             for memory in ("much", "lots", "40", "-2GB", "40 G", -1, 0, True, float("inf"), [1])

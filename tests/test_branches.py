@@ -63,7 +63,7 @@ def test_a_stateful_draw_in_a_branch(devices: int, taken: bool):
     if devices > 1:
         assert "StatelessIf" in {op.type for op in plan.sharded_ops}, str(plan)
         assert not plan.stayed_home
-        assert "one for all shards" not in str(plan)
+        assert "once for all shards" not in str(plan)
 
 
 @pytest.mark.parametrize("devices", [2, 3])

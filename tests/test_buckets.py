@@ -92,8 +92,10 @@ def test_the_size_of_a_bucket():
 def test_what_is_no_size(size: Any):
     with pytest.raises(gs.errors.ArgumentError) as found:
         gs.parallelize(lambda x: x, devices=2, tuning={"bucket_bytes": size})
-    said = "it is the number of bytes, at least 0, that small gradients travelling as one may have together;"
-    assert str(found.value) == f"bucket_bytes={size!r}: {said} 0 lets each travel alone, None chooses."
+    assert str(found.value) == (
+        f"bucket_bytes must be a number of bytes, at least 0, got {size!r}. Small gradients are sent together in "
+        "buckets of at most that size; 0 sends each alone, None chooses."
+    )
 
 
 @pytest.mark.parametrize("first", ["shards", "another device"])

@@ -310,10 +310,13 @@ WRONG_TYPES: list[tuple[Any, str]] = [
     ),
     (lambda: gs.serving.transpile_saved_model(3, "out"), "in_dir takes a path, got 3."),
     (lambda: gs.serving.transpile_saved_model("in", b"out"), "out_dir takes a path, got b'out'."),
-    (lambda: gs.serving.transpile_saved_model("in", "out", overwrite="no"), "overwrite is True or False, got 'no'."),
+    (
+        lambda: gs.serving.transpile_saved_model("in", "out", overwrite="no"),
+        "overwrite must be True or False, got 'no'.",
+    ),
     (
         lambda: gs.serving.transpile_saved_model("in", "out", replicate_weights=1),
-        "replicate_weights is True or False, got 1.",
+        "replicate_weights must be True or False, got 1.",
     ),
     (
         lambda: gs.serving.transpile_saved_model("in", "out", signatures=3),
@@ -321,7 +324,7 @@ WRONG_TYPES: list[tuple[Any, str]] = [
     ),
     (lambda: gs.serving.transpile_saved_model("in", "out", progress=3), "progress takes a function of a text, got 3."),
     (lambda: gs.serving.strip_devices(None, "out"), "in_path takes a path, got None."),
-    (lambda: gs.serving.strip_devices("in", "out", overwrite=1), "overwrite is True or False, got 1."),
+    (lambda: gs.serving.strip_devices("in", "out", overwrite=1), "overwrite must be True or False, got 1."),
 ]
 GRAPH = tf.compat.v1.GraphDef()
 GRAPH.node.add(name="x", op="Placeholder").attr["dtype"].type = 1

@@ -67,7 +67,7 @@ PRINTED: dict[str, tuple[str, ...]] = {
     "serving.md": ("(10, 3)", "serving_default"),
     "several_machines.md": ("9.0",),
     "troubleshooting.md": (),
-    "variables.md": ("'stages': 2, 'micro_batches': 4} alive at most",),
+    "variables.md": ("'stages': 2, 'micro_batches': 4} peak of activations",),
     "what_is_exact.md": ("home and sharded: True",),
     "your_own_loop.md": ("(7, 3)",),
 }

@@ -257,7 +257,7 @@ def test_what_is_alive_is_told_by_the_shards_that_differ():
     every = live_bytes(plan)
     [line] = [line for line in str(plan).splitlines() if "alive" in line]
     first, second = (f"{every[device]} B" for device in plan.devices[:2])
-    assert line == f"  alive at most: {first} on CPU:0, {second} on CPU:1, no more on 2 others"
+    assert line == f"  peak of activations: {first} on CPU:0, {second} on CPU:1, no more on 2 others"
     assert max(every[device] for device in plan.devices[2:]) <= every[plan.devices[1]]
     assert "alive" not in str(
         gs.parallelize(tf.function(f, input_signature=[tf.TensorSpec([None])]), devices=2).plan(tf.TensorSpec([None]))

@@ -18,8 +18,8 @@ from tests.helpers.processes import python
 CPUS = "".join(f"  - CPU:{i}\n" for i in range(5))
 MAKE_MORE = "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
 _STRICT = (
-    "strict is True or False, got {!r}. For a share of the work, assert what a plan says: "
-    "step.plan(x).sharded_fraction > 0.9."
+    "strict must be True or False, got {!r}. To require a share of the work, write: "
+    "assert step.plan(x).sharded_fraction > 0.9."
 )
 
 
@@ -161,25 +161,25 @@ def test_names_that_are_not_there():
 @pytest.mark.parametrize("asked", ["auto", 1, None])
 def test_jit_compile_is_true_or_false(asked: Any):
     assert message(gs.errors.ArgumentError, lambda: gs.parallelize(identity, jit_compile=asked)) == (
-        f"jit_compile is True or False, got {asked!r}."
+        f"jit_compile must be True or False, got {asked!r}."
     )
 
 
-SHARES = "shares are finite numbers of at least 0, not all of them 0."
+SHARES = "shares must be finite numbers of at least 0, not all of them 0, got"
 
 
 @pytest.mark.parametrize(
     ("shares", "expected"),
     [
         ([1, 2, 3], "shares=[1, 2, 3] has 3 entries for 2 devices; give one for each device."),
-        ([0, 0], f"shares=[0, 0]: {SHARES}"),
-        ([1, -1], f"shares=[1, -1]: {SHARES}"),
-        ([float("inf"), 1], f"shares=[inf, 1]: {SHARES}"),
-        ([float("nan"), 1], f"shares=[nan, 1]: {SHARES}"),
-        ([True, 1], f"shares=[True, 1]: {SHARES}"),
-        (["1", 1], f"shares=['1', 1]: {SHARES}"),
-        ([], f"shares=[]: {SHARES}"),
-        (5, "shares takes a number for each device, [3, 1], got 5."),
+        ([0, 0], f"{SHARES} [0, 0]."),
+        ([1, -1], f"{SHARES} [1, -1]."),
+        ([float("inf"), 1], f"{SHARES} [inf, 1]."),
+        ([float("nan"), 1], f"{SHARES} [nan, 1]."),
+        ([True, 1], f"{SHARES} [True, 1]."),
+        (["1", 1], f"{SHARES} ['1', 1]."),
+        ([], f"{SHARES} []."),
+        (5, "shares must be a number for each device, [3, 1], got 5."),
     ],
 )
 def test_shares(shares: Any, expected: str):
@@ -191,9 +191,9 @@ def test_shares(shares: Any, expected: str):
     [
         ("strict", "yes", _STRICT.format("yes")),
         ("strict", None, _STRICT.format(None)),
-        ("tuning", {"reduce_retracing": 7}, "reduce_retracing is True or False, got 7."),
-        ("tuning", {"random": 3}, "random=3 is not known; choose 'exact' or 'independent'."),
-        ("tuning", ["random"], "tuning=['random']: it maps names to values, {'reduce_retracing': True}."),
+        ("tuning", {"reduce_retracing": 7}, "reduce_retracing must be True or False, got 7."),
+        ("tuning", {"random": 3}, "random must be 'exact' or 'independent', got 3."),
+        ("tuning", ["random"], "tuning must map names to values, {'reduce_retracing': True}, got ['random']."),
         (
             "tuning",
             {"bucket_byte": 3},
@@ -226,7 +226,7 @@ def test_transpiling_what_is_no_graph():
 
 def test_random():
     assert message(gs.errors.ArgumentError, lambda: gs.parallelize(identity, tuning={"random": "none"})) == (
-        "random='none' is not known; choose 'exact' or 'independent'."
+        "random must be 'exact' or 'independent', got 'none'."
     )
 
 

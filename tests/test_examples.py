@@ -109,8 +109,8 @@ def test_model_parallel_lstm(tmp_path):
 def test_large_layers(tmp_path):
     printed = run("large_layers.py", tmp_path)
     assert float(re.search(r"largest difference: (\S+)", printed)[1]) < 1e-5
-    assert "mesh: 2 of the batch x 2 of 'model'" in printed
-    assert "used where its parts are" in printed
+    assert "mesh: batch=2, model=2" in printed
+    assert "computed in place" in printed
     assert "gathered before it is used" not in printed
 
 

@@ -98,7 +98,7 @@ def test_tokens_go_to_experts(mesh: dict[str, int]):
         assert not plan.state.staying
         return
     assert_in_place(plan)
-    assert "used where their parts are, to which rows go: experts/" in str(plan)
+    assert "computed in place, rows are sent to them: experts/" in str(plan)
     tokens = [move.kind for move in plan.moves if plan.program.shape(move.tensor) == (EXPERTS, 5, ROOM, WIDTH)]
     assert tokens == ["all-to-all"] * 4
 
@@ -117,7 +117,7 @@ def test_both_axes():
     }
     parallel = assert_law(training, {**layout, "*": "home"}, {"batch": 2, "model": 2}, [rows_of(5)])
     assert_in_place(parallel.plan(rows_of(5)))
-    assert "experts/up: dimension 2 along 'model' (6, 6), used where its parts are" in str(parallel.plan(rows_of(5)))
+    assert "experts/up: [-, -, model], 6 + 6, computed in place" in str(parallel.plan(rows_of(5)))
 
 
 def test_four_all_to_alls():

@@ -333,7 +333,7 @@ def test_errors():
         weight = tf.Variable(tf.ones((80, 8)))
     mesh = {"batch": 1, "model": 3}
     with pytest.raises(
-        gs.errors.ArgumentError, match="'host' has a variable whole, and an axis of mesh batch 1 x model 3 divides"
+        gs.errors.ArgumentError, match=r"'host' has a variable whole, and an axis of mesh \(batch=1, model=3\) divides"
     ):
         gs.set_variable_layout(weight, ((None, "model"), "host"), devices=THREE, mesh=mesh)
     with pytest.raises(gs.errors.ArgumentError, match="Layouts: 'home', 'replicated', 'sharded', 'host'"):

@@ -70,9 +70,9 @@ def test_without_a_batch_the_step_that_ran_most():
     with pytest.raises(gs.errors.ArgumentError) as error:
         model.plan()
     assert str(error.value) == (
-        f"Without arguments, this is about the step of {model.name!r} that ran most, and none has run since it was "
-        "wrapped and compiled. Pass a batch: x and y for training, x alone for prediction; tf.TensorSpecs are enough "
-        "if nothing has to run."
+        f"Without arguments, plan() and placement() describe the step that ran most, and {model.name!r} has run no "
+        "step since it was wrapped and compiled. Pass a batch or tf.TensorSpecs: x and y for training, x alone for "
+        "prediction."
     )
     model.fit(x, y, batch_size=6, epochs=2, verbose=0)
     model.predict(x, verbose=0)
@@ -135,7 +135,7 @@ def test_strict():
     with pytest.raises(gs.errors.StrictError, match="which entries are new depends on all rows"):
         model.plan(*data())
     gs.multi_gpu_model(template, 3).predict(data()[0], verbose=0)
-    with pytest.raises(gs.errors.ArgumentError, match="strict is True or False, got"):
+    with pytest.raises(gs.errors.ArgumentError, match="strict must be True or False, got"):
         gs.multi_gpu_model(template, 3, strict="yes")
 
 

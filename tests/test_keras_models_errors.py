@@ -110,7 +110,7 @@ def test_the_default_of_keras_compiles_nothing():
     model.compile("sgd", "mse", jit_compile="auto")
     assert not model._compiled_by_xla
     assert message(gs.errors.ArgumentError, model.compile, "sgd", "mse", jit_compile="yes") == (
-        "jit_compile is True or False, got 'yes'."
+        "jit_compile must be True or False, got 'yes'."
     )
 
 

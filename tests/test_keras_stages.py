@@ -89,7 +89,7 @@ def test_stages_begin_at_layers(flavor: Any):
     assert first == {"block1" + suffix[0]}
     assert {"block1_1" + suffix[1], "block2_dense" + suffix[0]} <= second
     assert {"sum" + suffix[0], "out" + suffix[0]} <= third
-    assert "as 'block1_*' asks for" in str(plan)
+    assert "named by 'block1_*'" in str(plan)
 
 
 @pytest.mark.long

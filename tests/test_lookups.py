@@ -99,7 +99,7 @@ def test_rows_are_sent_and_not_their_table(rows: Rows, kind: str, options: dict[
     assert sum(traffic(plan).sent.values()) < TABLE / 3, str(plan)
     assert {op.type.removeprefix("Resource") for op, _ in run_for_rows(plan)} & {"Gather", "GatherNd", "GatherV2"}
     text = str(plan)
-    assert "run once, where their table is, to send less" in text
+    assert "lookups that run once, on the device of the table, to send less" in text
     assert "all other work on the batch is sharded" in text or plan.stayed_home
     assert "\n  all work on the batch is sharded" not in text
 
@@ -143,7 +143,7 @@ def test_any_number_of_rows():
         assert_close(parallel(ids(rows)), plain(ids(rows)))
     for own, other in zip(variables, expected, strict=True):
         assert_close(tf.convert_to_tensor(own), tf.convert_to_tensor(other))
-    assert "64 B a row of rows move, and not 1.3 MB to each device" in str(parallel.plan(*signature))
+    assert "64 B a row of rows sent instead of 1.3 MB to each device" in str(parallel.plan(*signature))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"indices\[.*\] = .* is not in \[0, "):
         parallel(tf.fill((4,), tf.constant(2**40)))
 

@@ -54,13 +54,13 @@ def test_all_devices_are_used_where_everything_fits(monkeypatch):
     model = Momentum()
     plan = gs.parallelize(model.step, devices=4, memory="1GiB").plan(batch())
     assert len({device for own in plan.mesh.columns for device in own}) == 4, "plan='auto' would take fewer"
-    assert chosen(plan).startswith("4 devices, mesh batch 2 x model 2, variables home but kernel_")
+    assert chosen(plan).startswith("4 devices, mesh (batch=2, model=2), variables home but kernel_")
     assert "the fastest of 7 that fit" in chosen(plan)
     compared = [note for note in plan.notes if note.startswith("compared with ")]
     assert [note.split(":")[0].split(" but ")[0] for note in compared] == [
-        "compared with 4 devices, mesh batch 2 x model 2, variables replicated",
-        "compared with 4 devices, mesh batch 2 x model 2, variables home",
-        "compared with 4 devices, mesh batch 2 x model 2, variables sharded",
+        "compared with 4 devices, mesh (batch=2, model=2), variables replicated",
+        "compared with 4 devices, mesh (batch=2, model=2), variables home",
+        "compared with 4 devices, mesh (batch=2, model=2), variables sharded",
         "compared with 4 devices, variables home",
         "compared with 4 devices, variables replicated",
         "compared with 4 devices, variables sharded",
@@ -76,7 +76,7 @@ def test_state_is_divided_where_only_that_fits():
     held = held_by_device(model.kernels + model.slots)
     assert len(held) == 4
     assert max(held.values()) <= state / 3
-    assert chosen(step.plan(batch())).startswith("4 devices, mesh model 4, variables home but kernel_0, ")
+    assert chosen(step.plan(batch())).startswith("4 devices, mesh (model=4), variables home but kernel_0, ")
     assert step.plan(batch()).devices == tuple(dict.fromkeys(step.plan(batch()).devices)), "no micro-batches"
 
 
@@ -125,7 +125,7 @@ def test_nothing_fits():
         gs.parallelize(Momentum().step, devices=4, memory="1.5MB", micro_batches=2).plan(batch())
     first, *lines = str(error.value).splitlines()
     assert first.startswith("The function does not fit: each device may hold 1.5 MB, and of ")
-    assert "for up to 4 devices the smallest, 4 devices, mesh model 4, variables home but kernel_0, " in first
+    assert "for up to 4 devices the smallest, 4 devices, mesh (model=4), variables home but kernel_0, " in first
     assert lines[0].startswith("  - ")
     parts = lines[: lines.index("What would help most:")]
     assert {line.split(maxsplit=3)[3].split(":")[0] for line in parts} >= {

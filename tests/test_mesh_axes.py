@@ -389,7 +389,7 @@ def test_a_keras_model(name: str, mesh: dict[str, int], tmp_path: Path):
     [
         ({"one": (("model", "expert"),)}, "one: dimension 0 has 1 entries in a part, and 'expert' has 2 devices"),
         ({"inner": ("expert", "model")}, "has 2 dimensions, the variable 1"),
-        ({"up": (("expert", "model"), "sharded")}, "the dimensions name all axes of mesh model 2 x expert 2"),
+        ({"up": (("expert", "model"), "sharded")}, "the dimensions name all axes of mesh (model=2, expert=2)"),
         ({"up": ("expert", ("model", "expert"))}, "names axis 'expert' twice"),
     ],
 )

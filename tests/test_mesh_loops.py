@@ -256,7 +256,7 @@ def test_what_does_not_settle_is_whole():
 
     x = tf.constant(numbers(WIDTH, WIDTH))
     parallel = assert_law(made, {"square": (None, "model")}, mesh, [x])
-    assert "used where its parts are" in str(parallel.plan(x))
+    assert "computed in place" in str(parallel.plan(x))
 
 
 @pytest.mark.long
@@ -303,7 +303,7 @@ def test_keras_recurrent_layers(kind: str, gates: int, mesh: dict[str, int]):
     width = 10 * gates
     assert_in_parts(plan, mesh, [(WIDTH, width), (10, width), (5, width), (3, width), (2, width)])
     assert moved_inside(plan) == {"all-gather": 1}
-    assert str(plan).count(f"{gates} blocks), used where its parts are") == 3
+    assert str(plan).count(f"{gates} blocks), computed in place") == 3
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, 1e-5, 1e-6)  # float32
 

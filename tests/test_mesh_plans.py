@@ -67,21 +67,21 @@ def test_layouts_are_found_on_a_mesh(mesh: dict[str, int]):
     step = gs.parallelize(model.step, **options)
     plan, axis = step.plan(x), list(mesh)[-1]
     assert all(parts_of_variable(own) is None for own in model.weights), "nothing ran"
-    sizes = " x ".join(f"{name} {size}" for name, size in mesh.items())
-    assert f"mesh {sizes}, variables " in chosen(plan)
+    sizes = ", ".join(f"{name}={size}" for name, size in mesh.items())
+    assert f"mesh ({sizes}), variables " in chosen(plan)
     assert_law(model, step, x)
     for own in model.weights:  # (which dimension of `down` is cut makes little difference)
-        lines = [line for line in str(plan).splitlines() if line.strip().startswith(f"{own.name[:-2]}: dimension ")]
-        assert [f" along {axis!r} (" in line and "), used where its parts are" in line for line in lines] == [True]
+        lines = [line for line in str(plan).splitlines() if line.strip().startswith(f"{own.name[:-2]}: [")]
+        assert [axis in line and ", computed in place" in line for line in lines] == [True]
         assert lines[0].replace(":", "/momentum:", 1) in str(plan)
-    up = "dimension 0 along 'model' (3, 3)" if mesh == {"model": 2} else f"dimension 1 along {axis!r} (8, 7)"  # by 3 %
+    up = "[model, -], 3 + 3" if mesh == {"model": 2} else f"[-, {axis}], 8 + 7"  # by 3 %
     assert f"layer/up: {up}" in str(plan)
-    assert f"layer/bias: dimension 0 along {axis!r} (8, 7)" in str(plan)
+    assert f"layer/bias: [{axis}], 8 + 7" in str(plan)
     held = held_by_device([*model.weights, *model.slots])
     assert len(held) >= 2
     assert max(held.values()) <= 8 / 15 * sum(held.values()), "each column has its part, and nobody all"
     assert_law(model, step, x[:3])  # as variables lie now
-    assert f"mesh {sizes}, variables as they are" in chosen(step.plan(x[:2]))
+    assert f"mesh ({sizes}), variables as they are" in chosen(step.plan(x[:2]))
 
 
 def fresh(model: Perceptron) -> Perceptron:
@@ -97,7 +97,7 @@ def test_the_mesh_is_found():
     model, x = Perceptron(64, 255), numbers(1, 64)
     step = gs.parallelize(model.step, devices=4, plan=FAST)
     plan = step.plan(x)
-    assert chosen(plan).startswith("4 devices, mesh model 4, variables ")
+    assert chosen(plan).startswith("4 devices, mesh (model=4), variables ")
     [why] = [note for note in plan.notes if note.startswith("along 'model' about ")]
     assert " layouts; with none cut " in why
     assert plan.explain().splitlines()[1] == why
@@ -107,7 +107,7 @@ def test_the_mesh_is_found():
     assert max(held.values()) <= 0.3 * sum(held.values())
     other = gs.parallelize(model.step, devices=4, plan=FAST)
     assert_law(model, other, numbers(3, 64))  # it finds variables along an axis, and takes that mesh
-    assert chosen(other.plan(numbers(3, 64))).startswith("4 devices, mesh model 4, variables as they are")
+    assert chosen(other.plan(numbers(3, 64))).startswith("4 devices, mesh (model=4), variables as they are")
 
 
 def test_a_slow_link_is_not_crossed():
@@ -122,12 +122,12 @@ def test_under_a_memory_on_a_mesh():
     model, x = Perceptron(64, 255), numbers(8, 64)
     mesh, whole = {"batch": 2, "model": 2}, sum(held_by_device([*model.weights, *model.slots]).values())
     step = gs.parallelize(model.step, mesh=mesh, memory=1.5 * whole, plan=FAST)
-    assert "mesh batch 2 x model 2, variables " in chosen(step.plan(x))
+    assert "mesh (batch=2, model=2), variables " in chosen(step.plan(x))
     assert_law(model, step, x)
     with pytest.raises(gs.errors.ArgumentError) as error:
         gs.parallelize(Perceptron(64, 255).step, mesh=mesh, memory=1000, plan=replace(FAST, devices=8)).plan(x)
     first = str(error.value).splitlines()[0]
-    assert "the smallest, 4 devices, mesh batch 2 x model 2, variables sharded but layer/" in first, first
+    assert "the smallest, 4 devices, mesh (batch=2, model=2), variables sharded but layer/" in first, first
 
 
 def test_blocks_are_laid_out_alike():
@@ -174,4 +174,4 @@ def test_a_model_is_fitted_and_predicts_on_the_mesh_that_was_found():
     np.testing.assert_allclose(model.predict(x, verbose=0), alone.predict(x, verbose=0), rtol=1e-4, atol=1e-5)
     held = held_by_device([own.value for own in [*template.variables, *template.optimizer.variables]])
     assert max(held.values()) <= 0.6 * sum(held.values())
-    assert "used where its parts are" in str(model.plan(x, y))
+    assert "computed in place" in str(model.plan(x, y))

@@ -35,7 +35,7 @@ def test_as_variables_lie_and_as_they_would():
     assert sum(memory.state_bytes for memory in would.memory.values()) == sum(
         own.shape.num_elements() * own.dtype.size for own in laid
     )
-    assert "0/up: dimension 1 along 'model' (8, 7), used where its parts are" in str(would.plan)
+    assert "0/up: [-, model], 8 + 7, computed in place" in str(would.plan)
     assert str(as_they_lie).splitlines()[0].startswith(f"Prediction of step on 4 of {MACHINE}")
     assert {device[-1] for device, memory in would.memory.items() if memory.state_bytes} == {"0", "1"}  # the first row
 
@@ -140,4 +140,4 @@ def test_variables_along_an_axis_need_the_mesh():
     assert "These variables are cut along axes of a mesh, and the prediction has no mesh" in str(found.value)
     with pytest.raises(gs.errors.ArgumentError) as found:
         gs.scaling(forward(), tf.TensorSpec([4, WIDTH]), machine=MACHINE, devices=[2, 3], mesh={"batch": 1, "model": 2})
-    assert "mesh batch 1 x model 2 has 2 devices along 'model', and 3 is no multiple" in str(found.value)
+    assert "mesh (batch=1, model=2) has 2 devices along 'model', and 3 is no multiple" in str(found.value)

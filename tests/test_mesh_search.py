@@ -68,10 +68,10 @@ def test_several_axes(number: int):
 def test_a_block_of_70b():
     """Heads, columns and then rows, as in Megatron-LM; what is behind the heads, by what is faster."""
     _, _, plan = mesh_search.large()
-    [note] = [note for note in plan.notes if note.startswith("chosen automatically: 8 devices, mesh model 8, ")]
-    lines = [line.strip().partition(" along 'model' (")[0] for line in str(plan).splitlines()]
-    assert {f"block/{own}: dimension 1" for own in ("query", "key", "value", "gate", "up")} <= set(lines)
-    assert "block/down: dimension 0" in lines
+    [note] = [note for note in plan.notes if note.startswith("chosen automatically: 8 devices, mesh (model=8), ")]
+    lines = [line.strip().partition("]")[0] for line in str(plan).splitlines()]
+    assert {f"block/{own}: [-, model" for own in ("query", "key", "value", "gate", "up")} <= set(lines)
+    assert "block/down: [model, -" in lines
     assert "gathered before it is used" not in str(plan)
     why = next(note for note in plan.notes if note.startswith("along 'model' about "))
     assert "with none cut" in why
@@ -155,7 +155,7 @@ def test_what_is_not_looked_at_is_said(monkeypatch: pytest.MonkeyPatch):
     question = question_of(
         call, Block("block", step, x, 4), machines()[2], lambda names, own: call.plan(names, own.layouts, **own.options)
     )
-    assert "not compared: mesh batch 2 x model 2: ways to cut 1 large variable: b" in choose(question).notes
+    assert "not compared: mesh (batch=2, model=2): ways to cut 1 large variable: b" in choose(question).notes
 
 
 def test_each_layout_is_found_and_estimated_once():
@@ -176,7 +176,7 @@ def test_each_layout_is_found_and_estimated_once():
 
 
 def test_meshes_of_all_devices():
-    assert [str(mesh) for mesh in meshes_of(8, 4)] == ["batch 4 x model 2", "batch 2 x model 4", "model 8"]
+    assert [str(mesh) for mesh in meshes_of(8, 4)] == ["(batch=4, model=2)", "(batch=2, model=4)", "(model=8)"]
     assert meshes_of(8, 0) == (MeshAxes((("model", 8),)),), "nothing is split"
     assert meshes_of(1, 4) == ()
 

@@ -80,7 +80,7 @@ def test_units_beside_another_axis(mesh: dict[str, int], layout: dict[str, Any])
     plan = parallel.plan(batch)
     assert not plan.state.gathered
     assert "units of 4" in str(plan)
-    assert "2 blocks" in next(line for line in str(plan).splitlines() if "gate_up: dimension" in line)
+    assert "2 blocks" in next(line for line in str(plan).splitlines() if "gate_up: [" in line)
     moves = [line for line in str(plan).splitlines() if line.startswith("  along '")]
     assert len(moves) >= len(mesh.keys() - {"stage"})
     assert not any("gather" in line for line in moves)  # sums of activations, and nothing else
@@ -106,7 +106,7 @@ def test_blocks_that_differ(heads: int, shared: int, mesh: dict[str, int], tmp_p
     plan = parallel.plan(batch)
     assert not plan.state.gathered
     assert "along 'model': 3 all-reduces, " in along_model(plan)
-    assert f"units of 4; blocks of {heads}, {shared}, {shared}), used where its parts are" in str(plan)
+    assert f"units of 4; blocks of {heads}, {shared}, {shared}), computed in place" in str(plan)
     own, _ = block(heads, shared, True)
     value = own["qkv"].numpy()
     gs.set_variable_layout(own["qkv"], layout["qkv*"], devices_of(mesh), mesh=mesh)
@@ -281,7 +281,7 @@ def test_attention_of_keras(heads: int, shared: int, columns: int):
         np.testing.assert_allclose(one, other, 1e-4, 1e-6)
     plan = gs.parallelize(lambda x: found[1](x), mesh=mesh).plan(x)
     assert "along 'model': 1 reduce, " in along_model(plan)
-    assert str(plan).count("the same in all columns of 'model'") == (4 if 0 < shared < columns else 0)
+    assert str(plan).count("replicated along 'model'") == (4 if 0 < shared < columns else 0)
 
 
 TAKEN_APART: dict[str, Callable[[tf.Tensor], list[tf.Tensor]]] = {
@@ -317,8 +317,8 @@ def test_units_are_found_however_products_are_taken_apart(how: str):
     parallel = assert_law(made, layout, TWO, batches, tuning={"reduce_retracing": True})
     text = str(parallel.plan(batches[0]))
     unit, blocks = (3 * SIZE, "") if how == "in each head" else (SIZE, "; 3 blocks")
-    assert f"qkv: dimension 1 along 'model' (24, 12; units of {unit}{blocks}), used where its parts are" in text
-    assert f"out: dimension 0 along 'model' (8, 4; units of {SIZE}), used" in text
+    assert f"qkv: [-, model], 24 + 12 (units of {unit}{blocks}), computed in place" in text
+    assert f"out: [model, -], 8 + 4 (units of {SIZE}), computed" in text
 
 
 def merged() -> keras.Model:
@@ -392,7 +392,7 @@ def test_units_are_found_that_only_the_condition_of_a_loop_tells():
 
     batch = tf.constant(numbers(5, LENGTH, WIDTH))
     parallel = assert_law(made, {"wide": (None, "model")}, TWO, [batch])
-    assert "wide: dimension 1 along 'model' (8, 4; units of 4)" in str(parallel.plan(batch))
+    assert "wide: [-, model], 8 + 4 (units of 4)" in str(parallel.plan(batch))
 
 
 def test_functions_that_tell_other_units():

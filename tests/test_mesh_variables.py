@@ -259,7 +259,7 @@ def test_another_name_for_the_axis_of_the_batch(mesh: dict[str, int]):
     batches = [tf.constant(numbers(count, WIDTH)) for count in (7, 1)]
     parallel = assert_law(perceptron, layout, mesh, batches, shares=[3, 1])
     assert parallel.plan(batches[0]).rows == (5, 2)
-    assert "mesh: 2 of the batch x 2 of 'model'" in str(parallel.plan(batches[0]))
+    assert "mesh: data=2, model=2" in str(parallel.plan(batches[0]))
 
 
 def test_a_model_with_another_name_for_the_axis_of_the_batch():
@@ -286,11 +286,11 @@ def lays(layout: Any, **given: Any) -> Callable[[], None]:
         (lays({"*/up": (("model", "model"), None)}), "names axis 'model' twice"),
         (
             lays({"*/up": (("batch", None), "modle")}),
-            "'modle' is no axis of mesh batch 2 x model 2, and none of 'home', 'r",
+            "'modle' is no axis of mesh (batch=2, model=2), and none of 'home', 'r",
         ),
         (
             lays({"*/up": (("batch", "model"), "replicated")}),
-            "name all axes of mesh batch 2 x model 2, and 'replicated' is",
+            "name all axes of mesh (batch=2, model=2), and 'replicated' is",
         ),
         (lays({"*/up": (None, 3)}), "names, for each dimension, an axis of a mesh or None"),
         (
@@ -299,7 +299,10 @@ def lays(layout: Any, **given: Any) -> Callable[[], None]:
         ),
         (lays({"*/bias": ("batch", "model")}), "block/bias: ('batch', 'model') has 2 dimensions, the variable 1"),
         (lays("home", mesh={"batch": 2, "home": 2}), "'home' is a layout; give the axis another name"),
-        (lambda: gs.parallelize(abs, mesh={"data": 2, "batch": 2}), "along 'batch' or along 'data'. Give one "),
+        (
+            lambda: gs.parallelize(abs, mesh={"data": 2, "batch": 2}),
+            "names of the axis over which the batch is split. Give one ",
+        ),
     ],
 )
 def test_what_cannot_be_meant(call: Callable[[], Any], expected: str):
@@ -321,7 +324,7 @@ def test_variables_of_another_mesh():
         parallel = gs.parallelize(step, mesh=mesh)
         found = message(gs.errors.ArgumentError, lambda parallel=parallel: parallel(x))
         assert "up along 'model' on CPU:0, CPU:2, CPU:1, CPU:3" in found
-        assert "The function runs on mesh " + " x ".join(f"{name} {size}" for name, size in mesh.items()) in found
+        assert f"The function runs on mesh ({', '.join(f'{name}={size}' for name, size in mesh.items())})" in found
 
 
 @pytest.mark.parametrize("mesh", [{"batch": 1, "model": 2}, TWO], ids=str)

@@ -68,7 +68,7 @@ def test_batch_normalization_makes_all_wait():
     )
     assert len(plan.phases) > 3
     text = str(plan)
-    assert "all shards wait for each other, with up to " in text, text
+    assert "all shards synchronize, holding up to " in text, text
     [line] = [line for line in text.splitlines() if "all shards wait" in line]
     assert "more" in line
 
@@ -324,8 +324,8 @@ def check_random_program(seed: int) -> None:
 @pytest.mark.parametrize("count", [0, -1, 2.0, True, "4", None])
 def test_numbers_of_micro_batches_that_cannot_be_meant(count: Any):
     expected = (
-        f"micro_batches={count!r}: it is the number of parts, at least 1, that each device computes one after the "
-        "other; 1 computes the rows of a device at once."
+        f"micro_batches must be a whole number of at least 1, got {count!r}. Each device splits its rows into so many "
+        "parts and computes one after the other; 1 computes all rows at once."
     )
     assert message(gs.errors.ArgumentError, lambda: gs.parallelize(abs, micro_batches=count)) == expected
     model = keras.Sequential([layers.Input((2,)), layers.Dense(1)])

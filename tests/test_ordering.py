@@ -42,7 +42,7 @@ def test_gradients_of_weights_wait_for_those_that_lead_on(plan: gs.inspect.Plan)
     assert pairs == [("Conv2DBackpropFilter", "Conv2DBackpropInput")] * 2 + [("MatMul", "MatMul")] * 2
     for later, first in plan.order.items():
         assert set(ops[later].inputs) & set(ops[first].inputs)
-    assert "after what other devices wait for: 4 operations" in str(plan)
+    assert "4 operations run late, so that other devices need not wait" in str(plan)
     waiting = {node.name: [r for r in node.input if r[0] == "^"] for node in emit(plan).nodes}
     for later, first in plan.order.items():
         for d in range(3):

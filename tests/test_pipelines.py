@@ -268,7 +268,7 @@ def test_a_step_runs_in_the_order_of_the_chart():
 def test_bad_schedules():
     known = "'gpipe', '1f1b', 'interleaved', 'zero-bubble'"
     assert message(gs.errors.ArgumentError, lambda: gs.parallelize(abs, schedule="pipe")) == (
-        f"schedule='pipe' is not known; choose one of {known}, or None for no pipeline."
+        f"Unknown schedule 'pipe'. Schedules: {known}, or None for no pipeline."
     )
     assert message(
         gs.errors.ArgumentError, lambda: gs.parallelize(abs, schedule="1f1b", tuning={"random": "independent"})

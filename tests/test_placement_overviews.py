@@ -202,6 +202,6 @@ def test_layers_of_a_mesh_are_called_as_in_their_model():
     own = {"/".join(paths[op.name]) for op in products}
     assert own == {f"{net.name}/{layer.name}/MatMul" for layer in net.layers}, own
     text = str(parallel.plan(tf.ones((5, 8))))
-    assert f"    7 of {net.name}/block_*/kernel: dimension 1 along 'model' (4, 4), used where its parts are\n" in text
-    assert f"    7 of {net.name}/block_*/bias: dimension 0 along 'model' (4, 4), used where its parts are\n" in text
-    assert f"    {net.name}/last/kernel: dimension 0 along 'model' (4, 4), used where its parts are\n" in text
+    assert f"    7 of {net.name}/block_*/kernel: [-, model], 4 + 4, computed in place\n" in text
+    assert f"    7 of {net.name}/block_*/bias: [model], 4 + 4, computed in place\n" in text
+    assert f"    {net.name}/last/kernel: [model, -], 4 + 4, computed in place\n" in text

@@ -86,8 +86,8 @@ def test_without_arguments_before_any_call():
     with pytest.raises(gs.errors.ArgumentError) as error:
         gs.parallelize(mean, devices=2).plan()
     assert str(error.value) == (
-        "Without arguments, this is about the calls of mean that ran most, and none has run yet. Pass arguments; "
-        "tf.TensorSpecs are enough if nothing has to run."
+        "Without arguments, plan() and placement() describe the signature that was called most, and mean has not been "
+        "called. Pass arguments or tf.TensorSpecs."
     )
     assert gs.parallelize(lambda: tf.constant(3.0), devices=2).plan().batch == 0
 

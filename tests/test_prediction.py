@@ -238,7 +238,7 @@ def test_where_nothing_says_how_large_sizes_are_that_is_said():
 def test_bad_unknown_sizes(size):
     with raises(
         gs.errors.ArgumentError,
-        f"unknown_size={size!r}: it is a number, what a size counts as that follows from data: 128.",
+        f"unknown_size must be the number to assume for sizes that depend on data, 128, got {size!r}.",
     ):
         gs.predict(positive, X, machine=boxed(), devices=1, unknown_size=size)
 

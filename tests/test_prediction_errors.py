@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"devices": 0}, "devices=0: it is how many of the machine's devices are used, at least 1."),
+        ({"devices": 0}, "devices must be how many of the machine's devices to use, at least 1, got 0."),
         (
             {"devices": 9},
             "devices=9: the machine 'unit box' has 8. Choose fewer, or a cluster of 2 hosts: 2x8xunit.",
@@ -35,14 +35,13 @@ ROOT = Path(__file__).parent.parent
         ({"layout": "split"}, "Unknown layout 'split'. Layouts: 'home', 'replicated', 'sharded', 'host'."),
         (
             {"micro_batches": 0},
-            "micro_batches=0: it is the number of parts, at least 1, that each device computes one after the other; 1 "
-            "computes the rows of a device at once.",
+            "micro_batches must be a whole number of at least 1, got 0. Each device splits its rows into so many parts "
+            "and computes one after the other; 1 computes all rows at once.",
         ),
         (
             {"stages": 0},
-            "stages=0: it is the number of parts, at least 1, into which the function is cut, each with devices of its "
-            "own; or patterns of names of the layers at which new ones begin, ['block4_*', 'block9_*']; None leaves "
-            "it whole.",
+            "stages must be the number of pipeline stages, at least 1; or patterns of names of the layers at which new "
+            "stages begin, ['block4_*', 'block9_*']; or None for no stages. Got 0.",
         ),
     ],
 )

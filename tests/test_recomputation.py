@@ -168,9 +168,9 @@ def test_along_an_axis():
     [
         (
             0,
-            "recompute=0: it is 'blocks', patterns of the names of layers, ['block_*'], or the share of the bytes ",
+            "recompute must be 'blocks'; patterns of names of layers, ['block_*']; the share of the activations to ",
         ),
-        ("all", "recompute='all': it is 'blocks'"),
+        ("all", "recompute, 0.5; or None, which stores all. Got 'all'."),
         (
             ["blok_*_up"],
             "recompute: no operation is in a layer whose name 'blok_*_up' fits. Names here are like 'block_",

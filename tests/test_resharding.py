@@ -80,7 +80,7 @@ def test_two_weights_at_a_time():
             assert sum(count for (_, b), count in sent.items() if b == device) <= most
         alive = max(live_bytes(plan).values())
         assert alive < SIZE if again else alive >= SIZE
-        assert "alive at most: " in str(plan)
+        assert "peak of activations: " in str(plan)
     assert found == {True: 2, False: LAYERS}
 
 

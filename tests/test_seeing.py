@@ -21,11 +21,15 @@ def test_what_lies_nowhere():
     with pytest.raises(gs.errors.ArgumentError) as error:
         gs.visualize_layout(7)
     assert str(error.value) == (
-        "visualize_layout takes a variable, what has variables, a tensor or a parallelized function, got 7."
+        "visualize_layout takes a variable, a model or other object with variables, a tensor or a parallelized "
+        "function, got 7."
     )
     with pytest.raises(gs.errors.ArgumentError) as error:
         gs.visualize_layout(tf.ones(3), tf.ones(3))
-    assert str(error.value) == "visualize_layout takes arguments beside a parallelized function; EagerTensor is none."
+    assert str(error.value) == (
+        "visualize_layout(x, ...): with more than one argument, the first must be a parallelized function, got "
+        "EagerTensor."
+    )
 
 
 def test_html_of_plans_and_reports():

@@ -171,7 +171,7 @@ def test_fewer_stages_for_a_batch_of_which_less_runs_on_the_shards():
     for count, stages in [(5, 2), (1, 1)]:
         assert_close(parallel(x[:count]), model(x[:count]))
         assert len(parallel.plan(x[:count]).stage_cuts.stages) == stages
-    assert "  cut into 1 stage of 2, for which too little runs on the shards, " in str(parallel.plan(x[:1]))
+    assert "  cut into 1 stage instead of 2, as too little runs on the shards, " in str(parallel.plan(x[:1]))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -306,7 +306,7 @@ def test_the_plan_says_where_and_why():
     name = "(stages.py:"
     found = [line.partition(name)[0] + line.partition(name)[2].partition(")")[2] for line in lines[first : first + 3]]
     assert found == [
-        "  cut into 2 stages, the slowest 1.02 of the mean; 16.4 kB sent between them",
+        "  cut into 2 stages, the slowest takes 1.02 times the mean; 16.4 kB sent between them",
         "    stage 0 on CPU:0: from MatMul 'matmul' ; 51.1 % of the time, receives 8.2 kB",
         "    stage 1 on CPU:1: from Tanh 'Tanh_2' ; 48.9 % of the time, receives 8.2 kB, reads 2.0 kB of variables "
         "from CPU:0",
@@ -330,9 +330,8 @@ def test_a_broken_cut_is_seen():
 @pytest.mark.parametrize("stages", [0, -1, 1.5, True, "2", [], [3]])
 def test_bad_numbers(stages: Any):
     assert message(gs.errors.ArgumentError, lambda: gs.parallelize(abs, stages=stages)) == (
-        f"stages={stages!r}: it is the number of parts, at least 1, into which the function is cut, each with devices "
-        "of its own; or patterns of names of the layers at which new ones begin, ['block4_*', 'block9_*']; None leaves "
-        "it whole."
+        "stages must be the number of pipeline stages, at least 1; or patterns of names of the layers at which new "
+        f"stages begin, ['block4_*', 'block9_*']; or None for no stages. Got {stages!r}."
     )
 
 

@@ -54,7 +54,7 @@ def test_how_much_is_sharded_can_be_asserted():
 
 @pytest.mark.parametrize("strict", [0.1, 1.0, "yes", None])
 def test_strict_is_a_truth_value(strict):
-    with pytest.raises(gs.errors.ArgumentError, match=r"strict is True or False, got .*sharded_fraction > 0.9."):
+    with pytest.raises(gs.errors.ArgumentError, match=r"strict must be True or False, got .*sharded_fraction > 0.9."):
         gs.parallelize(born_whole, strict=strict)
 
 
@@ -83,7 +83,7 @@ def test_a_loop_for_all_shards_says_why_and_what_is_at_home_in_its_turns():
         return tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x + tf.sort(tf.tanh(x), 0)), [0, x])[1]
 
     plan = gs.parallelize(f, devices=2).plan(rows(7, 3))
-    assert "one for all shards, which meet in every turn: StatelessWhile" in str(plan)
+    assert "runs once for all shards, which synchronize in every turn: StatelessWhile" in str(plan)
     assert plan.stayed_home
     with pytest.raises(gs.errors.StrictError, match="would run on one device"):
         gs.parallelize(f, devices=2, strict=True)(rows(7, 3))

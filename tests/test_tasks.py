@@ -171,7 +171,7 @@ def test_a_plan_says_what_each_device_holds():
     )
     plan = gs.parallelize(lambda x: model(x, training=True), devices=2).plan(tf.ones([31, 8]))
     lines = str(plan).splitlines()
-    first = next(k for k, line in enumerate(lines) if line.split()[:2] == ["held", "at"])
+    first = next(k for k, line in enumerate(lines) if line.split()[:2] == ["peak", "memory"])
     head, home, other = (line.strip() for line in lines[first : first + 3])
     assert head.endswith("variables  arguments  activations  moved  operations  most of it")
     live, held = live_bytes(plan), state_bytes(plan.program, plan.state, plan.home)
@@ -191,7 +191,7 @@ def test_a_plan_says_what_each_device_holds():
 @pytest.mark.parametrize(("devices", "name"), [(3, "each of CPU:1 and CPU:2"), (5, "each of CPU:1 and 3 others")])
 def test_a_line_of_several_devices_tells_what_each_of_them_holds(devices: int, name: str):
     plan = gs.parallelize(tf.tanh, devices=devices).plan(tf.ones((devices, 8)))
-    lines = [line.split("  ") for line in str(plan).partition("held at most")[2].splitlines()]
+    lines = [line.split("  ") for line in str(plan).partition("peak memory")[2].splitlines()]
     assert [line[2] for line in lines[1:]] == ["CPU:0", name]
 
 

@@ -62,7 +62,7 @@ def test_the_table_has_the_operations_of_each_device():
     all_tasks = [task for task in tasks.tasks if task.kind != SEND]
     idle = [t for t in all_tasks if t.kind == OPERATION and plan.program.ops[t.op].type in ("Const", "Placeholder")]
     assert sum(counts.values()) == len(all_tasks) - len(idle)
-    head, home, *_ = str(plan).partition("held at most")[2].splitlines()
+    head, home, *_ = str(plan).partition("peak memory")[2].splitlines()
     assert head.split("  ")[-2].strip() == "operations"
     assert f"  {counts['/device:CPU:0']}  " in home
 
@@ -78,7 +78,9 @@ def test_a_warning_is_given_once_where_much_is_sent(monkeypatch):
         training(devices=3)(x)  # of few bytes neither
     monkeypatch.setattr(outer_graphs, "_MANY_BYTES", 2_000_000)
     step = training(devices=3)
-    said = r'^step sends much through one device: the variables are on CPU:0: .* variables="auto" stores them'
+    said = (
+        r'^step sends much through one device: the variables are on CPU:0, which sends .* variables="auto" stores them'
+    )
     with pytest.warns(UserWarning, match=said):
         step(x)
     with warnings.catch_warnings():

@@ -278,7 +278,7 @@ with gs.keras.without_values(), gs.variable_layout("sharded", devices=8):
         x = Block(4096, 32)(x)
     model = keras.Model(words, layers.Dense(32000)(x))
 plan = gs.parallelize(model, devices=8).plan(tf.zeros((8, 128), tf.int32))
-[line] = [line for line in str(plan).splitlines() if "variables in parts" in line]
+[line] = [line for line in str(plan).splitlines() if "variables sharded" in line]
 print(model.count_params(), memory("VmHWM") - before)
 """
 

@@ -170,7 +170,7 @@ def test_batches_are_kept_only_since_a_checkpoint(tmp_path: Path):
 def test_numbers_of_local_workers(number: object):
     with pytest.raises(gs.errors.ArgumentError) as raised:
         gs.workers.LocalWorkers(number)  # type: ignore[arg-type]
-    assert str(raised.value) == f"LocalWorkers(count={number!r}): it is a number, at least 1."
+    assert str(raised.value) == f"LocalWorkers: count must be a whole number of at least 1, got {number!r}."
 
 
 def test_a_port_in_use_and_a_public_address(monkeypatch: pytest.MonkeyPatch):

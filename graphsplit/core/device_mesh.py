@@ -36,7 +36,7 @@ class MeshAxes:
 
     >>> axes = MeshAxes((("data", 2), ("model", 4)), "data")
     >>> axes.others, axes.count, str(axes)
-    ({'model': 4}, 8, 'data 2 x model 4')
+    ({'model': 4}, 8, '(data=2, model=4)')
     """
 
     sizes: tuple[tuple[str, int], ...] = ()
@@ -84,7 +84,8 @@ class MeshAxes:
         return tuple([tuple([device for own, device in numbered if own == stage]) for stage in range(count)])
 
     def __str__(self) -> str:
-        return " x ".join(f"{name} {size}" for name, size in self.asked.items())
+        sizes = [f"{name}={size}" for name, size in self.asked.items()]
+        return f"({', '.join(sizes)})"
 
 
 @dataclass(frozen=True)
@@ -163,19 +164,19 @@ def mesh_axes(mesh: Mapping[str, int] | None) -> MeshAxes:
     if mesh is None:
         return MeshAxes()
     if not isinstance(mesh, Mapping) or not mesh:
-        raise ArgumentError(f'mesh={mesh!r}: it maps names of axes to numbers of devices, {{"batch": 2, "model": 4}}.')
+        raise ArgumentError(f'mesh must map axes to numbers of devices, {{"batch": 2, "model": 4}}, got {mesh!r}.')
     for name, size in mesh.items():
         if not isinstance(name, str) or not name.isidentifier():
-            raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} is no name of an axis; it is a word, 'model'.")
+            raise ArgumentError(f"mesh={dict(mesh)!r}: an axis must be named by a word, 'model', got {name!r}.")
         if name in (*LAYOUTS, *ALIASES):
             raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} is a layout; give the axis another name.")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} has {size!r} devices; it is a number of at least 1.")
+            raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} must have at least 1 device, got {size!r}.")
     usual = [name for name in (BATCH_AXIS, "data") if name in mesh]
     if len(usual) > 1:
         raise ArgumentError(
-            f"mesh={dict(mesh)!r}: the rows of the batch go along {usual[0]!r} or along {usual[1]!r}. Give one of the "
-            "axes another name."
+            f"mesh={dict(mesh)!r}: both {usual[0]!r} and {usual[1]!r} are names of the axis over which the batch is "
+            "split. Give one of them another name."
         )
     sizes = {name: size for name, size in mesh.items() if name != STAGE_AXIS}
     at = [*mesh].index(STAGE_AXIS) if STAGE_AXIS in mesh else 0

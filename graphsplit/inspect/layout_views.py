@@ -55,7 +55,8 @@ def visualize_layout(target: Any, *args: Any, **kwargs: Any) -> LayoutView:
         return LayoutView("\n".join(_pictures_of_arguments(plan)))
     if args or kwargs:
         raise ArgumentError(
-            f"visualize_layout takes arguments beside a parallelized function; {type(target).__name__} is none."
+            "visualize_layout(x, ...): with more than one argument, the first must be a parallelized function, got "
+            f"{type(target).__name__}."
         )
     if isinstance(target, tf.Tensor) and hasattr(target, "numpy"):
         where = canonical_name(target.device)
@@ -64,7 +65,9 @@ def visualize_layout(target: Any, *args: Any, **kwargs: Any) -> LayoutView:
 
 
 def _variables(target: Any) -> list[tf.Variable]:
-    takes = "visualize_layout takes a variable, what has variables, a tensor or a parallelized function"
+    takes = (
+        "visualize_layout takes a variable, a model or other object with variables, a tensor or a parallelized function"
+    )
     try:
         variables = variables_of(target)
     except ArgumentError as error:

@@ -35,9 +35,9 @@ def busiest(model: Any, functions: Sequence[Any]) -> BatchFunction:
     ran = [f for f in functions if isinstance(f, BatchFunction) and f.batches]
     if not ran:
         raise ArgumentError(
-            f"Without arguments, this is about the step of {model.name!r} that ran most, and none has run since it was "
-            "wrapped and compiled. Pass a batch: x and y for training, x alone for prediction; tf.TensorSpecs are "
-            "enough if nothing has to run."
+            f"Without arguments, plan() and placement() describe the step that ran most, and {model.name!r} has run no "
+            "step since it was wrapped and compiled. Pass a batch or tf.TensorSpecs: x and y for training, x alone for "
+            "prediction."
         )
     return max(ran, key=lambda function: function.batches)
 

@@ -25,15 +25,15 @@ _LEAST_BYTES = 1000  # a number below it is one of gigabytes, whose unit was for
 def check_flag(name: str, value: object) -> None:
     """Raise `ArgumentError` unless an option is True or False: `"no"` would count as True."""
     if not isinstance(value, bool):
-        raise ArgumentError(f"{name} is True or False, got {value!r}.")
+        raise ArgumentError(f"{name} must be True or False, got {value!r}.")
 
 
 def check_variables(variables: object) -> None:
     """Raise `ArgumentError` unless variables may be laid out so."""
     if variables not in (None, "auto"):
         raise ArgumentError(
-            f"variables={variables!r}: it is 'auto', or None for variables as they lie. For another layout "
-            "call gs.set_variable_layout(model, 'sharded', devices=4)."
+            f"variables must be 'auto' or None (keep their layouts), got {variables!r}. For another layout call "
+            "gs.set_variable_layout(model, 'sharded', devices=4)."
         )
 
 
@@ -41,8 +41,8 @@ def check_micro_batches(count: object) -> None:
     """Raise `ArgumentError` unless it is a number of micro-batches."""
     if not is_count(count, 1):
         raise ArgumentError(
-            f"micro_batches={count!r}: it is the number of parts, at least 1, that each device "
-            "computes one after the other; 1 computes the rows of a device at once."
+            f"micro_batches must be a whole number of at least 1, got {count!r}. Each device splits its rows into so "
+            "many parts and computes one after the other; 1 computes all rows at once."
         )
 
 
@@ -50,16 +50,15 @@ def check_schedule(schedule: str | None) -> None:
     """Raise `ArgumentError` unless there is such a schedule."""
     if schedule is not None and schedule not in KINDS:
         known = ", ".join(map(repr, KINDS))
-        raise ArgumentError(f"schedule={schedule!r} is not known; choose one of {known}, or None for no pipeline.")
+        raise ArgumentError(f"Unknown schedule {schedule!r}. Schedules: {known}, or None for no pipeline.")
 
 
 def check_stages(stages: object) -> None:
     """Raise `ArgumentError` unless a function can be cut into so many stages."""
     if stages is not None and not isinstance(stages, Beginnings) and not is_count(stages, 1):
         raise ArgumentError(
-            f"stages={stages!r}: it is the number of parts, at least 1, into which the function is cut, each with "
-            "devices of its own; or patterns of names of the layers at which new ones begin, ['block4_*', 'block9_*']; "
-            "None leaves it whole."
+            f"stages must be the number of pipeline stages, at least 1; or patterns of names of the layers at which "
+            f"new stages begin, ['block4_*', 'block9_*']; or None for no stages. Got {stages!r}."
         )
 
 
@@ -67,8 +66,8 @@ def check_strict(strict: object) -> None:
     """Raise `ArgumentError` unless `strict` is True or False."""
     if not isinstance(strict, bool):
         raise ArgumentError(
-            f"strict is True or False, got {strict!r}. For a share of the work, assert what a plan says: "
-            "step.plan(x).sharded_fraction > 0.9."
+            f"strict must be True or False, got {strict!r}. To require a share of the work, write: "
+            "assert step.plan(x).sharded_fraction > 0.9."
         )
 
 
@@ -81,8 +80,8 @@ def recompute_asked(asked: object) -> Recompute:
     if _is_share(asked) and 0 < float(asked) <= 1:  # type: ignore[arg-type]
         return float(asked)  # type: ignore[arg-type]
     raise ArgumentError(
-        f"recompute={asked!r}: it is 'blocks', patterns of the names of layers, ['block_*'], or the share of the bytes "
-        "kept for the backward pass that is to be dropped, 0.5; None keeps all."
+        f"recompute must be 'blocks'; patterns of names of layers, ['block_*']; the share of the activations to "
+        f"recompute, 0.5; or None, which stores all. Got {asked!r}."
     )
 
 
@@ -93,9 +92,9 @@ def shares_asked(shares: Sequence[float] | None) -> tuple[float, ...] | None:
     try:
         found = tuple(shares)
     except TypeError as error:
-        raise ArgumentError(f"shares takes a number for each device, [3, 1], got {shares!r}.") from error
+        raise ArgumentError(f"shares must be a number for each device, [3, 1], got {shares!r}.") from error
     if not all(map(_is_share, found)) or not sum(found) > 0:
-        raise ArgumentError(f"shares={list(found)}: shares are finite numbers of at least 0, not all of them 0.")
+        raise ArgumentError(f"shares must be finite numbers of at least 0, not all of them 0, got {list(found)}.")
     return found
 
 
@@ -118,8 +117,7 @@ def parse_memory(memory: object) -> float | None:
         found = float(match[1]) * (1024 if match[3] else 1000) ** _UNITS.index(match[2].upper() or " ")
     if isinstance(found, bool) or not isinstance(found, (int, float, np.number)) or not 0 < found < float("inf"):
         raise ArgumentError(
-            f"memory={memory!r}: it is what each device may hold, a number of bytes above 0, or a text, '40GB' or "
-            "'40GiB'."
+            f"memory must be the bytes that each device may hold, a number above 0, '40GB' or '40GiB', got {memory!r}."
         )
     if found is memory and found < _LEAST_BYTES:
         raise ArgumentError(f"memory={memory!r} is a number of bytes. Write memory='{memory}GB'.")

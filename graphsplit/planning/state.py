@@ -24,11 +24,13 @@ class Captured(NamedTuple):
       placeholder: what stands for it in the function.
       name: of the variable, `sequential/dense/kernel`; "" for anything else.
       bytes: that it holds, 0 where that is not known.
+      rank: its number of dimensions, likewise.
     """
 
     placeholder: str
     name: str
     bytes: int
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -79,15 +81,17 @@ def captured_by(trace: Trace) -> tuple[Captured, ...]:
     for position, handle in zip(trace.program.captures, trace.captures, strict=True):
         name, parts = trace.program.ops[position].name, parts_of(handle)
         called = names.get(id(handle), "") if parts is None else parts.path
-        found.append(Captured(name, called, _bytes_of(inside[name]) if name in inside else 0))
+        found.append(Captured(name, called, *(_size_of(inside[name]) if name in inside else (0, 0))))
     return tuple(found)
 
 
-def _bytes_of(tensor: tf.Tensor) -> int:
-    """Return the bytes of a tensor, of a handle those of what is behind it; 0 where that is not known."""
+def _size_of(tensor: tf.Tensor) -> tuple[int, int]:
+    """Return the bytes and the rank of a tensor, or of the variable of a handle; 0 where that is not known."""
     value = resource_value(tensor) if tensor.dtype == tf.resource else (tensor.dtype, tensor.shape)
-    count = value[1].num_elements() if value is not None and value[1].is_fully_defined() else None
-    return 0 if value is None or count is None else int(count) * int(value[0].size or 0)
+    if value is None:
+        return 0, 0
+    dtype, shape = value
+    return int(dtype.size or 0) * int(shape.num_elements() or 0), int(shape.rank or 0)
 
 
 def state_on(program: Program, state: State, home: str) -> Iterator[tuple[str, Captured]]:

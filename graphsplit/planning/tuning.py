@@ -45,7 +45,7 @@ def tuning_asked(asked: object) -> Tuning:
       ArgumentError: for a key that there is not, or a value that cannot be meant.
     """
     if asked is not None and not isinstance(asked, Mapping):
-        raise ArgumentError(f"tuning={asked!r}: it maps names to values, {{'reduce_retracing': True}}.")
+        raise ArgumentError(f"tuning must map names to values, {{'reduce_retracing': True}}, got {asked!r}.")
     for key in asked or ():
         if key not in USUAL:
             raise ArgumentError(f"tuning has no key {key!r}.{meant(key, USUAL)} It has {', '.join(map(repr, USUAL))}.")
@@ -53,12 +53,12 @@ def tuning_asked(asked: object) -> Tuning:
     count, device, random = found["bucket_bytes"], found["default_device"], found["random"]
     if count is not None and not is_count(count, 0):
         raise ArgumentError(
-            f"bucket_bytes={count!r}: it is the number of bytes, at least 0, that small gradients "
-            "travelling as one may have together; 0 lets each travel alone, None chooses."
+            f"bucket_bytes must be a number of bytes, at least 0, got {count!r}. Small gradients are sent together in "
+            "buckets of at most that size; 0 sends each alone, None chooses."
         )
     if device is not None:
         canonical_name(device, "default_device")
     if random not in ("exact", "independent"):
-        raise ArgumentError(f"random={random!r} is not known; choose 'exact' or 'independent'.")
+        raise ArgumentError(f"random must be 'exact' or 'independent', got {random!r}.")
     check_flag("reduce_retracing", found["reduce_retracing"])
     return found

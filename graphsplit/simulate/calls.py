@@ -122,6 +122,8 @@ def _stays(layout: VariableLayout, options: Options) -> bool:
 def _count(options: Options, devices: int | None, machine: Machine) -> int:
     if devices is not None:
         if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
-            raise ArgumentError(f"devices={devices!r}: it is how many of the machine's devices are used, at least 1.")
+            raise ArgumentError(
+                f"devices must be how many of the machine's devices to use, at least 1, got {devices!r}."
+            )
         return devices
     return machine.most_devices if options.count is None else options.count

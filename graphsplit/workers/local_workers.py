@@ -35,7 +35,7 @@ class LocalWorkers:
     def __init__(self, count: int, devices: int = 1, *, insecure: bool = False):
         for name, number in {"count": count, "devices": devices}.items():
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise ArgumentError(f"LocalWorkers({name}={number!r}): it is a number, at least 1.")
+                raise ArgumentError(f"LocalWorkers: {name} must be a whole number of at least 1, got {number!r}.")
         ports = free_ports(count)
         for port in ports:
             check_port(port, insecure, "insecure=True")

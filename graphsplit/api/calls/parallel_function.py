@@ -298,8 +298,8 @@ class ParallelFunction(Generic[P, R]):
             self._signature.bind()
         except TypeError as error:
             raise ArgumentError(
-                f"Without arguments, this is about the calls of {self._name()} that ran most, and none has run yet. "
-                "Pass arguments; tf.TensorSpecs are enough if nothing has to run."
+                "Without arguments, plan() and placement() describe the signature that was called most, and "
+                f"{self._name()} has not been called. Pass arguments or tf.TensorSpecs."
             ) from error
 
     if not TYPE_CHECKING:  # (for type checkers, what is not there stays an error)

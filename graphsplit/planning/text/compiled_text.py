@@ -25,9 +25,9 @@ def compiled_text(plan: Decisions) -> list[str]:
         if why := why_not_compiled(op.node, functions, kind):
             left[op.type, why] += 1
         elif op.index in split:
-            left[op.type, "the devices meet in each of its turns"] += 1
+            left[op.type, "the devices exchange data in each of its turns"] += 1
     lines = [f"  compiled by XLA between moves: {len(ops) - left.total()} of {len(ops)} operations that compute"]
     lines += [f"    not compiled: {count} x {name}: {why}" for (name, why), count in left.most_common()]
     if plan.program.symbols:
-        lines.append("    compiled again for every size that a shard turns out to have")
+        lines.append("    compiled again for each new size of a shard")
     return lines

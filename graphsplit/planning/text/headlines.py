@@ -1,6 +1,6 @@
 """The first line of a plan: how much runs on the shards, what is sent, and which of these a step waits for.
 
-Times are those of a model of one machine, and only compared with each other.
+Times come from a model of one machine, and are only compared with each other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def headline(plan: Decisions, shares: Shares, sends: Traffic) -> str:
 
 
 def sharding_devices(plan: Decisions) -> tuple[str, ...]:
-    """Return the devices that run what is sharded: those of shards, of their columns and of their stages."""
+    """Return the devices that run sharded operations: of shards, their columns and their stages."""
     found: dict[str, None] = {}
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.shards:
@@ -53,7 +53,7 @@ def _with_bodies(op: Op) -> Iterator[Op]:
 
 
 def _alone_text(plan: Decisions, shares: Shares) -> str:
-    """Say how many operations work on the batch on one device: those with FLOPs, or with a reason of their own."""
+    """Say how many operations work on the batch on one device and have FLOPs, or a reason of their own."""
     following = [op for cause in shares.causes if cause.flops for op in (cause.op, *cause.followers)]
     count = len({id(op) for op in (*[op for op, _ in plan.stayed_home], *following)})
     runs = "operation on the batch runs" if count == 1 else "operations on the batch run"

@@ -2,7 +2,7 @@
 
 Beside it stands how many operations it runs.
 
-Activations and what is moved are those of the time when they are most together.
+Activations and moves are counted when their sum is largest.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def held_text(plan: Decisions, tasks: Tasks, alive: Mapping[str, Alive]) -> list
     shown = sorted([(devices, cells) for cells, devices in list(alike.items())[:_MOST_ROWS]])
     names = [_named(devices) for devices, _ in shown]
     rows = [(f"  {name}", *cells[:-1]) for name, (_, cells) in zip(names, shown, strict=True)]
-    texts = aligned([("held at most", "in all", *columns, _OPERATIONS), *rows])
+    texts = aligned([("peak memory", "total", *columns, _OPERATIONS), *rows])
     lines = [f"  {row}  {last}" for row, last in zip(texts, ["most of it", *[c[-1] for _, c in shown]], strict=True)]
     others = sum(map(len, alike.values())) - sum(len(devices) for devices, _ in shown)
     lines += [f"    no more on {count_text(others, 'other')}"] if others else []
@@ -71,22 +71,23 @@ def most_held(plan: Decisions) -> int:
 
 
 def _not_counted(plan: Decisions) -> list[str]:
-    """Say what loops keep of which it is not known when planning how much it is."""
+    """Say what loops keep whose size is not known when planning."""
     lines = []
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if (step.home or step.shards) and has_lists_of_unknown_size(op):
-            lines.append(f"    and lists of {op.type} {op.name!r} whose sizes are not known when planning")
+            lines.append(f"    plus lists kept by {op.type} {op.name!r}, whose sizes are not known when planning")
         if op.bodies and (step.home or step.shards) and turns_of(op) is None:
             shards = range(plan.mesh.shards) if step.shards else (None,)
             size = max([sum(kept_on(plan, op, d).values()) for d in shards])
             once = f"{format_bytes(size)} on {short_name(plan.owners.of_ops[op.index] or plan.home)}"
             each = f"at most {format_bytes(size)} on each of {len(shards)} shards"
-            lines += [f"    and {each if step.shards else once} for each turn of {op.type} {op.name!r}"] if size else []
+            kept = each if step.shards else once
+            lines += [f"    plus {kept} for each turn of {op.type} {op.name!r}"] if size else []
     return lines
 
 
 def _named(devices: Sequence[str]) -> str:
-    """Return what a line is called whose figures are those of each of some devices."""
+    """Return the name of a line whose figures hold for each of some devices."""
     first, *others = map(short_name, devices)
     if not others:
         return first

@@ -1,4 +1,4 @@
-"""What a plan asks of GPUs that have no kernel for it: TensorFlow runs it on their host, and copies there and back."""
+"""Operations planned for GPUs that have no GPU kernel: TensorFlow runs them on the host, and copies there and back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REDUCTIONS = {
 
 
 def host_kernels_text(plan: Decisions) -> str:
-    """Return how many operations of which types that are, those that move tensors included; "" if there are none."""
+    """Return how many operations of which types these are, moves included; "" if there are none."""
     devices = computing_devices(plan.program, plan.mesh, plan.home) | plan.owners.all_devices
     if not any("GPU" in device for device in devices):
         return ""

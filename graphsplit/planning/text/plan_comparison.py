@@ -14,7 +14,7 @@ from graphsplit.planning.traffic import traffic
 
 
 def compare(plan: Decisions, other: Decisions) -> str:
-    """Return what is different in two plans, a line for each thing that is; times are for `gs.predict` to say."""
+    """Return the differences between two plans, a line each; `gs.predict` says the times."""
     lines = []
     for what, one, another in zip(_QUESTIONS, _answers(plan), _answers(other), strict=True):
         if one != another:
@@ -27,13 +27,13 @@ _QUESTIONS = (
     "parts of the batch",
     "operations on the devices",
     "operations that run once",
-    "variables that are several",
+    "variables on several devices",
     "stages",
     "schedule",
     "sent between devices",
     "through the busiest device",
     "moves",
-    "alive on the fullest device, without variables",
+    "peak of activations on the fullest device",
 )
 
 

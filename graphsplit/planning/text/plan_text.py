@@ -87,7 +87,7 @@ def _header(plan: Decisions, shares: Shares, sends: Traffic) -> list[str]:
     lines = [headline(plan, shares, sends), f"  {_counts(plan)}"]
     if mesh.shards:
         flops, size = _share(shares.sharded_flops, shares.flops), _share(shares.sharded_bytes, shares.bytes)
-        lines.append(f"  on the shards: {flops} of the FLOPs, {size} of the bytes that are computed")
+        lines.append(f"  on the shards: {flops} of the FLOPs, {size} of the computed bytes")
     lines += _shards(mesh)
     for name, position, layout in zip(program.input_names, program.inputs, plan.input_layouts, strict=True):
         shape, dtype = program.ops[position].out_shapes[0], program.ops[position].out_dtypes[0].name
@@ -105,7 +105,7 @@ def _header(plan: Decisions, shares: Shares, sends: Traffic) -> list[str]:
         lines.append(f"  once, on {short_name(device)}: {_count(ops)}")
     lines += compiled_text(plan)
     without = host_kernels_text(plan)
-    return [*lines, f"  on the host, for want of a GPU kernel: {without}"] if without else lines
+    return [*lines, f"  on the host, as they have no GPU kernel: {without}"] if without else lines
 
 
 def _shards(mesh: Mesh) -> list[str]:
@@ -118,39 +118,41 @@ def _shards(mesh: Mesh) -> list[str]:
         if len(shards) == 1:
             lines.append(f"  shard {shards[0]}: {place}, {_rows_text(mesh, shards)}")
         else:
-            counts = ", ".join([str(mesh.rows[d]) for d in shards]) if mesh.rows else "equal parts"
+            counts = " + ".join([str(mesh.rows[d]) for d in shards]) if mesh.rows else "equal parts"
             rows = f"{_rows_text(mesh, shards)} ({counts})"
-            lines.append(f"  shards {shards[0]} to {shards[-1]}: {place}, one after the other, {rows}")
+            lines.append(f"  shards {shards[0]} to {shards[-1]}: {place}, {len(shards)} micro-batches, {rows}")
     return lines
 
 
 def _in_parts(plan: Decisions) -> list[str]:
-    """Say which variables lie in parts, and which have to be put together for each call."""
+    """Say which variables are cut or copied, and which are gathered for each call."""
     state = plan.state
     counts = Counter(k for k, _ in state.parts)
     copied = {k for k in counts if k in state.copied}
     divided = {k for k, count in counts.items() if count > 1} - copied
     lines = []
     longest = sorted(state.in_place, key=lambda name: -_length_cut(plan, name))
+    batch_axis = plan.asked.mesh.batch_axis
     if plan.mesh.others:
-        others = [f"{size} of {axis!r}" for axis, size in plan.mesh.others]
-        lines.append(f"  mesh: {' x '.join([f'{len(plan.mesh.columns[0])} of the batch', *others])}")
-    texts = [_on_mesh(state.divisions[name], name in state.gathered) for name in longest]
+        sizes = {batch_axis: len(plan.mesh.columns[0]), **dict(plan.mesh.others)}
+        lines.append(f"  mesh: {', '.join([f'{axis}={size}' for axis, size in sizes.items()])}")
+    ranks = {own.placeholder: own.rank for own in state.captured}
+    texts = [_on_mesh(state.divisions[name], ranks[name], batch_axis, name in state.gathered) for name in longest]
     lines += _named_alike([state.in_place[name] for name in longest], texts)
-    for what, chosen in (("in parts", divided), ("replicated", copied)):
+    for what, chosen in (("sharded", divided), ("replicated", copied)):
         if chosen:
             there = zip(devices_of_handles(plan.program, state), state.parts, strict=True)
             devices = sorted({short_name(device) for device, (k, _) in there if k in chosen})
             lines.append(f"  variables {what}: {len(chosen)}, on {', '.join(devices)}")
     if used := [name for name, why in state.staying.items() if not why]:
         more = f" and {len(used) - _MOST_AT_HOME} more" if len(used) > _MOST_AT_HOME else ""
-        lines.append(f"  used where their parts are, to which rows go: {', '.join(used[:_MOST_AT_HOME])}{more}")
+        lines.append(f"  computed in place, rows are sent to them: {', '.join(used[:_MOST_AT_HOME])}{more}")
     lines += [f"  variable {n} is gathered before it is used: {why}" for n, why in state.staying.items() if why]
     return lines + [f"  variable {name} is gathered for each call: {why}" for name, why in state.whole.items()]
 
 
 def _named_alike(names: Sequence[str], texts: Sequence[str]) -> list[str]:
-    """Return a line for each variable; of many, one for those whose names differ in numbers, and that lie alike."""
+    """Return a line for each variable; of many, one for all that differ only in the numbers of their names."""
     alike: dict[tuple[str, str], list[str]] = {}
     for name, text in zip(names, texts, strict=True):
         pattern = re.sub(r"\d+", "*", name) if len(names) > _MOST_AT_HOME else name
@@ -179,35 +181,28 @@ def _only_held(plan: Decisions, sends: Traffic) -> list[str]:
     return lines
 
 
-def _on_mesh(division: MeshDivision, is_gathered: bool) -> str:
-    """Say how a variable lies along the axes of a mesh."""
-    columns = along_axis(division)
-    how = "gathered before it is used" if is_gathered else "used where its parts are"
-    text = f"the same in all columns of {axis_of(division)!r}"
-    if isinstance(columns, Cut):
-        text = f"dimension {columns.axis} along {axis_of(division)!r} ({_lengths(columns)}), {how}"
+def _on_mesh(division: MeshDivision, rank: int, batch_axis: str, is_gathered: bool) -> str:
+    """Say how a variable is cut or copied along each axis of a mesh: `[-, model], 4 + 4, computed in place`."""
+    columns, axis = along_axis(division), axis_of(division) or batch_axis
+    if isinstance(columns, Copied):
+        text = f"replicated along {axis!r}"
+    elif columns.parts == 1 and not columns.along:
+        text = f"on one device along {axis!r}, and sent"
+    else:
+        how = "computed in place" if columns.along and not is_gathered else "gathered before it is used"
+        dimensions = ", ".join([axis if k == columns.axis else "-" for k in range(rank)])
+        text = f"[{dimensions}], {_lengths(columns)}, {'see below' if columns.stays else how}"
     if not isinstance(division, Nested):
         return text
-    first = division.rows[0]  # (of the first column where they differ)
-    return f"{text}; {_in_columns(first) if not axis_of(first) else _on_mesh(first, is_gathered)}"
-
-
-def _in_columns(first: MeshDivision) -> str:
-    """Say how what a column has is several over its devices."""
-    assert not isinstance(first, Nested)
-    if isinstance(first, Copied):
-        return "in each column a copy on every device"
-    if first.parts == 1:
-        return "in each column whole on one device, and sent"
-    how = "see below" if first.stays else "gathered before it is used"
-    return f"in each column dimension {first.axis} over its devices ({_lengths(first)}), {how}"
+    return f"{text}; {_on_mesh(division.rows[0], rank, batch_axis, is_gathered)}"  # (of the first column)
 
 
 def _lengths(cut: Cut) -> str:
-    units = f"; units of {cut.block}" if cut.block > 1 else ""
-    blocks = f"; {cut.blocks} blocks" if cut.blocks > 1 else ""
-    blocks = f"; blocks of {', '.join([str(own * cut.length) for own in cut.times])}" if cut.times else blocks
-    return f"{', '.join(map(str, cut.lengths))}{units}{blocks}"
+    units = [f"units of {cut.block}"] if cut.block > 1 else []
+    blocks = [f"{cut.blocks} blocks"] if cut.blocks > 1 else []
+    blocks = [f"blocks of {', '.join([str(own * cut.length) for own in cut.times])}"] if cut.times else blocks
+    more = f" ({'; '.join([*units, *blocks])})" if units or blocks else ""
+    return f"{' + '.join(map(str, cut.lengths))}{more}"
 
 
 def _length_cut(plan: Decisions, name: str) -> int:
@@ -220,7 +215,8 @@ def _counts(plan: Decisions) -> str:
     """Return how many operations there are, and how many of them are where; the parts add up."""
     live = [op for op, step in zip(plan.program.ops, plan.steps, strict=True) if step.home or step.shards]
     once = [(len(_working(ops)), f"once on {short_name(device)}") for device, ops in _once(plan).items()]
-    parts = [(len(_working(plan.sharded_ops)), f"on each of {plan.mesh.shards} shards"), *once]
+    shards = "on the shard" if plan.mesh.shards == 1 else f"on each of {plan.mesh.shards} shards"
+    parts = [(len(_working(plan.sharded_ops)), shards), *once]
     texts = [f"{count} {where}" for count, where in parts if count]
     for kind, what in (("Placeholder", "input"), ("Const", "constant")):
         found = sum(op.type == kind for op in live)
@@ -274,7 +270,8 @@ def _communication(plan: Decisions, sends: Traffic) -> list[str]:
         amounts = f"sends {format_bytes(sent, is_least=is_least)}, receives {format_bytes(received, is_least=is_least)}"
         lines.append(f"  busiest device: {short_name(device)} {amounts} a call")
     if plan.order:
-        lines.append(f"  after what other devices wait for: {len(plan.order)} operations")
+        runs = "1 operation runs" if len(plan.order) == 1 else f"{len(plan.order)} operations run"
+        lines.append(f"  {runs} late, so that other devices need not wait")
     return lines
 
 
@@ -293,7 +290,7 @@ def _along_axes(plan: Decisions, sends: Traffic) -> list[str]:
     lines = []
     for axis in axes:
         text = _sent(sends, along(axis)) if not plan.program.symbols else "of unknown size"
-        lines.append(f"  {along(axis)}: {_kinds_of_moves(live, axis) or 'what one column makes for others'}, {text}")
+        lines.append(f"  {along(axis)}: {_kinds_of_moves(live, axis) or 'values for other columns'}, {text}")
     joint = {along(*own) for count in range(2, len(axes) + 1) for own in itertools.combinations(axes, count)}
     lines += [f"  {kind}: {_sent(sends, kind)}" for kind in sends.by_kind if kind in joint and not plan.program.symbols]
     for op in [op for op in live if op.has_columns]:
@@ -350,7 +347,7 @@ def _at_home(plan: Decisions) -> list[str]:
     stayed = sorted(plan.stayed_home, key=lambda pair: -plan.gathered_bytes(pair[0]))
     if not stayed:
         return []
-    lines = [f"  carry the batch and run on one device: {len(stayed)}"]
+    lines = [f"  operations on the batch that run on one device: {len(stayed)}"]
     for op, reason in stayed[:_MOST_AT_HOME]:
         where = plan.program.line_of(op)
         gathered = plan.gathered_text(op)
@@ -363,7 +360,7 @@ def _at_home(plan: Decisions) -> list[str]:
 def _for_rows(plan: Decisions) -> list[str]:
     """Say which lookups run where their table is, as that is fewer bytes to send."""
     found = run_for_rows(plan)
-    lines = [f"  run once, where their table is, to send less: {len(found)}"] if found else []
+    lines = [f"  lookups that run once, on the device of the table, to send less: {len(found)}"] if found else []
     for op, sent in found[:_MOST_AT_HOME]:
         where = plan.program.line_of(op)
         lines.append(f"    {op.type} {op.name!r}: {sent}" + (f" ({where})" if where else ""))
@@ -378,7 +375,7 @@ def run_for_rows(plan: Decisions) -> list[tuple[Op, str]]:
         if step.for_rows:
             rows, table, adds = step.for_rows
             sent, held = plan.size_text(rows), plan.size_text([table])
-            found.append((op, f"{sent} of rows move, and not {held} {'from' if adds else 'to'} each device"))
+            found.append((op, f"{sent} of rows sent instead of {held} {'from' if adds else 'to'} each device"))
         for body in step.bodies.values():
             found += run_for_rows(body)
     return found
@@ -402,7 +399,7 @@ def _following(plan: Decisions, shares: Shares) -> list[str]:
 
 
 def _turns(plan: Decisions) -> list[str]:
-    """Say what the shards of a device wait for together, and what memory that and all takes."""
+    """Say where the shards of a device synchronize, and what memory that takes."""
     if not plan.mesh.has_turns:
         return []
     met = meeting_points(flow_of(plan))
@@ -410,13 +407,13 @@ def _turns(plan: Decisions) -> list[str]:
     if met:
         names = [f"{op.type} {op.name!r}" for op in met[:_MOST_MET]]
         more = [f"{len(met) - _MOST_MET} more"] if len(met) > _MOST_MET else []
-        held = "" if plan.program.symbols else f", with up to {format_bytes(held_bytes(plan))} held"
-        lines.append(f"  all shards wait for each other{held}: for {', '.join([*names, *more])}")
+        held = "" if plan.program.symbols else f", holding up to {format_bytes(held_bytes(plan))}"
+        lines.append(f"  all shards synchronize{held}: at {', '.join([*names, *more])}")
     return lines
 
 
 def _held(plan: Decisions, tasks: Tasks) -> list[str]:
-    """Say how many bytes are alive at a time, of what a step makes and receives; and all that each device holds."""
+    """Say what each device holds at its peak: of activations and what it receives, and in total."""
     if plan.program.symbols:
         return []
     alive, giving = alive_on(plan, tasks), giving_devices(plan)
@@ -426,14 +423,15 @@ def _held(plan: Decisions, tasks: Tasks) -> list[str]:
     shown = [device for device in working if device in (plan.home, fullest)]
     most = [f"{format_bytes(alive[device].bytes)} on {short_name(device)}" for device in shown]
     most += [f"no more on {count_text(len(working) - len(shown), 'other')}"] if len(working) > len(shown) else []
-    return [*([f"  alive at most: {', '.join(most)}"] if most else []), *held_text(plan, tasks, alive)]
+    return [*([f"  peak of activations: {', '.join(most)}"] if most else []), *held_text(plan, tasks, alive)]
 
 
 def _split_turns(plan: Decisions) -> list[str]:
-    """Say which loops and branches are one for all shards, which work on each turn together, and why."""
+    """Say which loops and branches run once for all shards, and why."""
     pairs = zip(plan.program.ops, plan.steps, strict=True)
     found = [(op, step.reason) for op, step in pairs if step.home and step.bodies]
-    return [f"  one for all shards, which meet in every turn: {op.type} {op.name!r}; {why}" for op, why in found if why]
+    once = "runs once for all shards, which synchronize in every turn"
+    return [f"  {once}: {op.type} {op.name!r}; {why}" for op, why in found if why]
 
 
 def _count(ops: tuple[Op, ...]) -> str:

@@ -17,14 +17,14 @@ def stages_text(plan: Decisions) -> list[str]:
     if not cuts.stages:
         return ["  no stages: nothing runs on the shards"]
     sent = size_text(plan.program, [tensor for stage in cuts.stages for tensor in stage.received])
-    slowest = f"the slowest {cuts.balance:.2f} of the mean"
+    slowest = f"the slowest takes {cuts.balance:.2f} times the mean"
     asked = len(cuts.asked.devices)
-    fewer = f" of {asked}, for which too little runs on the shards" if len(cuts.stages) < asked else ""
+    fewer = f" instead of {asked}, as too little runs on the shards" if len(cuts.stages) < asked else ""
     count = "1 stage" if len(cuts.stages) == 1 else f"{len(cuts.stages)} stages"
     lines = [f"  cut into {count}{fewer}, {slowest}; {sent} sent between them"]
     for cut in cuts.stages:
         begin = f"from {_place(plan, plan.program.ops[cut.first])}"
-        begin += f", as {cut.asked!r} asks for" if cut.asked else ""
+        begin += f", named by {cut.asked!r}" if cut.asked else ""
         time = f"{100 * cut.share:.1f} % of the time"
         got = f", receives {size_text(plan.program, cut.received)}" if cut.received else ""
         lines.append(f"    stage {cut.stage}: {begin}; {time}{got}{_reads(plan, cut.stage)}")
@@ -37,7 +37,7 @@ def _place(plan: Decisions, op: Op) -> str:
 
 
 def _reads(plan: Decisions, stage: Stage) -> str:
-    """Say how much of variables a stage reads that live elsewhere."""
+    """Say how many bytes of variables a stage reads from other devices."""
     program = plan.program
     found: dict[str, dict[Tensor, None]] = {}
     for op in plan.sharded_ops:

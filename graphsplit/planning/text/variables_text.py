@@ -44,8 +44,8 @@ class Burden(NamedTuple):
         own, most = self.own, self.others
         over = "" if self.travels else "Over GPUs and workers, "
         return (
-            f"the variables are on {short_name(self.device)}: for them it sends {format_bytes(own.sent)} and receives "
-            f"{format_bytes(own.received)} a call, any other device at most {format_bytes(most.sent)} and "
+            f"the variables are on {short_name(self.device)}, which sends {format_bytes(own.sent)} and receives "
+            f"{format_bytes(own.received)} for them in a call, any other device at most {format_bytes(most.sent)} and "
             f"{format_bytes(most.received)}; it runs {own.operations:,} operations, any other at most "
             f'{most.operations:,}. {over}variables="auto" stores them on all devices'
         )
@@ -88,7 +88,7 @@ def burden_of_variables(plan: Decisions, tasks: Tasks | None = None) -> Burden |
 
 
 def operations_on(plan: Decisions, tasks: Tasks) -> Counter[str]:
-    """Return how many operations each device runs in a call, those that moves consist of included."""
+    """Return how many operations each device runs in a call, including the operations of moves."""
     found = Counter[str]()
     for task in tasks.tasks:
         is_work = task.kind != OPERATION or task.op is None or plan.program.ops[task.op].type not in NO_WORK

@@ -16,4 +16,4 @@ def checked_unknown_size(size: object) -> int | None:
     """
     if size is None or (isinstance(size, int) and not isinstance(size, bool) and size >= 0):
         return size
-    raise ArgumentError(f"unknown_size={size!r}: it is a number, what a size counts as that follows from data: 128.")
+    raise ArgumentError(f"unknown_size must be the number to assume for sizes that depend on data, 128, got {size!r}.")

@@ -202,7 +202,7 @@ def meshes_of(devices: int, rows: int) -> tuple[MeshAxes, ...]:
     """Return the meshes of all devices that have an axis beside the batch's, of which each row has rows of the batch.
 
     >>> [str(mesh) for mesh in meshes_of(6, 2)]
-    ['batch 2 x model 3', 'model 6']
+    ['(batch=2, model=3)', '(model=6)']
     """
     counts = [count for count in range(devices, 0, -1) if devices % count == 0 and devices // count > 1]
     sizes = [(*([(BATCH_AXIS, n)] if n > 1 else []), (_AXIS, devices // n)) for n in counts if n <= max(rows, 1)]
