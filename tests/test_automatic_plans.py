@@ -246,7 +246,7 @@ def test_nothing_moves_while_a_graph_is_built():
 def test_a_machine_of_another_kind():
     with raises(
         gs.errors.ArgumentError,
-        "plan='dgx-a100': the machine has GPU devices, and the function is to run on '/device:CPU:0'. Name a machine "
+        "plan='dgx-a100': the machine has GPU devices, but the function runs on '/device:CPU:0'. Name a machine "
         "of that kind, or other devices.",
     ):
         gs.parallelize(Model().step, devices=2, plan="dgx-a100").plan(X)

@@ -49,9 +49,9 @@ def test_operations_of_a_function_are_measured(tmp_path: Path):
     assert {"MatMul", "Tanh", "TanhGrad", "Square", "Sum"} <= types
     alone = gs.predict(step, tf.ones([256, 64]), machine=replace(found, calibrated=True), devices=1)
     sampled = next(line for line in alone.assumptions if "as measured" in line)
-    assert sampled.endswith(" kinds of operations as measured, 0 by what others took")
+    assert sampled.endswith(" kinds of operations as measured, 0 estimated from others")
     halves = gs.predict(step, tf.ones([256, 64]), machine=found, devices=2)
-    assert any("as measured, " in line and not line.endswith(" 0 by what others took") for line in halves.assumptions)
+    assert any("as measured, " in line and not line.endswith(" 0 estimated from others") for line in halves.assumptions)
     path = tmp_path / "here.toml"
     path.write_text(machine_text(replace(found, sources=dict.fromkeys(("device", "link", "host"), "here"))))
     assert read_machine(str(path)).device.samples.keys() == found.device.samples.keys()
@@ -70,15 +70,17 @@ def test_a_step_on_one_device_is_predicted_as_measured(monkeypatch: pytest.Monke
 
 
 def test_operations_are_measured_as_large_as_those_of_micro_batches():
-    """What more devices run is then not told by what others took; more micro-batches than rows are left out."""
+    """What more devices run is then not told estimated from others; more micro-batches than rows are left out."""
     x = tf.ones([6, 64])
     found = calibration.measure_function(rough(), step, [x], micro_batches=(1, 2, 8))
     products = {key for key in found.device.samples if key.startswith("MatMul")}
     assert any("float32[3,64]" in key for key in products)
     assert not any("float32[1,64]" in key for key in products)
     halves = gs.predict(step, x, machine=found, devices=2)
-    assert any(line.endswith(" kinds of operations as measured, 0 by what others took") for line in halves.assumptions)
-    with pytest.raises(gs.errors.ArgumentError, match="micro_batches=0"):
+    assert any(
+        line.endswith(" kinds of operations as measured, 0 estimated from others") for line in halves.assumptions
+    )
+    with pytest.raises(gs.errors.ArgumentError, match="micro_batches must be a whole number"):
         calibration.measure_function(rough(), step, [x], micro_batches=(1, 0))
 
 

@@ -52,7 +52,7 @@ PLANNED = ("large_layers.md", "prediction.md")  # their GPUs are planned for, an
 PRINTED: dict[str, tuple[str, ...]] = {
     "architecture.md": ("%23 = MatMul(%0, %22)", "reduce of %23: partial(sum) -> whole on CPU:0"),
     "index.md": ("PASS: ",),
-    "installing.md": ("a copy on each device",),
+    "installing.md": (", replicated",),
     "keras_distribution.md": ("PASS: ", "4,352 of 168,820 weights are trained"),
     "large_layers.md": ("along 'model' about", "in each turn of StatelessWhile 'while': 1 reduce"),
     "limits.md": ("-> rewrite it row by row, or keep its argument whole",),

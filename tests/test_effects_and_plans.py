@@ -350,7 +350,7 @@ def test_verify_has_nothing_to_compare_random_numbers_without_a_seed_with():
     assert [d.is_rounding for d in report.differences] == [False, True]
     assert re.fullmatch(
         r"CHECK: output 0 is [\d.]+ relative from itself in two calls on one device, so there is nothing to compare "
-        r"with\. The function draws numbers that go on from call to call \(with tf\.random\.set_seed, or a seed= of "
+        r"with\. The function draws new random numbers in each call \(with tf\.random\.set_seed, or a seed= of "
         r"tf\.random\.normal and tf\.nn\.dropout, as well: use stateless ones, a tf\.random\.Generator or Keras' "
         r"SeedGenerator\), or reads what changes",
         str(report).splitlines()[0],

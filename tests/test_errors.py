@@ -258,7 +258,7 @@ def test_split_against_the_function(split: Any, expected: str):
             "The arguments named in split have different batch sizes:\n"
             "  - x: 6 along axis 0 (shape [6, 2])\n"
             "  - y: 4 along axis 0 (shape [4])\n"
-            "Rows are split alike over the devices; give None to those that are not batches.",
+            "Rows are split alike over the devices; give None to arguments that are not batches.",
         ),
         ({"x": [0]}, "split gives [0] for x, which is a single tensor; give an axis or None."),
     ],

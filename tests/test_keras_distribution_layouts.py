@@ -295,13 +295,13 @@ def test_what_a_map_leaves_out_is_on_the_plan(enabled: gs.keras.KerasDistributio
     assert [str(warning.message) for warning in told] == [
         "ModelParallel on 4 devices: some variables do not have the layouts of its layout map:\n"
         "  - dimension 1 has 1 entry for 2 devices along 'model': it stays whole\n"
-        "The numbers are those of one device. The plan names the variables."
+        "The results are the same as on one device. The plan names the variables."
     ]
     own = f"{model.name}/"
     last = model.layers[-1].kernel.path.removeprefix(own)
     assert [note.replace(own, "") for note in plan.notes] == [
         f"{last}: dimension 1 has 1 entry for 2 devices along 'model': it stays whole",
-        "of the layout map, these match no variable and no layer's output: '.*nothing'",
+        "entries of the layout map that match no variable and no layer's output: '.*nothing'",
         "no pattern of the layout map matches left_1/kernel [32, 9], 1.2 kB, 12 % of the model: whole on its device",
         "no pattern of the layout map matches left_2/kernel [9, 9], 324 B, 3.4 % of the model: whole on its device",
     ]

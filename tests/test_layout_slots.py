@@ -177,7 +177,7 @@ def test_slots_of_ones_own_are_found_by_what_a_step_computes(layout: str):
     parallel = gs.parallelize(step, devices=devices)
     x = tf.random.stateless_normal((5, 40), (1, 2))
     first = parallel.plan(x)
-    assert any("moved to the devices of those that are updated with them" in note for note in first.notes)
+    assert any("moved to the devices of the variables that are updated with them" in note for note in first.notes)
     for _ in range(3):
         parallel(x)
         plain_step(x)
@@ -261,5 +261,5 @@ def test_a_pattern_names_one_of_two_optimizers_or_both(pattern: str, expected: l
 
 
 def test_a_pattern_of_another_optimizers_name_says_which_is_near():
-    with pytest.raises(gs.errors.ArgumentError, match=r"Near 'adam/\*': .*'adam_1/\*'"):
+    with pytest.raises(gs.errors.ArgumentError, match=r"Similar to 'adam/\*': .*'adam_1/\*'"):
         trained_by_two({"adam/*": "sharded"}, "adam_1", "adam_2")

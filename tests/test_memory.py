@@ -103,7 +103,7 @@ def test_a_plan_is_chosen_once_for_what_is_looked_at_and_runs(monkeypatch):
     assert len(searches) == 1
     step(x[:80])
     assert len(searches) == 1, "it fits, so nothing is searched"
-    assert "it was chosen for another call before, and fits this one, too" in step.plan(x[:80]).notes
+    assert "it was chosen for an earlier call, and fits this one as well" in step.plan(x[:80]).notes
     large = step.plan(batch(1999, 64))
     assert len(searches) == 2, "it does not fit"
     assert large.mesh.shards > 4 or large.asked.recompute is not None
@@ -124,12 +124,12 @@ def test_nothing_fits():
     with pytest.raises(gs.errors.ArgumentError) as error:
         gs.parallelize(Momentum().step, devices=4, memory="1.5MB", micro_batches=2).plan(batch())
     first, *lines = str(error.value).splitlines()
-    assert first.startswith("The function does not fit: each device may hold 1.5 MB, and of ")
+    assert first.startswith("The function does not fit: each device may hold 1.5 MB. Of ")
     assert "for up to 4 devices the smallest, 4 devices, mesh (model=4), variables home but kernel_0, " in first
     assert lines[0].startswith("  - ")
     parts = lines[: lines.index("What would help most:")]
     assert {line.split(maxsplit=3)[3].split(":")[0] for line in parts} >= {
-        "what operations make and what it is sent",
+        "activations and received tensors",
         "variables",
     }
     sizes = [float(line.split()[1]) * {"kB": 1e3, "MB": 1e6}[line.split()[2]] for line in parts]
@@ -171,5 +171,5 @@ def test_twelve_layers_under_half_of_the_plain_peak():
 def test_a_prediction_says_that_it_chooses_nothing(asked: dict[str, str]):
     step = gs.parallelize(Momentum().step, devices=2, **asked)
     [note] = gs.predict(step, batch(), machine=MACHINE).notes
-    assert note == f"{next(iter(asked))}= chooses nothing here; the function is predicted with its other options"
+    assert note == f"{next(iter(asked))}= is not used here; the function is predicted with its other options"
     assert note in str(gs.predict(step, batch(), machine=MACHINE))

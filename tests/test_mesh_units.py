@@ -238,14 +238,14 @@ def lays(layout: Any) -> Callable[[], None]:
             lays((None, gs.cut("model", unit=4, blocks=(10, 1, 1)))),
             "dimension 1 has blocks=(10, 1, 1), which are 1 group of units, and 'model' has 2 devices",
         ),
-        (lambda: gs.cut("model", blocks=(4, 0)), "cut('model', blocks=0): blocks is a number of at least 1"),
+        (lambda: gs.cut("model", blocks=(4, 0)), "cut('model', blocks=0): blocks must be a number of at least 1"),
         (lays((None, gs.cut("modle", unit=4))), "has no axis 'modle'; it has 'batch', 'model'. Did you mean 'model'?"),
         (lays((None, gs.cut("batch", unit=4))), "has no units. Write 'batch'"),
         (lays((None, gs.cut("batch", unit=4, in_place=True))), "has no units. Write 'batch'"),
         (lays((gs.cut("model"), HEADS)), "names axis 'model' twice"),
         (lays((HEADS, "replicated")), "has no axis 'replicated'"),
-        (lambda: gs.cut("model", unit=0), "cut('model', unit=0): unit is a number of at least 1"),
-        (lambda: gs.cut("model", blocks=1.5), "blocks=1.5): blocks is a number of at least 1"),
+        (lambda: gs.cut("model", unit=0), "cut('model', unit=0): unit must be a number of at least 1"),
+        (lambda: gs.cut("model", blocks=1.5), "blocks=1.5): blocks must be a number of at least 1"),
     ],
 )
 def test_what_cannot_be_meant(call: Callable[[], Any], expected: str):

@@ -290,7 +290,7 @@ def lays(layout: Any, **given: Any) -> Callable[[], None]:
         ),
         (
             lays({"*/up": (("batch", "model"), "replicated")}),
-            "name all axes of mesh (batch=2, model=2), and 'replicated' is",
+            "name all axes of mesh (batch=2, model=2), so 'replicated' a",
         ),
         (lays({"*/up": (None, 3)}), "names, for each dimension, an axis of a mesh or None"),
         (

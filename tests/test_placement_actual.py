@@ -150,7 +150,7 @@ def test_loops_and_branches_ran_where_asked():
     }
     [read] = placement.select("ReadVariableOp")
     assert (read.requested, read.actual) == ("/device:CPU:2", CPU0)
-    assert read.reason == "has to run where the variable or table is that it uses: CPU:0"
+    assert read.reason == "must run on the device of the variable or table that it uses: CPU:0"
 
 
 def test_a_device_that_is_not_there_is_reported_as_moved():

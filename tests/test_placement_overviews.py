@@ -150,7 +150,7 @@ def test_critical_path_of_the_page():
     data = page_data(step_by_hand(2))
     names = [data["ops"][i][0] for i in data["critical"]]
     assert names[-2:] == ["adam/mul", "adam/AssignVariableOp"]
-    assert data["criticalText"].startswith(f"{len(names)} operations wait for each other: 6.0 kFLOPs, ")
+    assert data["criticalText"].startswith(f"{len(names)} operations in sequence: 6.0 kFLOPs, ")
 
 
 @pytest.mark.parametrize("layout", ["home", "sharded"])

@@ -192,7 +192,7 @@ def test_a_recording_without_streams_says_so(one_gpu):
     assert [(e.type, e.device) for e in events][:2] == [("MatMul", "/device:GPU:0"), ("MatMul", "/device:GPU:1")]
     [missing] = missing_in(recordings, events, graphs)
     assert missing == (
-        "no stream of a GPU was recorded, so the times on GPUs are those of launches on the host. The profiler needs "
+        "no stream of a GPU was recorded, so the times on GPUs are launch times on the host. The profiler needs "
         "CUPTI and the right to use it: https://developer.nvidia.com/ERR_NVGPUCTRPERM"
     )
     assert missing_in(recordings, events, []) == []

@@ -297,7 +297,7 @@ def test_scaling(tmp_path: Path):
 def test_scaling_to_more_devices_than_rows():
     found = gs.scaling(product, tf.TensorSpec([4, 64]), machine=boxed(), devices=[1, 8], kinds=["strong"])
     assert [point.devices for point in found.points] == [1]
-    assert found.skipped == ("strong scaling on 8 devices: 4 rows leave some without any",)
+    assert found.skipped == ("strong scaling on 8 devices: 4 rows are too few: some devices get none",)
 
 
 def test_a_wrapped_model_and_a_batch():

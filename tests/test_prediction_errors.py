@@ -53,7 +53,7 @@ def test_bad_options(options, message: str):
 def test_sizes_of_arguments_are_known():
     with raises(
         gs.errors.ArgumentError,
-        "A prediction needs all sizes of the arguments, and some are not known:\n"
+        "predict needs the shapes of all arguments, and these have unknown sizes:\n"
         "  - x: float32[?,64]\n"
         "Give tensors, or a tf.TensorSpec with every size, like tf.TensorSpec([256, 224, 224, 3]).",
     ):
@@ -66,11 +66,9 @@ def test_no_function():
 
 
 def test_bad_scaling():
-    with raises(
-        gs.errors.ArgumentError, "devices=[0]: scaling takes numbers of devices, each at least 1: [1, 2, 4, 8]."
-    ):
+    with raises(gs.errors.ArgumentError, "devices must be numbers of devices, each at least 1, [1, 2, 4, 8], got [0]."):
         gs.scaling(product, X, machine=boxed(), devices=[0])
-    with raises(gs.errors.ArgumentError, "kinds=['square']: there are 'strong', 'weak'."):
+    with raises(gs.errors.ArgumentError, "kinds must be some of 'strong', 'weak', got ['square']."):
         gs.scaling(product, X, machine=boxed(), devices=[1], kinds=["square"])
     with raises(gs.errors.ArgumentError, "Weak scaling of product: no argument is split, so there are no rows to add."):
         gs.scaling(gs.parallelize(product, split=None), X, machine=boxed(), devices=[1, 2], kinds=["weak"])
@@ -79,7 +77,7 @@ def test_bad_scaling():
 def test_graphs_that_are_too_large(monkeypatch: pytest.MonkeyPatch):
     """`predict` raises; a table has the other points, and says which it lacks."""
     monkeypatch.setattr(predictions, "MOST_TASKS", 20)
-    why = "the devices would run and send about 56 things, and a prediction replays at most 20"
+    why = "the step has about 56 operations and transfers, and a prediction replays at most 20"
     with raises(gs.errors.UnsupportedError, f"product on 8 devices: {why}. Choose fewer devices."):
         gs.predict(product, X, machine=boxed(), devices=8)
     found = gs.scaling(product, X, machine=boxed(), devices=[1, 8], kinds=["weak"])
@@ -133,7 +131,7 @@ def test_one_machine_on_the_command_line(tmp_path: Path):
         ),
         (
             ["predict", f"{HERE}:product", "--machine", "t4-box", "--spec", "float32[?,64]"],
-            "Error: A prediction needs all sizes of the arguments, and some are not known:\n  - x: float32[?,64]\n"
+            "Error: predict needs the shapes of all arguments, and these have unknown sizes:\n  - x: float32[?,64]\n"
             "Give tensors, or a tf.TensorSpec with every size, like tf.TensorSpec([256, 224, 224, 3]).",
         ),
         (["calibrate", "-o", "here.json"], "Error: -o 'here.json': a machine file ends in .toml."),

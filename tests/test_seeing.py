@@ -14,7 +14,7 @@ import graphsplit as gs
 def test_micro_batches_are_no_devices(capsys: pytest.CaptureFixture[str]):
     step = gs.parallelize(lambda x: x * 2.0, devices=2, micro_batches=3)
     print(gs.visualize_layout(step, tf.ones([6, 3])))
-    assert "x float32[6,3], cut along axis 0 over 2 devices" in capsys.readouterr().out
+    assert "x float32[6,3], sharded along axis 0 over 2 devices" in capsys.readouterr().out
 
 
 def test_what_lies_nowhere():
@@ -76,7 +76,7 @@ def test_headlines_of_predictions_have_numbers():
     )
     shown = re.search(r">([^<]*)</div>", found._repr_html_())
     assert shown is not None
-    assert re.search(r": \S+ rows/s on 2 devices, [\d.]+ times those of 1$", shown[1]), shown[1]
+    assert re.search(r": \S+ rows/s on 2 devices, [\d.]+ times as many as on 1$", shown[1]), shown[1]
 
 
 def test_html_of_a_report_that_does_not_pass():

@@ -273,7 +273,7 @@ def test_patterns_fit_from_any_slash_on():
     layer = table.split("/")[1]
     assert str(raised.value) == (
         f"No variable's name fits 'embeding/*', 'bedding*'. The variables are:\n  - {table}\n  - {kernel}\n  - {bias}\n"
-        f"Near 'embeding/*': '{layer}/*'.\nNear 'bedding*': '{layer}/*'."
+        f"Similar to 'embeding/*': '{layer}/*'.\nSimilar to 'bedding*': '{layer}/*'."
     )
     gs.set_variable_layout(model, {"embedding*": "sharded"}, devices=2)
     layouts = [getattr(parts_of_variable(v.value), "layout", None) for v in model.variables]
@@ -289,7 +289,7 @@ def test_errors():
     with pytest.raises(gs.errors.ArgumentError) as raised:
         gs.set_variable_layout(variable, {"tabel*": "sharded"})
     assert str(raised.value) == (
-        "No variable's name fits 'tabel*'. The variables are:\n  - table\nNear 'tabel*': 'table'."
+        "No variable's name fits 'tabel*'. The variables are:\n  - table\nSimilar to 'tabel*': 'table'."
     )
     with pytest.raises(gs.errors.ArgumentError, match="found no variables in"):
         gs.set_variable_layout(tf.Module(), "sharded")

@@ -148,6 +148,6 @@ def test_patterns_of_slots():
     gs.set_variable_layout([weight, optimizer], {"slots of *": "sharded", "weight": "replicated"}, 3)  # it has none
     assert layouts_of([weight]) == {"replicated"}
     with pytest.raises(
-        gs.errors.ArgumentError, match=r"No variable's name fits 'slots of wait'(?s:.*)Near 'slots of wait': "
+        gs.errors.ArgumentError, match=r"No variable's name fits 'slots of wait'(?s:.*)Similar to 'slots of wait': "
     ):
         gs.set_variable_layout([weight, optimizer], {"slots of wait": "sharded"}, 3)

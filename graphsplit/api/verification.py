@@ -62,7 +62,7 @@ class Report:
         if d.again:
             return (
                 f"CHECK: {d.name} is {d.again:.2g} relative from itself in two calls on one device, so there is "
-                "nothing to compare with. The function draws numbers that go on from call to call (with "
+                "nothing to compare with. The function draws new random numbers in each call (with "
                 "tf.random.set_seed, or a seed= of tf.random.normal and tf.nn.dropout, as well: use stateless ones, a "
                 "tf.random.Generator or Keras' SeedGenerator), or reads what changes"
             )

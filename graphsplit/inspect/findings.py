@@ -58,7 +58,9 @@ def _gathered_at_home(placement: PlacementGraph) -> list[str]:
         known = f"{format_bytes(op.gathered_bytes)} gathered" if op.gathered_bytes else "rows gathered"
         found.append(f"{known} on one device by {op.type}{where}: {why}")
     more = len(placement.home_ops_with_batch) - 5
-    return found + ([f"{count_text(more, 'more operation')} on one device carry rows of the batch"] if more > 0 else [])
+    return found + (
+        [f"{count_text(more, 'more operation')} on one device work on rows of the batch"] if more > 0 else []
+    )
 
 
 def _large_transfers(placement: PlacementGraph) -> list[str]:

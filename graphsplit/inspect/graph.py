@@ -188,4 +188,4 @@ class PlacementGraph:
 
 def _near(ops: Iterable[PlacedOp], pattern: str) -> str:
     found = questions.near(ops, pattern)
-    return f" Near it are {', '.join(map(repr, found))}." if found else ""
+    return f" Similar names: {', '.join(map(repr, found))}." if found else ""

@@ -43,7 +43,7 @@ def visualize_layout(target: Any, *args: Any, **kwargs: Any) -> LayoutView:
     >>> import tensorflow as tf, graphsplit as gs
     >>> step = gs.parallelize(lambda x: 2 * x, devices=["GPU:0", "GPU:1"])
     >>> gs.visualize_layout(step, tf.TensorSpec([5, 3]))
-    x float32[5,3], cut along axis 0 over 2 devices
+    x float32[5,3], sharded along axis 0 over 2 devices
     ┌────────────┐
     │ GPU:0  0:3 │
     ├────────────┤
@@ -90,13 +90,13 @@ def _picture_of_variable(variable: tf.Variable) -> str:
     if parts is None:
         return _whole(f"{title}, whole", canonical_name(variable.device), variable.shape.rank)
     if isinstance(parts, VariableCopies):
-        return picture(f"{title}, a copy on each device", [Piece(parts.devices)], None, variable.shape.rank or 0)
+        return picture(f"{title}, replicated", [Piece(parts.devices)], None, variable.shape.rank or 0)
     if isinstance(parts.division, Nested) or parts.cut.blocks > 1:
         return _picture_on_mesh(title, parts.division, variable.shape.as_list())
     if len(parts.devices) == 1:
-        return _whole(f"{title}, whole on its owner", parts.devices[0], variable.shape.rank)
+        return _whole(f"{title}, on one device", parts.devices[0], variable.shape.rank)
     return picture(
-        f"{title}, cut along axis {parts.cut.axis} over {len(parts.devices)} devices",
+        f"{title}, sharded along axis {parts.cut.axis} over {len(parts.devices)} devices",
         list(_pieces(parts.devices, parts.cut.lengths)),
         parts.cut.axis,
         variable.shape.rank or 0,
@@ -111,7 +111,7 @@ def _picture_on_mesh(title: str, division: MeshDivision, shape: Sequence[int]) -
     firsts = division.firsts if isinstance(division, Nested) else range(division.parts)
     columns = [cells[first:end] for first, end in zip(firsts, [*firsts[1:], len(cells)], strict=True)]
     rows = list(itertools.zip_longest(*columns))
-    return table(f"{title}, each row of devices along {axis_of(division)!r}", rows)
+    return table(f"{title}, on a mesh, columns along {axis_of(division)!r}", rows)
 
 
 def _range_text(own: Sequence[int], size: int) -> str:
@@ -136,7 +136,7 @@ def _pictures_of_arguments(plan: Plan) -> Iterator[str]:
         if not isinstance(layout, Shard):
             yield _whole(f"{title}, whole", plan.home, rank)
             continue
-        title += f", cut along axis {layout.axis} over {count_text(len(set(plan.devices)), 'device')}"
+        title += f", sharded along axis {layout.axis} over {count_text(len(set(plan.devices)), 'device')}"
         if not plan.rows:
             yield picture(title, _places(plan), layout.axis, rank)
         elif len(layout.blocks) > 1:

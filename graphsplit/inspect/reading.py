@@ -22,7 +22,7 @@ from graphsplit.program.flops import count_flops
 from graphsplit.program.reading.shape_inference import known_shape
 
 Outputs = Mapping[str, Sequence[tuple[Shape | None, str, int]]]
-_NO_KERNELS = frozenset({"Placeholder"})  # of an argument: it is where the caller put it
+_NO_KERNELS = frozenset({"Placeholder"})  # of an argument: the caller placed it
 _NO_VALUE = tf.compat.v1.AttrValue()
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableV2", "VarHandleOp"})
 

@@ -85,7 +85,7 @@ def explain_move(op: PlacedOp, actual: str, facts: Facts) -> str:
         return f"{asked} does not exist in this process; TensorFlow's soft placement chose {got}"
     where = facts.resources.get(op.name)
     if where == actual:
-        return f"has to run where the variable or table is that it uses: {got}"
+        return f"must run on the device of the variable or table that it uses: {got}"
     kind = op.requested.rpartition("device:")[2].split(":")[0]
     kinds = facts.kernels.get(op.name)
     if kinds is not None and kind not in kinds:
@@ -96,7 +96,7 @@ def explain_move(op: PlacedOp, actual: str, facts: Facts) -> str:
     if node is not None and node.type == "Const" and op.type != "Const":
         return f"folded into a constant, which TensorFlow made on {got}"
     if op.type in _LOWERED:
-        return "lowered to its parts, which run where they were asked to"
+        return "lowered to smaller operations, which run where asked"
     kernels = f"kernels exist for {', '.join(sorted(kinds))}" if kinds else "its kernels are not known"
     return f"TensorFlow placed it on {got}, with the operations that it is tied to ({kernels})"
 
@@ -109,7 +109,7 @@ def explain_absence(op: PlacedOp, facts: Facts) -> tuple[str, RanNode | None]:
         call = facts.compiled[op.name]
         return f"compiled by XLA as part of {call}", facts.ran.get(call)
     if op.type == "Placeholder":
-        return "an argument: it is where the caller put it", None
+        return "an argument: the caller placed it", None
     if op.type in _LOWERED:
         return "lowered to Switch and Merge operations around its bodies", None
     fused = _fused_into(op, facts)

@@ -288,13 +288,13 @@ def _check_fits(concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     declared = tf.nest.flatten(concrete.structured_input_signature)
     takes = [spec for spec in declared if isinstance(spec, tf.TensorSpec)]
     wrong = [
-        f"{spec.name or f'argument {i}'} is {spec_text(spec)}, given is {spec_text(leaf)}"
+        f"{spec.name or f'argument {i}'} must be {spec_text(spec)}, got {spec_text(leaf)}"
         for i, (spec, leaf) in enumerate(zip(takes, given, strict=False))
         if spec.dtype != tf.as_dtype(leaf.dtype) or not spec.shape.is_compatible_with(leaf.shape)
     ]
     if given and len(given) != len(takes):
         plural = "" if len(takes) == 1 else "s"
-        wrong = [f"it takes {len(takes)} tensor{plural}, given {'is' if len(given) == 1 else 'are'} {len(given)}"]
+        wrong = [f"it takes {len(takes)} tensor{plural}, got {len(given)}"]
     if wrong:
         raise ArgumentError(f"{name_of(concrete)} does not take these arguments:\n{bullet_list(wrong)}")
 

@@ -206,7 +206,7 @@ class ParallelModel(SharedState):
         if later:
             warnings.warn(
                 f"No variable of {self.template.name!r} has a name that fits {', '.join(map(repr, later))}. It has no "
-                "optimizer yet: the pattern counts once compile() has brought one.",
+                "optimizer yet: the pattern applies once compile() adds one.",
                 stacklevel=user_stack_level(),
             )
         return {p: own for p, own in layout.items() if p not in later and not p.startswith(SLOTS)}

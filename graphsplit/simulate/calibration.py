@@ -153,7 +153,7 @@ def _link(devices: tuple[str, ...], measured: Measurements) -> Link:
     if len(devices) < 2:
         return Link("one device: nothing is sent", float("inf"), 0.0, shared=True, copies=False)
     if "CPU" in devices[0]:
-        name = "one memory: what is sent is handed on"
+        name = "shared memory: nothing is copied"
         return Link(name, float("inf"), measured.latency_s, shared=True, copies=False)
     return Link("between GPUs", measured.link_bytes_per_s, measured.latency_s)
 

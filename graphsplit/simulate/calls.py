@@ -110,7 +110,7 @@ def why_too_many(call: PredictedCall, devices: int, layout: Layout) -> str:
     tasks = devices * sum(op.type != "Const" for op in call.trace.program.ops) + exchanged
     if tasks <= MOST_TASKS:
         return ""
-    return f"the devices would run and send about {tasks:,} things, and a prediction replays at most {MOST_TASKS:,}"
+    return f"the step has about {tasks:,} operations and transfers, and a prediction replays at most {MOST_TASKS:,}"
 
 
 def _stays(layout: VariableLayout, options: Options) -> bool:

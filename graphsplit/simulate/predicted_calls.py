@@ -117,7 +117,7 @@ def predicted_call(
     if given.get("mesh") is not None:  # (as many devices as it has)
         options = replace(options, devices=None)
     asked = options.asks_for_plan.partition("=")[0] if options.is_automatic else ""
-    notes = (f"{asked}= chooses nothing here; the function is predicted with its other options",) if asked else ()
+    notes = (f"{asked}= is not used here; the function is predicted with its other options",) if asked else ()
     options = replace(options.as_given(), **{name: value for name, value in given.items() if value is not None})
     signature = signature_of(function)
     check_split(options.split, parameters_of(signature))
@@ -152,6 +152,6 @@ def _check_known(paths: Sequence[tuple[str, structures.TensorLeaf]]) -> None:
     ]
     if wrong:
         raise ArgumentError(
-            f"A prediction needs all sizes of the arguments, and some are not known:\n{bullet_list(wrong)}\n"
+            f"predict needs the shapes of all arguments, and these have unknown sizes:\n{bullet_list(wrong)}\n"
             "Give tensors, or a tf.TensorSpec with every size, like tf.TensorSpec([256, 224, 224, 3])."
         )

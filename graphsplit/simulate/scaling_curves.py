@@ -65,7 +65,7 @@ def scaling(
     unknown_size = checked_unknown_size(unknown_size)
     wrong = [kind for kind in kinds if kind not in KINDS]
     if wrong or not kinds:
-        raise ArgumentError(f"kinds={list(kinds)!r}: there are {', '.join(map(repr, KINDS))}.")
+        raise ArgumentError(f"kinds must be some of {', '.join(map(repr, KINDS))}, got {list(kinds)!r}.")
     fn, args, kwargs = step_of(fn, args, kwargs)
     call = predicted_call(fn, args, kwargs, micro_batches=micro_batches, mesh=mesh_axes(mesh) or None)
     columns = _columns(call, counts)
@@ -79,7 +79,7 @@ def scaling(
         own, shares = _with_rows_of_mesh(call.options, count // columns), count // columns
         rows = batch * (1 if kind == "strong" else shares)
         if shares > rows > 0:
-            skipped.append(f"{kind} scaling on {count} devices: {rows} rows leave some without any")
+            skipped.append(f"{kind} scaling on {count} devices: {rows} rows are too few: some devices get none")
             continue
         larger = found.covering(count)
         for layout in layouts or (None,):
@@ -139,5 +139,5 @@ def _point(kind: str, prediction: Prediction, rows: int, count: int) -> Point:
 def _checked_counts(devices: object) -> list[int]:
     counts = list(devices) if isinstance(devices, (list, tuple, range)) else []
     if not counts or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in counts):
-        raise ArgumentError(f"devices={devices!r}: scaling takes numbers of devices, each at least 1: [1, 2, 4, 8].")
+        raise ArgumentError(f"devices must be numbers of devices, each at least 1, [1, 2, 4, 8], got {devices!r}.")
     return sorted(dict.fromkeys(counts))

@@ -16,7 +16,7 @@ Make = Callable[[], tuple[Callable[..., Any], Sequence[tf.Variable]]]
 # Why an operation may run on another device than the one asked for: it cannot run there, or is no operation any more.
 _EXCUSED = (
     "no GPU kernel for ",
-    "has to run where the variable or table is that it uses: ",
+    "must run on the device of the variable or table that it uses: ",
     "folded into a constant, ",
     "lowered to its parts, ",
 )

@@ -258,7 +258,7 @@ def _batch_size(found: Sequence[_Argument]) -> tuple[int | None, str]:
         raise ArgumentError(
             "The arguments named in split have different batch sizes:\n"
             f"{bullet_list(lines)}\n"
-            "Rows are split alike over the devices; give None to those that are not batches."
+            "Rows are split alike over the devices; give None to arguments that are not batches."
         )
     for argument, size in explicit or sized:
         return size, argument.path

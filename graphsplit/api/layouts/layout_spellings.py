@@ -70,7 +70,7 @@ def cut(axis: str, *, unit: int = 1, blocks: int | Sequence[int] = 1, in_place: 
     >>> qkv = tf.Variable(tf.zeros((8, 3 * 4 * 2)), name="qkv")   # queries, keys and values of 4 heads of width 2
     >>> gs.set_variable_layout(qkv, (None, gs.cut("model", unit=2, blocks=3)), mesh={"model": 2})
     >>> gs.visualize_layout(qkv)
-    qkv float32[8,24], each row of devices along 'model'
+    qkv float32[8,24], on a mesh, columns along 'model'
     ┌────────────────────┬────────────────────┐
     │ CPU:0              │ CPU:1              │
     │ :, 0:4 8:12 16:20  │ :, 4:8 12:16 20:24 │
@@ -79,7 +79,7 @@ def cut(axis: str, *, unit: int = 1, blocks: int | Sequence[int] = 1, in_place: 
     several: tuple[Any, ...] = tuple(blocks) if isinstance(blocks, (list, tuple)) and blocks else (blocks,)
     for name, number in (("unit", unit), *[("blocks", block) for block in several]):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ArgumentError(f"cut({axis!r}, {name}={number!r}): {name} is a number of at least 1.")
+            raise ArgumentError(f"cut({axis!r}, {name}={number!r}): {name} must be a number of at least 1.")
     if isinstance(blocks, int):
         return AxisCut(axis, unit, blocks, in_place)
     return AxisCut(axis, unit, several if len(set(several)) > 1 else len(several), in_place)
@@ -211,7 +211,7 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
         )
     if spelling.others != "home" and len(named) == len(axes):
         raise ArgumentError(
-            f"{text}: the dimensions name all axes of mesh {grid}, and {spelling.others!r} is for the others. Leave it "
+            f"{text}: the dimensions name all axes of mesh {grid}, so {spelling.others!r} applies to no axis. Leave it "
             "out."
         )
 

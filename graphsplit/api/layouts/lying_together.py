@@ -50,8 +50,8 @@ def lay_together(trace: Trace) -> tuple[str, ...]:
         return ()
     size = sum([variable.shape.num_elements() * variable.dtype.size for variable in moved])
     return (
-        f"{count_text(len(moved), 'variable')} ({format_bytes(size)}) moved to the devices of those that are updated "
-        "with them",
+        f"{count_text(len(moved), 'variable')} ({format_bytes(size)}) moved to the devices of the variables that are "
+        "updated with them",
     )
 
 

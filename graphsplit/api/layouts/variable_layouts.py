@@ -304,7 +304,7 @@ def check_patterns(layout: Mapping[str, VariableLayout], names: Sequence[str]) -
     """Raise `ArgumentError` if a pattern fits none of the names. (It may fit no slot: some optimizers have none.)"""
     if idle := idle_patterns(layout, names):
         alike = {pattern: near(pattern.removeprefix(SLOTS), scopes_and_names(names)) for pattern in idle}
-        lines = [f"\nNear {p!r}: {', '.join(map(repr, found))}." for p, found in alike.items() if found]
+        lines = [f"\nSimilar to {p!r}: {', '.join(map(repr, found))}." for p, found in alike.items() if found]
         raise ArgumentError(
             f"No variable's name fits {', '.join(map(repr, idle))}. The variables are:\n{bullet_list(names, 8)}"
             + "".join(lines)

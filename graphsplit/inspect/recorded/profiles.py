@@ -33,10 +33,10 @@ _STREAM, _COPY = "Stream #", "Memcpy"
 _ENVIRONMENT, _STARTED = "Task Environment", "profile_start_time"  # a plane, and what it says
 HOST_LEVEL, DEVICE_LEVEL = 3, 1  # how much is recorded
 _NO_STREAMS = (
-    "no stream of a GPU was recorded, so the times on GPUs are those of launches on the host. The profiler needs CUPTI "
+    "no stream of a GPU was recorded, so the times on GPUs are launch times on the host. The profiler needs CUPTI "
     "and the right to use it: https://developer.nvidia.com/ERR_NVGPUCTRPERM"
 )
-_CLOCKS = "times of several machines are set side by side by their clocks, which may be milliseconds apart"
+_CLOCKS = "times of different machines are aligned by their clocks, which may differ by milliseconds"
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ def record_hosts(run: Callable[[], Any], graphs: Iterable[Any]) -> tuple[list[Re
         else:
             recordings.append(Recorded(parse_profile(recording.space), host))
     if len(recordings) > 1 and not all(each.started_ns for each in recordings):
-        notes.append("a process did not say when its recording began: its times do not lie beside those of others")
+        notes.append("a process did not report when its recording began: its times are not aligned with the others")
     elif any(host_and_port(address)[0] not in {"localhost", *own_addresses()} for address in addresses.values()):
         notes.append(_CLOCKS)
     return recordings, notes

@@ -182,9 +182,9 @@ def _largest(placement: PlacementGraph, number: Mapping[str, int], paths: Mappin
 def _critical_text(path: CriticalPath) -> str:
     """Return the critical path in a sentence, with what it rests on."""
     return (
-        f"{len(path.ops)} operations wait for each other: {format_flops(path.flops)}, "
-        f"{format_bytes(path.transfer_bytes)} sent, {path.seconds * 1e3:.3g} ms by what gs.predict takes operations "
-        f"and links of the machine {path.machine!r} to need, without queues; not measured."
+        f"{len(path.ops)} operations in sequence: {format_flops(path.flops)}, "
+        f"{format_bytes(path.transfer_bytes)} sent, {path.seconds * 1e3:.3g} ms as gs.predict estimates operations "
+        f"and links of the machine {path.machine!r}, without queues; not measured."
     )
 
 

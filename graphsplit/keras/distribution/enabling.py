@@ -188,7 +188,7 @@ class _Running:
     def why_not(self, model: Any) -> str:
         """Return why a model has no plan here."""
         if is_wrapped(model):
-            return "it was made by multi_gpu_model. Ask itself, or its template."
+            return "it was made by multi_gpu_model. Call its own plan(), or pass its template."
         if own := own_functions(model):
             names = " and ".join(own)
             return f"it runs on one device, since its class overrides {names}. Override train_step instead."

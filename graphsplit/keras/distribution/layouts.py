@@ -128,7 +128,7 @@ class DistributedLayouts:
             entry = "a layout" if pattern is None else f"the entry {pattern!r} of its layout map"
             warnings.warn(
                 f"{type(distribution).__name__} on {len(mesh.devices)} devices: {entry}, {tuple(layout.axes)!r}, for "
-                f"a layer's output is not used: {why_not}. The numbers are those of one device.",
+                f"a layer's output is not used: {why_not}. The results are the same as on one device.",
                 stacklevel=user_stack_level(),
             )
         return found
@@ -146,7 +146,7 @@ class DistributedLayouts:
             told.add("")
             warnings.warn(
                 f"{name}: variables that its layout map cuts are divided over all devices, whatever the axis, and "
-                f"gathered in each step, because {mesh.why_not}. The numbers are those of one device. No matrix "
+                f"gathered in each step, because {mesh.why_not}. The results are the same as on one device. No matrix "
                 "product is divided along the model's axes, as Keras does on JAX.",
                 stacklevel=user_stack_level(),
             )
@@ -156,7 +156,7 @@ class DistributedLayouts:
             warnings.warn(
                 f"{name}: some variables do not have the layouts of its layout map:\n"
                 f"{bullet_list(sorted(new))}\n"
-                "The numbers are those of one device. The plan names the variables.",
+                "The results are the same as on one device. The plan names the variables.",
                 stacklevel=user_stack_level(),
             )
 

@@ -35,7 +35,7 @@ def notes_on_map(model: Any, distribution: Any, mesh: MeshOfKeras, of_outputs: C
     idle = [pattern for pattern in layout_map if id(layout_map[pattern]) not in used]
     if idle:
         patterns = ", ".join(map(repr, idle))
-        notes.append(f"of the layout map, these match no variable and no layer's output: {patterns}")
+        notes.append(f"entries of the layout map that match no variable and no layer's output: {patterns}")
     return (*notes, *_left_out(model, distribution))
 
 

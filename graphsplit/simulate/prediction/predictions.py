@@ -58,7 +58,7 @@ class Prediction(PredictedStep):
                 f"  {short_name(device)}  computing {percent(share.computing)}, sending {percent(share.sending)}, "
                 f"waiting {percent(share.waiting)}; {format_bytes(memory.peak_bytes)}: "
                 f"{format_bytes(memory.state_bytes)} variables, {format_bytes(memory.argument_bytes)} arguments, "
-                f"{format_bytes(memory.live_bytes)} alive at the peak"
+                f"{format_bytes(memory.live_bytes)} activations at the peak"
             )
         left = len(self.memory) - len(shown)
         lines += [f"  ... and {count_text(left, 'more device')}"] if left else []
@@ -76,7 +76,7 @@ class Prediction(PredictedStep):
     __repr__ = __str__  # what a prompt, and an assertion that fails, show
 
     def _repr_html_(self) -> str:
-        return text_html(str(self), "each device, and on what it rests")
+        return text_html(str(self), "each device, and the assumptions")
 
     def _seconds(self) -> str:
         return f"{'at least ' if self.unknown else ''}{_seconds(self.step_s)}"
@@ -153,7 +153,7 @@ def _on_hosts(machine: Machine, state: Mapping[str, int]) -> tuple[str, ...]:
         )
     rates = f"{amount(host.bytes_per_s)}B/s of memory and {amount(host.matrix_flops_per_s['float32'])}FLOP/s"
     return (
-        f"the host: {rates}, for one operation after the other, with a device's shares of the peak; the size of its "
+        f"the host: {rates}, one operation at a time, with a device's shares of the peak; the size of its "
         "memory is not known",
         _link("between the host and a device", link)
         if link is not None
@@ -189,11 +189,11 @@ def _standing(machine: Machine) -> str:
 def _rates(machine: Machine, costs: Costs) -> str:
     device = machine.device
     if device.samples:
-        return f"{len(costs.sampled)} kinds of operations as measured, {len(costs.estimated)} by what others took"
+        return f"{len(costs.sampled)} kinds of operations as measured, {len(costs.estimated)} estimated from others"
     if device.curves:
         return f"rates measured for {', '.join(device.curves)}"
     shares = ", ".join(f"{family} {share:.0%}" for family, share in device.attainable.items())
-    return f"a roofline; shares of the peak that are reached: {shares or 'all of it'}"
+    return f"a roofline; achieved shares of the peak: {shares or 'all of it'}"
 
 
 def _link(where: str, link: Link) -> str:
@@ -203,9 +203,9 @@ def _link(where: str, link: Link) -> str:
 
 def _threads(machine: Machine) -> str:
     if machine.device.kind != "CPU":
-        return "kernels of a GPU run one after the other, copies beside them"
+        return "kernels of a GPU run one at a time, copies overlap with them"
     slowest = machine.host.slowdown[-1]
-    more = f", {slowest:.2f} times as slow when all of them work" if slowest != 1 else ""
+    more = f", {slowest:.2f} times as slow when all are busy" if slowest != 1 else ""
     return f"devices share {machine.host.threads} threads{more}"
 
 

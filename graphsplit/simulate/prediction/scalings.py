@@ -85,7 +85,7 @@ class Scaling:
         text = f": {fastest.rows_per_s:.4g} rows/s on {count_text(fastest.devices, 'device')}{layout}"
         if fewest is fastest or not fewest.rows_per_s:
             return text
-        return f"{text}, {fastest.rows_per_s / fewest.rows_per_s:.3g} times those of {fewest.devices}"
+        return f"{text}, {fastest.rows_per_s / fewest.rows_per_s:.3g} times as many as on {fewest.devices}"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the points as `.json`, or the curves as `.png` or `.svg`.
@@ -126,7 +126,7 @@ class Scaling:
     __repr__ = __str__  # what a prompt, and an assertion that fails, show
 
     def _repr_html_(self) -> str:
-        return text_html(str(self), "the table, and on what it rests")
+        return text_html(str(self), "the table, and the assumptions")
 
 
 def _figure(scaling: Scaling) -> Any:

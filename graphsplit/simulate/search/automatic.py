@@ -92,7 +92,7 @@ def machine_like(named: Machine | None, devices: Sequence[str]) -> Machine:
         found = _gpu_machine()
     if found.device.kind != kind:
         raise ArgumentError(
-            f"plan={found.name!r}: the machine has {found.device.kind} devices, and the function is to run on "
+            f"plan={found.name!r}: the machine has {found.device.kind} devices, but the function runs on "
             f"{devices[0]!r}. Name a machine of that kind, or other devices."
         )
     return replace(found, devices=max(found.devices, len(devices)))
@@ -102,8 +102,8 @@ def _gpu_machine() -> Machine:
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         raise ArgumentError(
-            "The search for a plan predicts speed, and the GPUs that the function is to run on are not here. Name the "
-            "machine that has them: plan='8xA100-SXM4-80GB'; `graphsplit machines` lists all."
+            "The search for a plan predicts speed, and this process has none of the GPUs that the function runs on. Name "
+            "the machine that has them: plan='8xA100-SXM4-80GB'; `graphsplit machines` lists all."
         )
     details = tf.config.experimental.get_device_details(gpus[0])
     model = str(details.get("device_name", "GPU"))

@@ -26,7 +26,7 @@ from graphsplit.simulate.search.mesh_layouts import Along, Laid, MeshLayouts
 from graphsplit.simulate.search.question import Question
 
 _SHOWN = 8
-_UNKNOWN = "known only when it runs, and counted as least: {}"
+_UNKNOWN = "known only when it runs, counted as the least: {}"
 _WORTH_IT = 0.1  # of the step, in which a device sends or waits: what other layouts and stages could save
 _ROUGH = 1.5  # times as long as a plan takes an estimate may say that it does
 _NEAR = 1.25  # times as long as the best layouts along an axis others may be estimated to take that are looked at
@@ -107,8 +107,8 @@ class Choice:
         if large:
             least = min(large, key=lambda candidate: self.looked[candidate].peak_bytes)
             lines.append(
-                f"{len(large)} of {len(self.looked)} plans do not fit into {format_bytes(int(self.limit))}; of them "
-                f"this comes closest: {self._text(least)}"
+                f"{len(large)} of {len(self.looked)} plans do not fit into {format_bytes(int(self.limit))}; the "
+                f"closest of them: {self._text(least)}"
             )
         measured = "measured" if self.machine.calibrated else "from data sheets and assumptions, not validated"
         return (*lines, *self.left_out, f"predicted for {self.machine.name}, figures {measured}")
@@ -246,8 +246,8 @@ class Search:
         own = next(one.time for one in laid if one.along == best.along)
         none = next(one.time for one in laid if not one.along)
         return (
-            f"along {' and '.join(map(repr, best.axes))} about {own.computing_s * 1e3:.2f} ms of computing and "
-            f"{own.sending_s * 1e3:.2f} ms of sending {format_bytes(int(own.sent_bytes))}, estimated for "
+            f"along {' and '.join(map(repr, best.axes))} about {own.computing_s * 1e3:.2f} ms computing and "
+            f"{own.sending_s * 1e3:.2f} ms sending {format_bytes(int(own.sent_bytes))}, estimated for "
             f"{len(laid) - 1} layouts; with none cut {none.seconds * 1e3:.2f} ms"
         )
 
@@ -261,7 +261,7 @@ class Search:
         candidate = before if same else replace(before, layout=layouts[0], others=(), along=(), axes=())
         if not self.fits(candidate):
             return None
-        question, note = self.question, "it was chosen for another call before, and fits this one, too"
+        question, note = self.question, "it was chosen for an earlier call, and fits this one as well"
         return Choice(candidate, self.looked, question.limit, question.machine, (note,))
 
     def fits(self, candidate: Candidate) -> bool:

@@ -29,8 +29,8 @@ def refuse(search: Search) -> NoReturn:
         _of_more_devices(search, plain),
     ]  # (large meshes are slow)
     raise ArgumentError(
-        f"{question.title} does not fit: each device may hold {limit}, and of {count_text(count, 'plan')} for up to "
-        f"{devices} the smallest, {least}, has {format_bytes(found.peak_bytes)} on its fullest device:\n"
+        f"{question.title} does not fit: each device may hold {limit}. Of {count_text(count, 'plan')} for up to "
+        f"{devices} the smallest, {least}, needs {format_bytes(found.peak_bytes)} on its fullest device:\n"
         f"{bullet_list(_parts(found))}\nWhat would help most:\n{bullet_list([text for text in helps if text])}"
     )
 
@@ -38,7 +38,7 @@ def refuse(search: Search) -> NoReturn:
 def _parts(found: Looked) -> list[str]:
     """Return of what the bytes of the fullest device consist, the most first."""
     memory = found.fullest
-    alive = "what operations make and what it is sent"
+    alive = "activations and received tensors"
     if memory.largest:
         named = ", ".join(f"{name!r} {format_bytes(size)}" for name, size in memory.largest[:_LARGEST])
         alive = f"{alive}: {named}, ..."
