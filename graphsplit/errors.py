@@ -115,7 +115,7 @@ class WorkerLostError(GraphsplitError, ConnectionError):
     >>> step(tf.ones((4, 2)))  # doctest: +NORMALIZE_WHITESPACE, +ELLIPSIS
     Traceback (most recent call last):
     graphsplit.errors.WorkerLostError: <lambda>: worker 1 (127.0.0.1:...) ended, or does not answer. The call did
-    not happen: variables elsewhere have the values that they had before it. Variables that were only there are lost.
+    not happen: variables on other workers have the values from before the call. Variables stored only there are lost.
     gs.workers.resilient(...) continues with the remaining workers; cluster.reconnect() uses a worker again that was
     started again at its address.
     >>> workers.close()
@@ -136,7 +136,7 @@ class StrictError(GraphsplitError):
     >>> distinct = gs.parallelize(lambda x: tf.unique(tf.tanh(x)).y, devices=2, strict=True)
     >>> distinct(tf.ones(6))  # doctest: +NORMALIZE_WHITESPACE, +ELLIPSIS
     Traceback (most recent call last):
-    graphsplit.errors.StrictError: strict=True, but these operations carry rows of the batch and would run on
+    graphsplit.errors.StrictError: strict=True, but these operations work on rows of the batch and would run on
     one device:
       - Unique 'Unique' at ...: 24 B gathered; which entries are new depends on all rows
         -> rewrite it row by row, or keep its argument whole by split={...: None}

@@ -54,7 +54,7 @@ def test_every_reason_has_advice(reason: str):
 
 @pytest.mark.parametrize("advice", ADVICE, ids=lambda advice: advice.do)
 def test_no_advice_is_idle(advice):
-    known = [*reasons(), "rows are made in it, and what follows does not pay for splitting them"]
+    known = [*reasons(), "rows are made in it, and too little work follows to split them"]
     assert any(advice_on(reason) is advice for reason in known)
 
 
@@ -85,7 +85,7 @@ def test_the_same_words_everywhere():
     with pytest.raises(gs.errors.StrictError) as error:
         gs.parallelize(printing, devices=2, strict=True).plan(x)
     assert str(error.value) == (
-        "strict=True, but these operations carry rows of the batch and would run on one device:\n"
+        "strict=True, but these operations work on rows of the batch and would run on one device:\n"
         f"  - StringFormat 'StringFormat' at test_advice.py:{line}: nothing gathered; no rule for StringFormat\n"
         f"    -> {DO}\n"
         "Or drop strict=True, and assert how much is sharded: step.plan(x).sharded_fraction > 0.9."

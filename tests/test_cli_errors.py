@@ -288,8 +288,8 @@ def test_help(command: str):
 WRONG_TYPES: list[tuple[Any, str]] = [
     (
         lambda: gs.serving.transpile_graph_def(3, "x", "y", 2),
-        "transpile_graph_def takes a GraphDef, got 3. Of a tf.Graph that is graph.as_graph_def(); of a function, "
-        "graphsplit.parallelize(fn).graph_def(*args) is the graph for several devices.",
+        "transpile_graph_def takes a GraphDef, got 3. For a tf.Graph pass graph.as_graph_def(); for a function, "
+        "graphsplit.parallelize(fn).graph_def(*args) returns the graph for several devices.",
     ),
     (lambda: gs.serving.transpile_graph_def(GRAPH, 3, "y", 2), "inputs takes names of tensors, got 3."),
     (

@@ -86,7 +86,7 @@ def test_home():
         (
             lambda: gs.parallelize(identity, micro_batch=2, layout="sharded"),
             "parallelize() has no option micro_batch=, layout=. Did you mean micro_batches=? "
-            "Where variables live is said of them: gs.set_variable_layout(model, 'sharded', devices=...).",
+            "Layouts belong to variables: gs.set_variable_layout(model, 'sharded', devices=...).",
         ),
         (
             lambda: gs.parallelize(q=1),
@@ -215,8 +215,8 @@ def test_weights_against_all_devices():
 
 def test_transpiling_what_is_no_graph():
     assert message(gs.errors.ArgumentError, lambda: gs.serving.transpile_graph_def(3, "x", "y", 2)) == (
-        "transpile_graph_def takes a GraphDef, got 3. Of a tf.Graph that is graph.as_graph_def(); of a function, "
-        "graphsplit.parallelize(fn).graph_def(*args) is the graph for several devices."
+        "transpile_graph_def takes a GraphDef, got 3. For a tf.Graph pass graph.as_graph_def(); for a function, "
+        "graphsplit.parallelize(fn).graph_def(*args) returns the graph for several devices."
     )
     graph = tf.Graph().as_graph_def()
     assert message(
@@ -370,7 +370,7 @@ def test_strict_names_the_operation_and_the_line():
     call = gs.parallelize(couples, devices=2, strict=True)
     text = message(gs.errors.StrictError, lambda: call(tf.constant([1.0, 2.0, 1.0, 3.0])))
     assert re.sub(r"'\S*Unique'", "'Unique'", text) == (
-        "strict=True, but these operations carry rows of the batch and would run on one device:\n"
+        "strict=True, but these operations work on rows of the batch and would run on one device:\n"
         f"  - Unique 'Unique' at test_errors.py:{here}: nothing gathered; which entries are new depends on all rows\n"
         "    -> rewrite it row by row, or keep its argument whole by split={...: None}\n"
         "Or drop strict=True, and assert how much is sharded: step.plan(x).sharded_fraction > 0.9."
@@ -406,9 +406,8 @@ def test_logical_devices_after_the_start():
         ("/device:CPU:0", MAKE_MORE),
         (
             "/device:GPU:0",
-            "A number of devices means GPUs where there are any; CPU devices are used where they are named. One GPU is "
-            "made several by graphsplit.use_logical_devices(n, kind='GPU', memory_mb=...), called before TensorFlow "
-            "starts.",
+            "A number of devices means GPUs if there are any; name CPU devices to use them. To divide one GPU, call "
+            "graphsplit.use_logical_devices(n, kind='GPU', memory_mb=...) before TensorFlow starts.",
         ),
     ],
 )

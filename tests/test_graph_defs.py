@@ -239,7 +239,7 @@ def test_saved_models_on_the_command_line(tmp_path: Path):
     assert code == 0, output
     assert "Transpiled for 2 devices: GPU:0, GPU:1" in output
     assert "encode: kept as it is: not asked for" in output
-    assert "weights: 48 B, a copy on every device, 96 B of memory in all; none travels per request" in output
+    assert "weights: 48 B, a copy on every device, 96 B of memory in all; no weight is sent per request" in output
     assert f"Written: {target}" in output
     code, output = command(source, target, "--devices", "2", "--strict")
     assert code == 2

@@ -276,7 +276,7 @@ def test_home_is_where_the_variables_are():
     program, state = program_of(trace)
     assert default_home(program, state, EIGHT) == (
         "/device:CPU:0",
-        ("home: CPU:0, where the variables are (19.2 kB)",),
+        ("default device: CPU:0, where the variables are (19.2 kB)",),
     )
     assert default_home(program, state, ["/device:CPU:3", "/device:CPU:0"]) == ("/device:CPU:3", ())
 
@@ -410,7 +410,7 @@ def test_over_worker_processes():
     found = json.loads(ran.stdout.splitlines()[-1])
     home = found["home"]
     assert home["home"] == "/device:CPU:0"
-    assert home["notes"] == ["home: CPU:0, where the variables are (19.2 kB)"]
+    assert home["notes"] == ["default device: CPU:0, where the variables are (19.2 kB)"]
     assert home["between"] == 2 * (2 * SIZE + 4) + 10 * WIDTH * 4
     sent = Counter(_kind(text) for text in home["sent"])
     assert sent == {"weights": 2 * LAYERS, "gradients": 2 * LAYERS, "loss": 2, "rows": 4}

@@ -148,9 +148,8 @@ def test_more_devices_than_gpus(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(devices, "_existing", lambda: ("/device:CPU:0", "/device:GPU:0"))
     assert message(gs.errors.DeviceError, lambda: devices.resolve_devices(4)) == (
         "devices=4: there is only 1 GPU. This process has:\n  - CPU:0\n  - GPU:0\n"
-        "A number of devices means GPUs where there are any; CPU devices are used where they are named. One "
-        "GPU is made several by graphsplit.use_logical_devices(n, kind='GPU', memory_mb=...), called before TensorFlow "
-        "starts."
+        "A number of devices means GPUs if there are any; name CPU devices to use them. To divide one GPU, call "
+        "graphsplit.use_logical_devices(n, kind='GPU', memory_mb=...) before TensorFlow starts."
     )
 
 

@@ -167,7 +167,7 @@ def test_a_loop_that_writes_them_each_time_is_told():
         apply(x)
     weight.assign_add(tf.ones_like(weight))
     said = (
-        "Variable 'weight', copied on CPU:0, CPU:1, was read or changed by other code between each of the last 10 "
+        "Variable 'weight', replicated on CPU:0, CPU:1, was read or changed by other code between each of the last 10 "
         "calls of a parallelized function, so each call moved its 4800 bytes again (and perhaps those of other "
         "variables). Move that code into the function, or set the variable's layout to 'home'."
     )

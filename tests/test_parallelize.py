@@ -127,7 +127,7 @@ def test_inside_another_parallelized_function():
     outer = gs.parallelize(tf.function(lambda x: inner(x) + square(x)), devices=3)
     assert_close(outer(rows(7)), outer.function(rows(7)))
     assert "Square" in sharded_types(outer, rows(7))
-    assert "inner is parallelized itself; it was planned with the rest" in str(outer.plan(rows(7)))
+    assert "inner is parallelized as well; it is planned with the rest" in str(outer.plan(rows(7)))
 
 
 def test_as_an_argument_of_a_tf_function():

@@ -278,7 +278,7 @@ def test_a_loop_that_does_not_turn_once_for_each_row_says_so(rows_known: bool):
 
     for f, why in (
         (some, "it is not known to turn once for each entry of a list of rows"),
-        (twice, "the rows in its lists are not those of one batch, in order"),
+        (twice, "its lists do not hold the rows of one batch, in order"),
     ):
         parallel = gs.parallelize(f, devices=3)
         plan = parallel.plan(*f.input_signature)

@@ -112,7 +112,7 @@ def test_strict_on_the_command_line_has_no_dataset(tmp_path: Path):
     assert ran.exit_code == 2
     name = "StatefulPartitionedCall/StatefulPartitionedCall/StringFormat"
     assert re.sub(r"\.py:\d+", ".py:N", ran.output).splitlines()[-5:] == [
-        "Error: strict=True, but these operations carry rows of the batch and would run on one device:",
+        "Error: strict=True, but these operations work on rows of the batch and would run on one device:",
         f"  - StringFormat '{name}' at test_saved_models_errors.py:N: nothing gathered; no rule for StringFormat",
         "    -> save the model without it",
         "Or drop strict=True, and assert how much is sharded: step.plan(x).sharded_fraction > 0.9.",
@@ -160,7 +160,7 @@ def test_copies_of_weights_that_change(model: str, tmp_path: Path):
     found = message(
         gs.errors.UnsupportedError, gs.serving.transpile_saved_model, model, tmp_path / "out", 2, replicate_weights=True
     )
-    assert "the signature 'count' changes variables, of which copies would go stale:\n  - factor" in found
+    assert "the signature 'count' changes variables, so copies would go stale:\n  - factor" in found
     gs.serving.transpile_saved_model(model, tmp_path / "out", 2, replicate_weights=True, signatures=["scale"])
 
 

@@ -81,7 +81,7 @@ def test_a_loop_that_reads_parts_each_time_is_told():
         apply(x)
         tf.reduce_sum(weight)
     said = (
-        "Variable 'weight', in parts on CPU:0, CPU:1, was read or changed by other code between each of the last 10 "
+        "Variable 'weight', sharded on CPU:0, CPU:1, was read or changed by other code between each of the last 10 "
         "calls of a parallelized function, so each call moved its 4800 bytes again (and perhaps those of other "
         "variables). Move that code into the function, or set the variable's layout to 'home'."
     )

@@ -360,7 +360,7 @@ def test_devices_that_make_no_pipelines():
 def test_more_stages_than_can_be_cut():
     parallel = gs.parallelize(lambda x: tf.square(2 * x), devices=3, stages=3)
     assert message(gs.errors.ArgumentError, lambda: parallel(rows(4, 2))) == (
-        "stages=3: the function has 2 operations forward that take time, and each stage needs one of its own. Choose "
+        "stages=3: the function has 2 forward operations with work, and each stage needs at least one. Choose "
         "fewer stages."
     )
 
@@ -392,6 +392,6 @@ def test_stages_for_which_devices_have_no_room():
     assert message(
         gs.errors.ArgumentError, lambda: cut_into_stages(plan.program, plan.steps, plan.mesh, asked, "gpipe")
     ) == (
-        "stages=2: no cut leaves each stage within the 1.0 kB that it may take of its device; all together need 2.5 "
+        "stages=2: no cut lets each stage fit into the 1.0 kB available on its device; together they need 2.5 "
         "kB. Choose more stages, more micro_batches, or schedule='1f1b', which keeps fewer of them alive."
     )

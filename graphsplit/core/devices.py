@@ -319,6 +319,6 @@ def _how_to_have_more(existing: Sequence[str]) -> str:
 
 _MORE_CPUS = "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
 _MORE_GPUS = (
-    "A number of devices means GPUs where there are any; CPU devices are used where they are named. One GPU is made "
-    "several by graphsplit.use_logical_devices(n, kind='GPU', memory_mb=...), called before TensorFlow starts."
+    "A number of devices means GPUs if there are any; name CPU devices to use them. To divide one GPU, call "
+    "graphsplit.use_logical_devices(n, kind='GPU', memory_mb=...) before TensorFlow starts."
 )

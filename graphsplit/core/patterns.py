@@ -20,7 +20,7 @@ R = TypeVar("R")
 _NEAR, _MOST_NEAR = 0.5, 3  # how alike names are that are suggested, of which 1 are equal ones; and how many
 _NEAR_OPTION = 0.7  # how alike, of 1: `variables` and `devices`, which are no misspellings of each other, are 0.5
 _NUMBER = re.compile(r"_\d+$")  # by which Keras and TensorFlow tell calls of one layer apart
-_LAYOUTS = "Where variables live is said of them: gs.set_variable_layout(model, 'sharded', devices=...)."
+_LAYOUTS = "Layouts belong to variables: gs.set_variable_layout(model, 'sharded', devices=...)."
 _ELSEWHERE = dict.fromkeys(("layout", "layouts", "variable_layout"), _LAYOUTS)
 """What others call something that is said in another way here."""
 _HINTS = {
@@ -28,10 +28,10 @@ _HINTS = {
         *("MirroredStrategy", "Strategy", "distribute", "DataParallel", "DistributedDataParallel", "DDP"),
         *("pmap", "pjit", "jit", "shard_map", "data_parallel", "parallel", "strategy", "function"),
     ),
-    "Write gs.set_variable_layout(model, 'replicated', devices=4); the batch is divided by itself.": (
+    "Write gs.set_variable_layout(model, 'replicated', devices=4); the batch is split automatically.": (
         *("replicate", "replicated", "mirror", "mirrored", "broadcast"),
     ),
-    "Write gs.set_variable_layout(model, 'sharded', devices=4); the batch is divided by itself.": (
+    "Write gs.set_variable_layout(model, 'sharded', devices=4); the batch is split automatically.": (
         *("shard", "sharded", "shard_tensor", "fully_shard", "FSDP", "FullyShardedDataParallel", "distribute_tensor"),
         *("ParameterServerStrategy", "ZeRO", "DTensor", "Layout", "LayoutMap", "NamedSharding", "PartitionSpec"),
     ),
@@ -42,7 +42,7 @@ _HINTS = {
     "Stages are an option: gs.parallelize(step, devices=4, stages=4, micro_batches=8).": (
         *("Pipeline", "pipeline", "PipelineParallel", "PipelineStage", "stage", "stages", "GPipe"),
     ),
-    "Write the step for one device and the whole batch; what is summed over devices follows from it.": (
+    "Write the step for one device and the whole batch; graphsplit adds the reductions over devices.": (
         *("all_reduce", "all_gather", "reduce_scatter", "psum", "pmean", "reduce", "get_replica_context"),
     ),
     "Write gs.connect(['host:2222', ...]), then gs.parallelize as on one machine.": (

@@ -66,7 +66,7 @@ def default_home(program: Program, state: State, devices: Sequence[str]) -> tupl
     is_one_host = len({host_name(device) for device in (*devices, *held)}) == 1
     if is_one_host or 2 * held.get(first, 0) >= held.get(most, 0):
         return first, ()
-    return most, (f"home: {short_name(most)}, where the variables are ({format_bytes(held[most])})",)
+    return most, (f"default device: {short_name(most)}, where the variables are ({format_bytes(held[most])})",)
 
 
 def recompute(plan: Plan) -> Plan:

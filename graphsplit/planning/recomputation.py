@@ -81,7 +81,7 @@ def recomputed(program: Program, asked: Recompute, batch: int) -> tuple[Program,
     count = f"{len(blocks)} block{'' if len(blocks) == 1 else 's'}"
     note = (
         f"recomputing: {format_bytes(saved)} of {format_bytes(passes.kept_bytes)} that the backward pass reads are "
-        f"dropped and made again, in {count}, which runs {share} again"
+        f"dropped and recomputed, in {count}, which runs {share} again"
     )
     return _CopyWriter(passes, blocks).write(), [note]
 

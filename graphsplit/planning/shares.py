@@ -17,7 +17,7 @@ from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.work import data_in
 from graphsplit.program.program import Op, Program, Tensor
 
-_BORN = "rows are made in it, and what follows does not pay for splitting them"
+_BORN = "rows are made in it, and too little work follows to split them"
 _FOLLOWS = "it reads rows that are whole"
 
 

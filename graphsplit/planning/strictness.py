@@ -66,7 +66,7 @@ def _stayed_message(plan: Decisions, stayed: Sequence[tuple[Op, str]], finished:
         text = f"{op.type} {op.name!r}{where}: {plan.gathered_text(op)} gathered; {reason}"
         lines.append(_with_advice(text, reason, finished))
     return (
-        "strict=True, but these operations carry rows of the batch and would run on one device:\n"
+        "strict=True, but these operations work on rows of the batch and would run on one device:\n"
         f"{bullet_list(lines)}\n"
         f"{_INSTEAD}"
     )

@@ -82,8 +82,8 @@ def transpile_and_plan(
     """Return what `transpile_graph_def` returns, and the plan."""
     if not isinstance(graph_def, GraphDef):
         raise ArgumentError(
-            f"transpile_graph_def takes a GraphDef, got {graph_def!r}. Of a tf.Graph that is graph.as_graph_def(); of "
-            "a function, graphsplit.parallelize(fn).graph_def(*args) is the graph for several devices."
+            f"transpile_graph_def takes a GraphDef, got {graph_def!r}. For a tf.Graph pass graph.as_graph_def(); "
+            "for a function, graphsplit.parallelize(fn).graph_def(*args) returns the graph for several devices."
         )
     check_graph(graph_def, "The graph")
     fed = names_in(inputs, "inputs", "names of tensors")

@@ -94,7 +94,7 @@ class TranspileReport:
             total = self.mirrored_bytes * len(self.devices)
             lines.append(
                 f"  weights: {format_bytes(self.mirrored_bytes)}, a copy on every device, {format_bytes(total)} of "
-                "memory in all; none travels per request"
+                "memory in all; no weight is sent per request"
             )
         graph = f"{format_bytes(self.graph_bytes_before)} -> {format_bytes(self.graph_bytes_after)}"
         whole = f"{format_bytes(self.bytes_before)} -> {format_bytes(self.bytes_after)}"

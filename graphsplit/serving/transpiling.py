@@ -287,7 +287,7 @@ def _check_same(key: str, kind: str, before: Mapping[str, Any], after: Mapping[s
         if _described(before, name) != _described(after, name)
     ]
     if lines:
-        raise CheckError(f"The {kind} of the signature {key!r} are not what they were:\n{bullet_list(lines)}")
+        raise CheckError(f"The {kind} of the signature {key!r} changed:\n{bullet_list(lines)}")
 
 
 def _described(infos: Mapping[str, Any], name: str) -> str:

@@ -89,7 +89,7 @@ def check_only_read(name: str, program: Program, variables: Mapping[str, tf.Vari
     }
     if changed:
         raise UnsupportedError(
-            f"replicate_weights=True, but the signature {name!r} changes variables, of which copies would go stale:\n"
+            f"replicate_weights=True, but the signature {name!r} changes variables, so copies would go stale:\n"
             f"{bullet_list(sorted(changed))}\n"
             "Leave it out (signatures=[...]), or keep one copy of the weights (replicate_weights=False)."
         )

@@ -197,7 +197,7 @@ def read_graph(
         locate=source_locator(graph),
         seeds=seeds,
         notes=[
-            f"{name} is parallelized itself; it was planned with the rest, its own options do not apply"
+            f"{name} is parallelized as well; it is planned with the rest, its own options are ignored"
             for name in inner
         ],
         adjust=_as_in_eager_code if effects else _without_effects,

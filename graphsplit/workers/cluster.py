@@ -165,12 +165,12 @@ def lost_error(cluster: Cluster, tasks: Sequence[int], name: str, undone: bool, 
     who = ", ".join([f"worker {task} ({cluster.workers[task]})" for task in tasks])
     how = f"has not answered for {since_s:.0f} s" if since_s >= 1 else "ended, or does not answer"
     what = (
-        "The call did not happen: variables elsewhere have the values that they had before it."
+        "The call did not happen: variables on other workers have the values from before the call."
         if undone
         else "The call still waits for it, and will be undone when the worker's process ends: end that process."
     )
     error: WorkerLostError = WorkerLostError(
-        f"{name}: {who} {how}. {what} Variables that were only there are lost. gs.workers.resilient(...) continues "
+        f"{name}: {who} {how}. {what} Variables stored only there are lost. gs.workers.resilient(...) continues "
         "with the remaining workers; cluster.reconnect() uses a worker again that was started again at its address."
     )
     error.tasks, error.undone = tuple(tasks), undone

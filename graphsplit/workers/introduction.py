@@ -37,7 +37,9 @@ def introduce(graphsplit_version: str) -> Any:
 
     def answer_who(*asked: Any) -> Any:
         if asked:
-            raise UnsupportedError("A Python function of the client was to run on this worker, which does not have it.")
+            raise UnsupportedError(
+                "This worker was asked to run a Python function of the client, which it does not have."
+            )
         return np.array(own, object)
 
     graph = tf.Graph()

@@ -129,7 +129,7 @@ class Resilient(Generic[P, R]):
         if lost:
             warnings.warn(
                 f"{self._step._name()}: no checkpoint now: worker {', '.join(map(str, lost))} is away, and TensorFlow "
-                "waits for all workers when it saves. The calls since the last one are kept.",
+                "waits for all workers when it saves. The calls since the last checkpoint are kept.",
                 stacklevel=user_stack_level(),
             )
             return None
@@ -271,7 +271,7 @@ class Resilient(Generic[P, R]):
         self._lost -= set(back)
         self._lay_out()
         warnings.warn(
-            f"{self._step._name()}: worker {', '.join(map(str, back))} is there again; the next step runs on "
+            f"{self._step._name()}: worker {', '.join(map(str, back))} is back; the next step runs on "
             f"{', '.join(map(short_name, self.devices))}.",
             stacklevel=user_stack_level(),
         )
@@ -304,7 +304,7 @@ def resilient(
     """
     if not isinstance(step, ParallelFunction):
         raise ArgumentError(
-            f"resilient takes a function that parallelize returned, got {step!r}. Of a Keras model, parallelize its "
+            f"resilient takes a function that parallelize returned, got {step!r}. For a Keras model, parallelize its "
             "training step: a function that calls the model, the optimizer and the metrics."
         )
     if on_lost != "survivors":

@@ -40,7 +40,7 @@ class VariableCopies(VariableParts):
             self.put_together()
 
     def _how(self) -> str:
-        return f"copied on {', '.join(map(short_name, self.devices))}"
+        return f"replicated on {', '.join(map(short_name, self.devices))}"
 
     def _take_apart(self) -> None:
         if not is_initialized(self._own):  # a new variable: it takes its value, and then the copies do

@@ -158,7 +158,7 @@ class VariableParts:
         self.put_together()
 
     def _how(self) -> str:
-        return f"in parts on {', '.join(map(short_name, self.devices))}"
+        return f"sharded on {', '.join(map(short_name, self.devices))}"
 
     def _arrive(self) -> None:
         """Let the parts hold the value for a call, and say when every call has to move it."""

@@ -156,7 +156,7 @@ class AxisPlanner:
         while True:
             carried = self._settled(body, layouts, whole)
             if not any(isinstance(layout, Shard) for layout in carried):
-                return Declined("nothing that it carries stays in parts")
+                return Declined("none of its loop variables stays cut")
             plans = {
                 condition_name: self._plan_function(condition, carried, [SINGLE_DEVICE]),
                 body_name: self._plan_function(body, carried, carried),
@@ -169,12 +169,12 @@ class AxisPlanner:
     def _branch(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         names, whole = function_names(op.node), set[int]()
         if any(not fits(op, op.bodies[name]) for name in names):
-            return Declined("one of its branches does not fit what it is given")
+            return Declined("one of its branches needs other layouts than its arguments have")
         lists = [i for i, dtype in enumerate(op.out_dtypes) if dtype == tf.variant]
         while True:
             given = [_given(op.bodies[names[0]], i, layout, whole) for i, layout in enumerate(layouts[1:])]
             if not any(isinstance(layout, Shard) for layout in given):
-                return Declined("nothing that it is given stays in parts")
+                return Declined("none of its arguments stays cut")
             outputs = self._agreed(op, names, given, lists)
             plans = {name: self._plan_function(op.bodies[name], given, outputs) for name in names}
             more = {i for plan in plans.values() for i in _wanted_whole(plan, None)} - whole

@@ -246,7 +246,7 @@ class LocalBackwardPropagation(BackwardPropagation):
         given = self.natural.seen[op.index][0]  # every shard has an argument in the layout in which it is given
         wanted = [layout for _, layout in self._demanded(op) if layout != given]
         if wanted:
-            self.obstacles.append(f"argument {op.name}: it is given {given} and read {wanted[0]}")
+            self.obstacles.append(f"argument {op.name}: its value is {given}, but it is read as {wanted[0]}")
         if given == REPLICATE and len(wanted) == len(self._demands[op.index]) == 1 and isinstance(wanted[0], Shard):
             self.wishes[self.program.inputs.index(op.index)] = wanted[0]
         return Step(home=True)

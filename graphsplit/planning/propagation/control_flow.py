@@ -84,7 +84,7 @@ class ControlFlowAnswers:
             after = [_joined(self.mesh, carried[i], forward, body, i) for i in range(len(carried))]
             clash = next((i for i, layout in enumerate(after) if layout is None), None)
             if clash is not None:
-                return Declined(f"what it carries as {body.input_names[clash]!r} changes its layout from turn to turn")
+                return Declined(f"its loop variable {body.input_names[clash]!r} changes its layout from turn to turn")
             if after == carried:
                 break
             carried = [layout for layout in after if layout is not None]
@@ -104,7 +104,7 @@ class ControlFlowAnswers:
         if flow.compiled and any(body.symbols for body in op.bodies.values()):
             return Declined("XLA compiles for sizes that are known")
         if any(not fits(op, body) for body in op.bodies.values()):
-            return Declined("one of its branches does not fit what it is given")
+            return Declined("one of its branches needs other layouts than its arguments have")
         if flow.chooses and not is_whole(layouts[0]):
             return Declined("which branch it takes depends on all rows")
         given: list[Layout] = [REPLICATE if layout == PARTIAL_SUM else layout for layout in layouts[flow.chooses :]]

@@ -40,7 +40,7 @@ def answer_row_loop(op: Op, layouts: Sequence[Layout], mesh: Mesh, random: str) 
     cut = cuts.pop()
     assert isinstance(cut, Shard)
     if cuts or len(cut.blocks) > 1:
-        return Declined("the rows in its lists are not those of one batch, in order")
+        return Declined("its lists do not hold the rows of one batch, in order")
     if turns is None or cut.size(mesh.batch) != turns.number:
         return Declined("it is not known to turn once for each entry of a list of rows")
     return _RowLoop(op, layouts, mesh, random, turns, cut).answer()
@@ -101,7 +101,7 @@ class _RowLoop:
             if k >= 0:
                 self._check_uses(k, how, is_row_list(self.layouts[k]), lists.get(body.outputs[k]) == k)
             elif k in self.rows and {*how} != {"own"}:
-                raise _NotByRowError("it adds a list that is made in another way than row by row")
+                raise _NotByRowError("it adds a list that is not made row by row")
             if k >= 0 and how and "other" not in how:
                 self.rows.add(k)
 
@@ -133,7 +133,7 @@ class _RowLoop:
     def _check_uses(self, k: int, uses: Sequence[str], is_cut: bool, returned: bool) -> None:
         ends = [use for use in uses if use.startswith("TensorList")]
         if not returned or len(ends) > 1 or (ends and len(uses) > 1) or ("other" in uses and is_cut):
-            raise _NotByRowError(f"it takes from the list {self._name(k)!r} in another way than row by row")
+            raise _NotByRowError(f"it does not read the list {self._name(k)!r} row by row")
         if "TensorListPopBack" in ends and not is_cut:
             raise _NotByRowError(f"the list {self._name(k)!r} is no list of rows")
         if not uses and is_cut:
@@ -146,7 +146,7 @@ class _RowLoop:
         argument, end = Tensor(body.inputs[k], 0), origin(body, body.outputs[k])
         if end == argument:
             if k in self.turns.carried_bounds and self._is_read(body, argument, body.outputs[k]):
-                raise _NotByRowError("how often it turns is also a number in it")
+                raise _NotByRowError("it also computes with its number of turns")
             return REPLICATE
         if k in self.turns.counters:
             return REPLICATE
@@ -155,7 +155,7 @@ class _RowLoop:
             own = [t for t in added.inputs if origin(body, t) == argument]
             if len(own) == 1 and not self._is_read(body, argument, own[0], by=added):
                 return PARTIAL_SUM
-        raise _NotByRowError(f"what it carries as {self._name(k)!r} depends on the rows before")
+        raise _NotByRowError(f"its loop variable {self._name(k)!r} depends on the rows before")
 
     def _is_read(self, body: Program, tensor: Tensor, passed: Tensor, by: Op | None = None) -> bool:
         """Return whether anything but identities that lead to `passed`, and operation `by`, reads a tensor."""

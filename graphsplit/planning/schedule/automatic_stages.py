@@ -168,8 +168,8 @@ def _equal_starts(units: StageUnits, count: int, asked: StagesAsked, mesh: Mesh,
     chain = units.chain()
     if units.most_stages < count:
         raise ArgumentError(
-            f"stages={count}: the function has {len(units.work)} operations forward that take time, and each stage "
-            "needs one of its own. Choose fewer stages."
+            f"stages={count}: the function has {len(units.work)} forward operations with work, and each stage "
+            "needs at least one. Choose fewer stages."
         )
     room = _room(units, count, asked, mesh, schedule)
     found = cut(chain, count, room)
@@ -177,8 +177,8 @@ def _equal_starts(units: StageUnits, count: int, asked: StagesAsked, mesh: Mesh,
         assert room is not None
         needed = sum(chain.weights) + sum(chain.kept) * max(room.alive)
         raise ArgumentError(
-            f"stages={count}: no cut leaves each stage within the {format_bytes(round(room.bytes))} that it may take "
-            f"of its device; all together need {format_bytes(round(needed))}. Choose more stages, more micro_batches, "
+            f"stages={count}: no cut lets each stage fit into the {format_bytes(round(room.bytes))} available on "
+            f"its device; together they need {format_bytes(round(needed))}. Choose more stages, more micro_batches, "
             "or schedule='1f1b', which keeps fewer of them alive."
         )
     return dict.fromkeys(found, "")

@@ -58,12 +58,12 @@ ADVICE = (
         "draw with tf.random.stateless_normal or stateless_uniform",
     ),
     Advice(
-        "turn once for each|not those of one batch",
+        "turn once for each|the rows of one batch",
         "loop over all rows of one batch, as tf.map_fn does, or compute all rows at once without a loop",
     ),
     Advice(
-        "depends on the rows before|turns?\\b|branch|carries as|the list |of a list in it|adds a list"
-        "|list is (read|made) whole|in it[ :]|it is given .* and read",
+        "depends on the rows before|turns?\\b|branch|loop variable|the list |of a list in it|adds a list"
+        "|list is (read|made) whole|in it[ :]|its value is .*, but it is read",
         "let each turn keep rows apart, or compute all rows at once without a loop",
     ),
     Advice(

@@ -84,7 +84,7 @@ def check_nesting(nodes: Iterable[Any], library: Mapping[str, Any]) -> None:
         nodes = [node for name in level for node in library[name].node_def]
     raise UnsupportedError(
         f"Loops and branches are nested more than {_MOST_LEVELS} levels deep, down to the function {level[0]!r} and "
-        "further. Let one tf.while_loop or tf.switch_case do what they do one inside of the other."
+        "further. Merge some of them into one tf.while_loop or tf.switch_case."
     )
 
 

@@ -102,8 +102,8 @@ def _gpu_machine() -> Machine:
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         raise ArgumentError(
-            "The search for a plan predicts speed, and this process has none of the GPUs that the function runs on. Name "
-            "the machine that has them: plan='8xA100-SXM4-80GB'; `graphsplit machines` lists all."
+            "The search for a plan predicts speed, and this process has none of the GPUs that the function runs on. "
+            "Name the machine that has them: plan='8xA100-SXM4-80GB'; `graphsplit machines` lists all."
         )
     details = tf.config.experimental.get_device_details(gpus[0])
     model = str(details.get("device_name", "GPU"))
