@@ -147,7 +147,7 @@ class StrictError(GraphsplitError):
 class StorageError(GraphsplitError, OSError):
     """A file could not be written: the disk is full, or the place may not be written. Nothing was replaced.
 
-    graphsplit replaces only what it has written itself (a page, a picture), or, when it is told to, a SavedModel or a
+    graphsplit replaces only what it has written itself (a page, a picture), or, with overwrite=True, a SavedModel or a
     graph. Name another place, or move away what is there.
 
     >>> import pathlib, tempfile, tensorflow as tf, graphsplit as gs

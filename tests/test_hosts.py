@@ -285,7 +285,7 @@ def test_home_is_where_the_variables_are():
         return default_home(program, own, EIGHT)
 
     assert lying(EIGHT[5], EIGHT[5], EIGHT[0]) == (EIGHT[0], ())  # which has half as much
-    said = "home: worker:1/CPU:1, where the variables are (12.8 kB)"
+    said = "default device: worker:1/CPU:1, where the variables are (12.8 kB)"
     assert lying(EIGHT[5], EIGHT[5], EIGHT[1]) == (EIGHT[5], (said,))
     assert lying(EIGHT[1], EIGHT[0], EIGHT[2]) == (EIGHT[0], ())
     plain = gs.parallelize(tf.tanh, devices=2)._planning((X,), {})[0].trace

@@ -299,11 +299,12 @@ def test_what_a_map_leaves_out_is_on_the_plan(enabled: gs.keras.KerasDistributio
     ]
     own = f"{model.name}/"
     last = model.layers[-1].kernel.path.removeprefix(own)
+    unmatched = "no pattern of the layout map matches"
     assert [note.replace(own, "") for note in plan.notes] == [
         f"{last}: dimension 1 has 1 entry for 2 devices along 'model': it stays whole",
         "entries of the layout map that match no variable and no layer's output: '.*nothing'",
-        "no pattern of the layout map matches left_1/kernel [32, 9], 1.2 kB, 12 % of the model: whole on its device",
-        "no pattern of the layout map matches left_2/kernel [9, 9], 324 B, 3.4 % of the model: whole on its device",
+        f"{unmatched} left_1/kernel [32, 9], 1.2 kB, 12 % of the model: stored whole on one device",
+        f"{unmatched} left_2/kernel [9, 9], 324 B, 3.4 % of the model: stored whole on one device",
     ]
     assert all(f"  note: {note}" in str(plan) for note in plan.notes)
 

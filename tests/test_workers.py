@@ -136,7 +136,7 @@ def test_resilient_without_workers():
         gs.workers.resilient(step)
     with pytest.raises(gs.errors.ArgumentError, match="resilient takes a function that parallelize returned, got"):
         gs.workers.resilient(lambda x: x)
-    with pytest.raises(gs.errors.ArgumentError, match="on_lost='wait'"):
+    with pytest.raises(gs.errors.ArgumentError, match=r"on_lost must be 'survivors', .*, got 'wait'"):
         gs.workers.resilient(step, on_lost="wait")
 
 

@@ -90,8 +90,8 @@ def parallelize(
         workers, those that the function writes are divided, and those that it only reads are copied to each device;
         `docs/variables.md` has the rule. None leaves them where they are.
       micro_batches: parts of each device's rows, computed one after the other, forward and backward, so that larger
-      batches fit into memory: gradient accumulation, exactly. The result is that of the whole batch. The plan says
-        which operations need all rows and make all parts wait, and how much is kept then.
+        batches fit into memory: gradient accumulation, exactly. The result is the same as for the whole batch. The plan
+        says which operations need all rows and make all parts wait, and how much is kept then.
       stages: parts into which the function is cut, each on a device of its own, forward and backward. `stages=4` on 8
         devices are two pipelines with half of the rows each, or as `shares` say. The parts take equal time, cuts are
         where few bytes pass, and on GPUs each stage fits into memory. Or patterns of names of layers, or other scopes,

@@ -106,7 +106,7 @@ class PlacementGraph:
 
     @functools.cached_property
     def home_ops_with_batch(self) -> tuple[PlacedOp, ...]:
-        """The operations that run once, at home, though they carry rows of the batch; the most expensive first."""
+        """The operations that work on rows of the batch and run once, on one device; the most expensive first."""
         return tuple(sorted((op for op in self.ops.values() if op.home_reason), key=lambda op: -op.gathered_bytes))
 
     @property

@@ -184,7 +184,7 @@ class Decisions:
 
     @property
     def stayed_home(self) -> tuple[tuple[Op, str], ...]:
-        """Return the operations that carry rows of the batch and run at home all the same, with the reason.
+        """Return the operations that work on rows of the batch and run on one device, with the reason.
 
         Those in the turns of a loop that is one loop for all shards are among them, and not the loop. None do where
         home is where the only shard is: a batch of one row needs nothing else.

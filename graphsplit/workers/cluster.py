@@ -98,7 +98,7 @@ class Cluster:
         return tuple([name for name in self.devices if task_of(name) == (JOB, task)])
 
     def health(self, timeout_s: float = PROBE_S) -> Health:
-        """Ask all workers how they are, from outside of TensorFlow's runtime; that of a frozen one waits for ever.
+        """Ask all workers how they are, from outside of TensorFlow's runtime, which waits for ever for a frozen worker.
 
         Args:
           timeout_s: how long to wait for answers, in seconds.

@@ -308,7 +308,7 @@ def resilient(
             "training step: a function that calls the model, the optimizer and the metrics."
         )
     if on_lost != "survivors":
-        raise ArgumentError(f"resilient(on_lost={on_lost!r}) is not known; 'survivors' goes on with those left.")
+        raise ArgumentError(f"on_lost must be 'survivors', which goes on with the remaining workers, got {on_lost!r}.")
     cluster = current_cluster()
     if step._options.mesh.stages:
         raise UnsupportedError(

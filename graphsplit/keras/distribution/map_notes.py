@@ -61,7 +61,7 @@ def _left_out(model: Any, distribution: Any) -> Iterable[str]:
         if size >= _LARGE * all_bytes:
             named = found[0].path if len(found) == 1 else f"{len(found)} of {name}"
             share = f"{format_bytes(size)}, {100 * size / all_bytes:.2g} % of the model"
-            yield f"no pattern of the layout map matches {named} {list(shape)}, {share}: whole on its device"
+            yield f"no pattern of the layout map matches {named} {list(shape)}, {share}: stored whole on one device"
 
 
 def _bytes_of(variable: Any) -> int:
