@@ -255,11 +255,11 @@ def test_what_is_alive_is_told_by_the_shards_that_differ():
     function = gs.parallelize(f, devices=4, shares=[1, 3, 2, 1])
     plan = function.plan(tf.ones(70))
     every = live_bytes(plan)
-    [line] = [line for line in str(plan).splitlines() if "alive" in line]
+    [line] = [line for line in str(plan).splitlines() if "peak of activations" in line]
     first, second = (f"{every[device]} B" for device in plan.devices[:2])
     assert line == f"  peak of activations: {first} on CPU:0, {second} on CPU:1, no more on 2 others"
     assert max(every[device] for device in plan.devices[2:]) <= every[plan.devices[1]]
-    assert "alive" not in str(
+    assert "peak of activations" not in str(
         gs.parallelize(tf.function(f, input_signature=[tf.TensorSpec([None])]), devices=2).plan(tf.TensorSpec([None]))
     )
 
