@@ -27,6 +27,7 @@ from benchmarks.workloads import WORKLOADS, data, workload
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.inspect import PlacedOp
 from graphsplit.planning.traffic import traffic
+from tests.helpers import staged_programs
 from tests.helpers.law import assert_close, squares_step
 from tests.helpers.on_devices import Make, assert_law_on, idle, misplaced
 from tests.helpers.trainings import start_elsewhere
@@ -343,6 +344,35 @@ def test_a_mesh_with_a_vocabulary_in_parts(devices: Sequence[str]):
     assert "computed in place" in str(plan)
     held = {plan.state.devices[plan.program.ops[i].name] for i in plan.program.captures}
     assert {f"/device:{device}" for device in devices[:2]} <= held
+
+
+def trained_perceptron() -> tuple[Any, Any]:
+    """Return a training step of Adam with a norm of all gradients, and its variables and slots."""
+    variables, step = staged_programs.perceptron()
+    return step, variables
+
+
+@pytest.mark.usefixtures("copies_take_time")
+@on_every_place
+def test_the_default_layout(devices: Sequence[str]):
+    calls = [tuple(staged_programs.rows(ROWS)), tuple(staged_programs.rows(5))]
+    plan = assert_law_on(devices, trained_perceptron, calls, 1e-10, variables="auto")
+    assert {plan.state.devices[plan.program.ops[i].name] for i in plan.program.captures} == set(plan.devices)
+
+
+@on_every_place
+@pytest.mark.parametrize("compiled", [False, True], ids=["kernels", "XLA"])
+def test_rows_layers_and_stages(devices: Sequence[str], compiled: bool):
+    """Of four devices: each stage on two, which share rows without XLA, and layers with it."""
+    inner = {} if len(devices) == 2 else {"model": 2} if compiled else {"batch": 2}
+    layout = {"*/up": (None, "model"), "*/down": ("model", None), "*": "home"} if "model" in inner else "replicated"
+    mesh = {"stage": 2, **inner}
+    make = laid_out(trained_perceptron, layout, devices, mesh) if inner else trained_perceptron
+    plan = assert_law_on(
+        devices, make, [tuple(staged_programs.rows(ROWS))], 1e-10, mesh=mesh, micro_batches=2, jit_compile=compiled
+    )
+    assert len({device for stage in plan.program.stages for device in stage.devices}) == len(devices), str(plan)
+    assert ("compiled by XLA" in str(plan)) == compiled, str(plan)
 
 
 @pytest.mark.long
