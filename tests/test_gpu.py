@@ -89,6 +89,7 @@ def network_cases() -> Iterator[Any]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore:.*sends much through one device")  # (as it should, of ResNet50 on GPUs)
 @pytest.mark.parametrize(("devices", "name", "mode", "precision"), list(network_cases()), indirect=["precision"])
 def test_networks_of_the_benchmarks(devices: Sequence[str], name: str, mode: str, precision: str):
     found = workload(name, small=True)
@@ -392,7 +393,9 @@ def test_slots_in_the_hosts_memory(devices: Sequence[str], weights: str):
     plan = assert_law_on(devices, make, [(WORDS,), (WORDS[:5],)], 1e-10)
     [line] = [line for line in str(plan).splitlines() if "variables in the memory of CPU:0" in line]
     assert line.startswith("  variables in the memory of CPU:0: 4, 3.2 kB; ")
-    assert traffic(plan).sent["/device:CPU:0"] == 3200  # the update, and no slot beside it
+    # (the words, integers, stay on the host of a GPU, and are cut there)
+    words = WORDS[:5].numpy().nbytes if devices[0].startswith("GPU") else 0
+    assert traffic(plan).sent["/device:CPU:0"] == 3200 + words  # the update, and no slot beside it
     updates = {plan.owners.of_ops[op.index] for op in plan.home_ops if op.type == "AssignVariableOp"}
     assert updates == {"/device:CPU:0"}
 
@@ -408,7 +411,8 @@ def test_keras_distribution(devices: Sequence[str], cut: bool):
         with tf.device(devices[0]):
             hidden = [layers.Dense(8, "tanh", name="wide"), layers.Dropout(0.3), layers.Dense(3)]
             model = keras.Sequential([layers.Input((6,)), *hidden])
-            model.compile(optimizers.SGD(0.1), "mse")
+            # (where there is a GPU, Keras compiles by default, and XLA draws other masks on one device)
+            model.compile(optimizers.SGD(0.1), "mse", jit_compile=False)
             keras.utils.set_random_seed(2)
             history = model.fit(x, y, batch_size=5, epochs=2, verbose=0, shuffle=False)  # (5 and 4 rows)
         return model, [np.array(history.history["loss"]), *[v.numpy() for v in model.variables]]
@@ -459,7 +463,8 @@ def test_saved_models(devices: Sequence[str], replicate: bool, tmp_path: Path):
             assert_close(dict(many(**request)), dict(single(**request)), tolerance=TOLERANCE["float32"])
     placement = gs.placement(many, **{name: numbers(ROWS, 6, 6, 2, dtype=tf.float32)}, actual=True)
     assert misplaced(placement) == []
-    assert {f"/device:{device}" for device in devices} <= {op.actual for op in placement.ops.values() if op.flops}
+    convolved = {op.actual for op in placement.ops.values() if op.type in ("Conv2D", "Softmax")}
+    assert convolved >= {f"/device:{device}" for device in devices}
 
 
 DETERMINISTIC = """

@@ -96,22 +96,33 @@ def test_devices_that_make_no_sense(gpus, expected):
     assert message(gs.errors.ArgumentError, gs.multi_gpu_model, small(), gpus) == expected
 
 
-def test_automatic_xla_stays_off():
-    template = small()
-    template.compile("sgd", "mse", jit_compile=True)  # what "auto" becomes where there is a GPU
-    model = gs.multi_gpu_model(template, 2)
-    model.fit(tf.ones((5, 3)), tf.ones((5, 2)), verbose=0)
-    definition = model.train_function.step.graph_def(None, tf.ones((5, 3)), tf.ones((5, 2)))
-    assert not any("_XlaMustCompile" in node.attr for node in definition.node)
+def compiled_by_xla(model) -> bool:
+    x, y = tf.ones((5, 3)), tf.ones((5, 2))
+    model.fit(x, y, verbose=0)
+    definition = model.train_function.step.graph_def(None, x, y)
+    return any("_XlaMustCompile" in node.attr for node in definition.node)
 
 
-def test_the_default_of_keras_compiles_nothing():
+def test_the_default_of_keras_is_followed():
+    """Keras compiles nothing without a GPU; where there is one, it sets `jit_compile` of the plain model."""
     model = gs.multi_gpu_model(small(), 2)
     model.compile("sgd", "mse", jit_compile="auto")
-    assert not model._compiled_by_xla
+    assert not compiled_by_xla(model)
+    for options, expected in ({}, True), ({"recompute": 0.9}, False):
+        template = small()
+        template.compile("sgd", "mse")
+        template.jit_compile = True
+        assert compiled_by_xla(gs.multi_gpu_model(template, 2, **options)) == expected
     assert message(gs.errors.ArgumentError, model.compile, "sgd", "mse", jit_compile="yes") == (
         "jit_compile must be True or False, got 'yes'."
     )
+
+
+def test_what_the_template_was_compiled_with_is_followed():
+    for asked in (True, False):
+        template = small()
+        template.compile("sgd", "mse", jit_compile=asked)
+        assert compiled_by_xla(gs.multi_gpu_model(template, 2)) == asked
 
 
 STRATEGY = (

@@ -16,9 +16,13 @@ from graphsplit.api.stepping import Stepping, step_of
 from graphsplit.core import structures
 from graphsplit.core.notebooks import text_html
 from graphsplit.core.stand_ins import answering
+from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.errors import ArgumentError
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.plan import Plan
+from graphsplit.program.graph.compilability import is_of_variables
+from graphsplit.program.graph.function_calls import CONTROL_FLOW
+from graphsplit.program.program import Program
 
 _PERTURBED_RUNS = 2
 _SHOWN = 3  # operations among the causes
@@ -103,8 +107,8 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
     device, with all arguments and variables changed at random by one unit in the last place (of the function's
     shortest floating type, if it has half ones). A difference of at most 16 times what that changes is rounding. (This
     estimates the function's condition, as in N. Higham, Accuracy and Stability of Numerical Algorithms, chapter 1.) If
-    one device differs from itself from call to call, as on GPUs, that is rounding, too, unless it is half of all
-    digits: then nothing can be compared, and the verdict says so.
+    one device differs from itself from call to call, as on GPUs, that is rounding, too; unless the function draws
+    numbers or reads what changes, and half of all digits differ: then nothing can be compared, and the verdict says so.
 
     Variables get their values back, whether or not the function succeeds. Other state (files, tables, what `tf.print`
     wrote, generators that are not variables) is not restored.
@@ -155,12 +159,27 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
         for seed in range(_PERTURBED_RUNS):
             moved = map(difference_of, names, expected, runs.on_one_device(np.random.default_rng(seed)))
             most = list(map(_explained, most, moved))
+    plan = function.plan(*args, **kwargs)
     judged = [replace(difference, rounding=explained) for difference, explained in zip(apart, most, strict=True)]
-    judged = [
-        replace(d, again=by.relative if by.relative > _HALF else 0.0) for d, by in zip(judged, again, strict=True)
-    ]
+    if _gives_other_results(plan.program):
+        judged = [
+            replace(d, again=by.relative if by.relative > _HALF else 0.0) for d, by in zip(judged, again, strict=True)
+        ]
     judged.sort(key=lambda d: (d.is_rounding, -d.share))
-    return Report(tuple(judged), function.devices, _causes(function.plan(*args, **kwargs)))
+    return Report(tuple(judged), function.devices, _causes(plan))
+
+
+# They have effects, and yet their results follow from what they read.
+_SAME_RESULTS = CONTROL_FLOW.keys() | {"Assert", "Print", "PrintV2", "CudnnRNNV3", "CudnnRNNBackpropV3"}
+
+
+def _gives_other_results(program: Program) -> bool:
+    """Return whether an operation may give other results for equal arguments and variables: draws, tables, files."""
+    return any(
+        (op_definition(op.type).is_stateful and op.type not in _SAME_RESULTS and not is_of_variables(op.type))
+        or any(map(_gives_other_results, op.bodies.values()))
+        for op in program.ops
+    )
 
 
 def _explained(before: float, by: Difference) -> float:

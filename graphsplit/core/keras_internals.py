@@ -270,5 +270,6 @@ def layout_map_of(distribution: Any) -> Any:
 
 
 def asks_for_xla(model: Any) -> bool:
-    """Return whether a model of Keras 3 was compiled with `jit_compile=True`. (Its default is meant for one device.)"""
-    return bool(model.compiled) and model._compile_config.config.get("jit_compile") is True
+    """Return whether a model was compiled with `jit_compile=True`. (Of "auto", Keras makes True where GPUs are.)"""
+    config = getattr(model, "_compile_config", None)
+    return config is not None and config.config.get("jit_compile") is True

@@ -21,6 +21,7 @@ from graphsplit.api.layouts.variable_layouts import idle_patterns, set_variable_
 from graphsplit.core.devices import short_name
 from graphsplit.core.keras_internals import (
     SharedState,
+    asks_for_xla,
     compilation_of,
     make_slots,
     quantization_of,
@@ -81,11 +82,10 @@ class ParallelModel(SharedState):
       model_devices: where this one runs.
     """
 
-    __slots__ = ("_compiled_by_xla", "_functions", "_quantization", "model_devices")
+    __slots__ = ("_functions", "_quantization", "model_devices")
 
     model_devices: ModelDevices
     _functions: dict[str, tuple[Any, Any]]
-    _compiled_by_xla: bool
     _quantization: tuple[str, ...]
 
     def __repr__(self) -> str:
@@ -101,11 +101,8 @@ class ParallelModel(SharedState):
                 "called under a tf.distribute strategy's scope, which would mirror the optimizer's variables. Call it "
                 "outside of `with strategy.scope():`."
             )
-        asked = bound.get("jit_compile")
-        if asked in (None, "auto"):  # (Keras' own default, and what it makes of that, is meant for one device)
-            asked = False
-        check_flag("jit_compile", asked)
-        object.__setattr__(self, "_compiled_by_xla", asked)
+        if (asked := bound.get("jit_compile")) not in (None, "auto"):
+            check_flag("jit_compile", asked)
         return self.template.compile(*args, **kwargs)
 
     def plan(self, x: Any = None, y: Any = None, sample_weight: Any = None, *, step: str | None = None) -> Plan:
@@ -224,8 +221,14 @@ class ParallelModel(SharedState):
         trains = kind == "train" or getattr(self.template, "optimizer", None) is None
         home = None if where.options.is_automatic else home
         tuning: Tuning = {**where.options.tuning, "default_device": home}
-        own = replace(where.options, tuning=tuning, jit_compile=self._compiled_by_xla)
+        own = replace(where.options, tuning=tuning, jit_compile=self._compiles())
         return ModelStep(step, replace(own, lays_out=own.lays_out and trains))
+
+    def _compiles(self) -> bool:
+        """Return whether XLA compiles the steps: as asked, or as Keras chose, unless it undoes an option."""
+        options = self.model_devices.options
+        chosen = getattr(self.template, "jit_compile", False) is True
+        return asks_for_xla(self.template) or (chosen and not options.recompute and not options.is_automatic)
 
     def _batch_function(self, kind: str) -> Any:
         raise NotImplementedError
@@ -306,7 +309,7 @@ def wrapped(template: Any, base: type[ParallelModel], model_devices: ModelDevice
       model_devices: where it runs.
       **more: values of attributes of its own.
     """
-    own = {"model_devices": model_devices, "_functions": {}, "_compiled_by_xla": False, "_quantization": (), **more}
+    own = {"model_devices": model_devices, "_functions": {}, "_quantization": (), **more}
     return sharing_state(_parallel_class(type(template), base), template, **own)
 
 

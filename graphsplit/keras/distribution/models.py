@@ -8,7 +8,6 @@ from typing import Any
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import check_existing
-from graphsplit.core.keras_internals import asks_for_xla
 from graphsplit.keras.answers import STEPS
 from graphsplit.keras.batches import BatchFunction
 from graphsplit.keras.distribution.layouts import DistributedLayouts
@@ -73,7 +72,7 @@ def distributed(model: Any, distribution: Any, layouts: DistributedLayouts) -> D
     devices, axes = mesh.devices, MeshAxes() if mesh.grid is None else mesh.grid.axes
     where = ModelDevices(devices, Options(devices=devices, mesh=axes), None if devices[0] == CPU else CPU)
     own = {"distribution": distribution, "_layouts": layouts}
-    made: DistributedModel = wrapped(model, DistributedModel, where, _compiled_by_xla=asks_for_xla(model), **own)
+    made: DistributedModel = wrapped(model, DistributedModel, where, **own)
     return made
 
 

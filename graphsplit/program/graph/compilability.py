@@ -32,7 +32,7 @@ def why_not_compiled(node: Any, functions: Mapping[str, Any], kind: str) -> str:
         return "XLA draws other random numbers"
     if node.op in CONTROL_FLOW:
         return _why_not_its_functions(node, functions, kind)
-    if op_definition(node.op).is_stateful and not _is_of_variables(node.op):
+    if op_definition(node.op).is_stateful and not is_of_variables(node.op):
         return "it has effects"
     if not any(fits(node, kernel.constraints) for kernel in _xla_kernels(node.op, kind)):
         return "XLA has no kernel for it"
@@ -49,7 +49,8 @@ def _why_not_its_functions(node: Any, functions: Mapping[str, Any], kind: str) -
     return ""
 
 
-def _is_of_variables(op_type: str) -> bool:
+def is_of_variables(op_type: str) -> bool:
+    """Return whether ops of a type have no effects but those on variables."""
     return (
         op_type in _ON_VARIABLES
         or op_type.startswith(("ResourceApply", "ResourceSparseApply", "ResourceScatter", "ResourceStridedSliceAssign"))
