@@ -179,6 +179,17 @@ def test_a_tiny_run_of_layouts():
 
 
 @pytest.mark.long
+def test_a_tiny_run_of_fit_and_of_operations():
+    printed = run("benchmarks.keras_fit", "--network", "mlp", "--small", "--seconds", 1)
+    assert len(re.findall(r"^mlp, [\w, ]+: first batch [\d.]+ s, loss \d\.\d{5}$", printed, re.MULTILINE)) == 5
+    assert len(re.findall(r"^mlp, .* ms a batch, \d+\.\d\d x plain, by default; ", printed, re.MULTILINE)) == 5
+    printed = run("benchmarks.operations", "--workload", "mlp", "--small", "--devices", 2)
+    assert re.findall(r"^mlp, (\w+): operations of CPU:0, CPU:1: ", printed, re.MULTILINE) == [
+        *("auto", "home", "MirroredStrategy")
+    ]
+
+
+@pytest.mark.long
 def test_a_tiny_run_of_meshes():
     printed = run("benchmarks.meshes", "--small", "--rounds", 1)
     assert re.findall(r"^\w+$", printed, re.MULTILINE) == ["rows", "tokens", "steps", "planning"]
