@@ -131,7 +131,7 @@ def test_does_not_fit_is_an_answer():
     with pytest.raises(gs.errors.ArgumentError) as error:
         step.plan(tf.ones([64, 256]))
     message = str(error.value)
-    assert message.startswith("The function does not fit: each device may hold 4.5 MB, and of ")
+    assert message.startswith("The function does not fit: each device may hold 4.5 MB. Of 9 plans for up to 1 device")
     assert " MB variables" in message
     assert " devices: " in message.partition("What would help most:")[2]
     assert "variables sharded" in message
@@ -176,7 +176,7 @@ def test_large_variables_are_looked_at_one_by_one():
 def test_less_memory_than_the_largest_tensor():
     with pytest.raises(gs.errors.ArgumentError) as error:
         gs.parallelize(Model().step, devices=2, plan=machine_of(), memory="1kB").plan(X)
-    assert str(error.value).startswith("The function does not fit: each device may hold 1.0 kB, and of ")
+    assert str(error.value).startswith("The function does not fit: each device may hold 1.0 kB. Of 14 plans")
 
 
 def test_what_was_compared_is_explained():
@@ -309,7 +309,7 @@ def test_devices_that_are_not_here_are_planned_for():
     parallel = gs.parallelize(step, devices=gpus, plan="8xA100-SXM4-80GB")
     assert "8xA100-SXM4-80GB" in parallel.plan(x).explain()
     unnamed = gs.parallelize(step, devices=gpus, plan="auto")
-    with pytest.raises(gs.errors.ArgumentError, match=r"that the function is to run on are not here\. Name the"):
+    with pytest.raises(gs.errors.ArgumentError, match=r"has none of the GPUs .* Name the machine .* plan='"):
         unnamed.plan(x)
 
 

@@ -107,7 +107,7 @@ def test_a_step_takes_the_update_and_the_copies_longer():
 def test_what_is_faster_takes_less_and_what_the_file_lacks_is_said():
     slow = predicted(machine_of())
     assert predicted(machine_of(host=1e10)).step_s < slow.step_s > predicted(machine_of(host_link=1e10)).step_s
-    assert "the host: 1 GB/s of memory and 1 PFLOP/s, for one operation after the other" in str(slow)
+    assert "the host: 1 GB/s of memory and 1 PFLOP/s, one operation at a time" in str(slow)
     assert "between the host and a device a bus: 1 GB/s each way" in str(slow)
     as_link = predicted(machine_of(host_link=None))
     assert as_link.step_s < slow.step_s

@@ -210,9 +210,9 @@ def test_questions_that_have_no_answer():
         with pytest.raises(gs.errors.ArgumentError, match=r"^keras\.distribution is about models of Keras 3, got int"):
             enabled.plan(3, x)
         distribution.set_distribution(parallel(3))
-        with pytest.raises(gs.errors.ArgumentError, match="none has run"):
+        with pytest.raises(gs.errors.ArgumentError, match="has run no step since it was wrapped and compiled"):
             enabled.plan(model)
-        with pytest.raises(gs.errors.UnsupportedError, match=r"made by multi_gpu_model\. Ask itself"):
+        with pytest.raises(gs.errors.UnsupportedError, match=r"made by multi_gpu_model\. Call its own plan"):
             enabled.plan(gs.multi_gpu_model(model, 2), x, y)
 
 

@@ -140,7 +140,7 @@ def test_what_is_chosen_for_given_stages(given: dict[str, Any]):
     mesh: dict[str, int] = {"stage": 2, "batch": 2}
     plan, laid, _ = assert_law(perceptron, mesh, None, rows(8), schedule="1f1b", micro_batches=2, **given)
     [chosen] = [note for note in plan.notes if note.startswith("chosen automatically: ")]
-    assert chosen.startswith("chosen automatically: 4 devices, mesh stage 2 x batch 2, variables ")
+    assert chosen.startswith("chosen automatically: 4 devices, mesh (stage=2, batch=2), variables ")
     first, second = stages_of(plan)
     for own in laid:
         assert devices_of(own) <= (first if own.name[0] in "0t" else second), own.name

@@ -69,7 +69,7 @@ def test_batch_normalization_makes_all_wait():
     assert len(plan.phases) > 3
     text = str(plan)
     assert "all shards synchronize, holding up to " in text, text
-    [line] = [line for line in text.splitlines() if "all shards wait" in line]
+    [line] = [line for line in text.splitlines() if "all shards synchronize" in line]
     assert "more" in line
 
 
