@@ -40,7 +40,7 @@ class Form:
 
 
 _FORMS = {
-    "quick": Form(["plain", "mirrored", "ceiling", "graphsplit"], 5, 0.3, [1000, 10_000]),
+    "quick": Form(["plain", "mirrored", "separate", "graphsplit"], 5, 0.3, [1000, 10_000]),
     "full": Form(list(CONTESTANTS), 5, 0.3, [1000, 10_000, 100_000]),
     "gpu": Form(["plain", "mirrored", "graphsplit"], 7, 0.5, [1000]),  # (processes of one GPU each cannot share one)
 }

@@ -166,7 +166,7 @@ def _mirrored_training(strategy: Any, parts: Parts, count: int) -> Callable[...,
 
 _MAKERS = {
     "plain": _plain,
-    "ceiling": _plain,
+    "separate": _plain,
     "towers": _towers,
     "mirrored": _mirrored,
     "graphsplit": _graphsplit,

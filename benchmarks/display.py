@@ -35,16 +35,26 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.{2 if seconds < 0.01 else 1 if seconds < 0.1 else 0}f}"
 
 
-def ratios(results: Results, to: str, times: bool = False) -> tuple[list[str], list[list[str]]]:
-    """Return a table of graphsplit's step as a multiple of another contestant's; `times` shows the other's as well."""
+def ratios(results: Results, to: str) -> tuple[list[str], list[list[str]]]:
+    """Return a table of graphsplit's step as a multiple of another contestant's, beside the milliseconds of both."""
     counts = sorted({cell[2] for cell in results.cells() if results.ratio(cell, "graphsplit", to) is not None})
-    rows = []
-    for workload, mode in _programs(results):
-        found = [results.ratio((workload, mode, n), "graphsplit", to) for n in counts]
-        other = [r for n in counts[:1] if times and (r := results.find(workload, mode, n, to))]
-        shown = [f"{milliseconds(r.median_s)} ms" for r in other] or ["-"] * times
-        rows.append([workload, mode, *shown, *[_ratio(value) for value in found]])
-    return ["workload", "mode", *([to] if times else []), *[f"N = {n}" for n in counts]], rows
+    rows = [[*program, *[_beside(results, (*program, n), to) for n in counts]] for program in _programs(results)]
+    return ["workload", "mode", *[f"N = {n}{crowded(results, n)}" for n in counts]], rows
+
+
+def _beside(results: Results, cell: tuple[str, str, int], to: str) -> str:
+    """Return the two times and the ratio; who is faster is bold."""
+    ratio = results.ratio(cell, "graphsplit", to)
+    own, other = results.find(*cell, "graphsplit"), results.find(*cell, to)
+    if ratio is None or own is None or other is None:
+        return "-"
+    times = f"{milliseconds(own.median_s)} / {milliseconds(other.median_s)}"
+    return f"{times} = {ratio:.2f}" if ratio <= 1 else f"{times} = **{ratio:.2f}**"
+
+
+def crowded(results: Results, devices: int) -> str:
+    """Return a star for more devices than the machine has cores, if devices are cores."""
+    return "\\*" if results.settings["kind"] == "cpu" and devices > results.environment["cores"] else ""
 
 
 def side_by_side(results: Results, say: Callable[[Record], str]) -> tuple[list[str], list[list[str]]]:
@@ -87,15 +97,6 @@ def _few_and_many(results: Results) -> list[int]:
     return [n for n in (2, 8) if n in several] or sorted({several[0], several[-1]})
 
 
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def yardstick(results: Results) -> str:
-    """Return whom the summary compares with: the ceiling, or the plain function where that was not asked for."""
-    return "ceiling" if any(record.contestant == "ceiling" for record in results.records) else "plain"
-
-
 def step_rows(results: Results) -> list[list[str]]:
     """Return step, first call, memory and graph of every contestant in every cell."""
     rows = []
@@ -110,7 +111,7 @@ def step_rows(results: Results) -> list[list[str]]:
                 *head,
                 f"{milliseconds(record.median_s)} ±{record.spread:.0%}",
                 times(results.ratio(cell, record.contestant, "plain")),
-                times(results.ratio(cell, record.contestant, "ceiling")),
+                times(results.ratio(cell, record.contestant, "mirrored")),
                 f"{record.first_s['total']:.2f}",
                 f"{record.peak_bytes / 1e6:.0f}",
                 str(record.graph.get("nodes", "")),
@@ -127,7 +128,7 @@ STEP_COLUMNS = [
     "contestant",
     "step ms",
     "/ plain",
-    "/ ceiling",
+    "/ mirrored",
     "first call s",
     "peak MB",
     "nodes",

@@ -134,7 +134,7 @@ class Worker:
 
 
 class Group:
-    """The processes of one contestant: one, or for the machine's ceiling as many as devices."""
+    """The processes of one contestant: one, or as many as devices, where each is separate."""
 
     def __init__(self, count: int, kind: str, limit_s: float):
         gpus: list[int | None] = list(range(count)) if kind == "gpu" and count > 1 else [None] * count

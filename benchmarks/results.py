@@ -11,7 +11,7 @@ from typing import Any
 
 from graphsplit.core.storage import forms
 
-CONTESTANTS = ("plain", "towers", "mirrored", "ceiling", "graphsplit")
+CONTESTANTS = ("plain", "towers", "mirrored", "separate", "graphsplit")
 
 
 @dataclass

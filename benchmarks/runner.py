@@ -79,7 +79,7 @@ def measure(cell: Cell, contestants: list[str], settings: Settings, report: Repo
 
 
 def _processes(contestant: str, cell: Cell, batch: int) -> int:
-    return min(cell.devices, batch) if contestant == "ceiling" else 1
+    return min(cell.devices, batch) if contestant == "separate" else 1
 
 
 def _start(record: Record, settings: Settings, stack: ExitStack) -> Group | None:
@@ -88,7 +88,7 @@ def _start(record: Record, settings: Settings, stack: ExitStack) -> Group | None
         record.skipped = f"only {free / 1e9:.1f} GB of memory are free"
         return None
     group = stack.enter_context(Group(record.processes, settings.kind, settings.limit_s))
-    alone = record.contestant in ("plain", "ceiling")
+    alone = record.contestant in ("plain", "separate")
     group.send("start", devices=1 if alone else record.devices, kind=settings.kind, memory_mb=settings.memory_mb)
     return group
 
@@ -151,5 +151,5 @@ def _describe(record: Record, group: Group, _: Settings) -> None:
     answers = group.ask("memory")
     record.peak_bytes = sum(answer["peak_bytes"] for answer in answers)
     record.gpu_peak_bytes = answers[0]["gpu_peak_bytes"] if len(answers) == 1 else {}
-    if record.contestant != "ceiling":
+    if record.contestant != "separate":
         record.graph = group.ask("describe")[0]
