@@ -205,7 +205,8 @@ def test_what_xla_refuses_names_the_line() -> None:
     assert re.sub(r":\d+:", ":N:", caught.value.message) == (
         "CPU:0, test_clusters.py:N: Input and output shapes of loop body do not match: (s32[], s32[], f64[7,5], "
         "f64[7,5]) vs. (s32[], s32[], f64[7,10], f64[7,5]). XLA cannot compile this. Leave out "
-        "jit_compile=True, and put @tf.function(jit_compile=True) on functions inside that XLA can compile."
+        "jit_compile=True, or compile a Keras model with jit_compile=False, which is not its default where a GPU is. "
+        "You may put @tf.function(jit_compile=True) on functions inside that XLA can compile."
     )
 
 

@@ -63,7 +63,8 @@ def located(error: Any, plan: Plan, tensors: Sequence[tf.Tensor]) -> Any:
     if _REFUSED in words:
         words = (
             f"{_LINES_OF_XLA.sub('', words).rstrip('.')}. XLA cannot compile this. Leave out jit_compile=True, "
-            "and put @tf.function(jit_compile=True) on functions inside that XLA can compile."
+            "or compile a Keras model with jit_compile=False, which is not its default where a GPU is. You may put "
+            "@tf.function(jit_compile=True) on functions inside that XLA can compile."
         )
     return type(error)(error.node_def, error.op, f"{where}: {words}")
 
