@@ -1,7 +1,7 @@
 """Planning: Program + mesh -> Plan. No TensorFlow op is made.
 
 `PASSES` is the table of contents: each takes the plan as those before it have left it, and returns it with what it
-decides. Nothing else happens, and nothing is decided in another order.
+decides. What is decided before and after them, `docs/architecture.md` says.
 """
 
 from __future__ import annotations
