@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from graphsplit.api.calls import compilation
+from graphsplit.api.calls import compilation, plan_requests
 from graphsplit.runtime import executable
 
 PHASES = {
     "trace": (compilation, "trace_call"),
-    "plan": (compilation, "plan_program"),
+    "plan": (plan_requests, "plan_program"),
     "emit": (executable, "emit"),
     "register": (executable, "runtime_function"),
 }

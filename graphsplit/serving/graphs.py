@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.calls.argument_splitting import resolve_split
-from graphsplit.api.calls.compilation import plan_for
+from graphsplit.api.calls.plan_requests import plan_for
 from graphsplit.core.progress import phase
 from graphsplit.core.protos.graphdefs import GraphDef, make_node, output_type, split_reference
 from graphsplit.core.storage.stored_models import check_graph

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.calls.argument_splitting import resolve_split
-from graphsplit.api.calls.compilation import plan_for
+from graphsplit.api.calls.plan_requests import plan_for
 from graphsplit.core.protos.graphdefs import function_definition, make_node, output_type, split_reference
 from graphsplit.core.protos.marks import mark
 from graphsplit.emission.emitter import emit

@@ -10,8 +10,9 @@ from typing import Any
 from graphsplit.api.calls.argument_splitting import Splitting, check_split, resolve_split
 from graphsplit.api.calls.call_signatures import as_call, by_bound_arguments, parameters_of, signature_of, spread
 from graphsplit.api.calls.chosen_devices import check_no_others
-from graphsplit.api.calls.compilation import plan_as_if, trace_call, variables_elsewhere
+from graphsplit.api.calls.compilation import trace_call, variables_elsewhere
 from graphsplit.api.calls.parallel_function import ParallelFunction
+from graphsplit.api.calls.plan_requests import PlanRequest, plan_as_if
 from graphsplit.api.layouts.predicted_layouts import Layout
 from graphsplit.core import structures
 from graphsplit.core.gc_pause import collection_paused
@@ -94,8 +95,8 @@ class PredictedCall:
           **options: instead of those that the function has, `micro_batches=4`.
         """
         chosen = replace(self.options, **options)
-        notes = (*self.splitting.notes, *variables_elsewhere(self.trace))
-        return plan_as_if(self.trace, replace(self.splitting, notes=notes), chosen, devices, layout, memory=memory)
+        request = PlanRequest(self.trace, self.splitting, chosen, devices).noting(*variables_elsewhere(self.trace))
+        return plan_as_if(request.as_if(chosen, devices), layout, memory=memory)
 
 
 def predicted_call(

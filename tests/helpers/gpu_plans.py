@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.api.calls.argument_splitting import resolve_split
-from graphsplit.api.calls.compilation import plan_for
+from graphsplit.api.calls.plan_requests import plan_for
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import mesh_axes
 from graphsplit.core.gpus.kernel_devices import kernel_devices

@@ -12,7 +12,7 @@ from unittest import mock
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.calls import compilation
+from graphsplit.api.calls import plan_requests
 from graphsplit.core import structures
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Copied, Division
@@ -81,7 +81,7 @@ def planning_for(names: Mapping[str, str]) -> Iterator[None]:
         )
 
     as_planned = mock.patch.object(Differentiable, "on", lambda compiled, _: compiled)  # wherever the arguments lie
-    with mock.patch.object(compilation, "plan_program", plan), as_planned:
+    with mock.patch.object(plan_requests, "plan_program", plan), as_planned:
         yield
 
 

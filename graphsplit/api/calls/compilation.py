@@ -14,34 +14,24 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.calls.argument_splitting import Splitting, open_shapes, open_sparse_shapes, resolve_split
-from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
+from graphsplit.api.calls.chosen_devices import check_no_others
+from graphsplit.api.calls.plan_requests import PlanRequest, plan_laid_out
 from graphsplit.api.calls.traces import Choices
-from graphsplit.api.layouts.automatic import AutomaticLayouts, choose_layouts
 from graphsplit.api.layouts.layout_spellings import AUTO
-from graphsplit.api.layouts.lying_in_stages import lay_in_stages
-from graphsplit.api.layouts.lying_together import lay_together, slots_in
-from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh, mesh_lain_on
-from graphsplit.api.layouts.predicted_layouts import Layout, divisions_for, divisions_wanted
-from graphsplit.api.layouts.told_variables import lay_out_in_units, learn_units
-from graphsplit.api.layouts.variable_layouts import lay_out, lay_out_later
+from graphsplit.api.layouts.lying_together import lay_together
+from graphsplit.api.layouts.mesh_checks import check_mesh, mesh_lain_on
+from graphsplit.api.layouts.variable_layouts import lay_out_later
 from graphsplit.core import structures
-from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
+from graphsplit.core.device_mesh import device_mesh
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
-from graphsplit.core.hosts import host_device
 from graphsplit.core.keras_internals import open_scopes
 from graphsplit.core.progress import phase, say
-from graphsplit.core.sizes.symbolic_sizes import Size, has_sizes
+from graphsplit.core.sizes.symbolic_sizes import has_sizes
 from graphsplit.core.variables.parted_variables import layout_changes, parts_of
-from graphsplit.emission.axes.on_mesh import program_on_mesh
-from graphsplit.planning.decisions import Divide
-from graphsplit.planning.mesh import Mesh, mesh_of
 from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.planner import cut_first, plan_program
-from graphsplit.planning.state import State, state_as_if, state_of
-from graphsplit.planning.text.held_text import most_held
-from graphsplit.program.program import Program
+from graphsplit.planning.state import State, state_of
 from graphsplit.program.stages import Stage, check_stages
 from graphsplit.tracing.graph_to_program import CallSizes
 from graphsplit.tracing.trace import Trace, TracedFunction, trace_function
@@ -88,19 +78,16 @@ def trace_and_plan(
     check_mesh(traced, grid)
     lay_out_later()
     moved = lay_together(traced)
-    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *notes, *moved))
+    near = None if options.tuning["default_device"] is None else home
+    request = PlanRequest(traced, splitting, options, devices, near, grid)
+    request = request.noting(*variables_elsewhere(traced), *notes, *moved)
     if options.is_automatic:
-        known = Choices() if choices is None else choices
-        return traced, _chosen_plan(traced, splitting, options, devices, known, arguments, runs)
-    whole = traced
-    traced, splitting, options = _in_stages(traced, splitting, options, devices, grid, find_state)
+        return traced, _chosen_plan(request, Choices() if choices is None else choices, arguments, runs)
+    request = request.in_stages(find_state)
     with phase("planning"):
-        near = None if options.tuning["default_device"] is None else home
         if options.variables == AUTO:
-            memory = partial(gpu_memory_bytes, devices)
-            plan = _plan_laid_out(traced, splitting, options, devices, near, grid, memory, find_state, runs)
-            return whole, plan
-        return whole, _plan_traced(traced, splitting, options, devices, near, find_state(traced), grid)
+            return traced, plan_laid_out(request, partial(gpu_memory_bytes, devices), find_state, runs)
+        return traced, request.plan(find_state(request.trace))
 
 
 def trace_call(
@@ -123,119 +110,11 @@ def trace_call(
     return functions[valid].read(names, open_shapes(splitting, seen, names), sizes)
 
 
-def _cut_first(
-    traced: Trace, splitting: Splitting, options: Options, devices: Sequence[str]
-) -> tuple[Trace, Splitting, Options]:
-    """Return a traced function with the stages of its mesh, and what is still asked of its plan; see `cut_first`."""
-    read, stages = _as_read(splitting, traced.program), stages_asked(options, devices)
-    program, asked, notes = cut_first(traced.program, _mesh(read, options, devices), read.layouts, options, stages)
-    splitting = replace(splitting, notes=(*splitting.notes, *notes))
-    return replace(traced, program=program), splitting, replace(options, recompute=asked.recompute)
-
-
-def _in_stages(
-    traced: Trace,
-    splitting: Splitting,
-    options: Options,
-    devices: Sequence[str],
-    grid: DeviceMesh | None,
-    find_state: Callable[[Trace], State] = state_of,
-) -> tuple[Trace, Splitting, Options]:
-    """Return what `_cut_first` does; the variables move to the devices of their stages, and are cut between units.
-
-    Variables that are elsewhere by `find_state` do not move: the plan is for them as if they lay there.
-    """
-    traced, splitting, options = _cut_first(traced, splitting, options, devices)
-    if grid is None:
-        return traced, splitting, options
-    moved = lay_in_stages(traced, grid) if find_state is state_of else ()
-    lay_out_in_units(traced, find_state(traced).divisions, grid)
-    return traced, replace(splitting, notes=(*splitting.notes, *moved)), options
-
-
-def _plan_in_stages(
-    traced: Trace,
-    splitting: Splitting,
-    options: Options,
-    devices: Sequence[str],
-    home: str | None,
-    grid: DeviceMesh | None,
-) -> Plan:
-    """Return the plan that was chosen, with the variables as they lie and where they have to; see `_plan_traced`."""
-    traced, splitting, options = _in_stages(traced, splitting, options, devices, grid)
-    return _plan_traced(traced, splitting, options, devices, home, state_of(traced), grid)
-
-
-def _plan_traced(
-    traced: Trace,
-    splitting: Splitting,
-    options: Options,
-    devices: Sequence[str],
-    home: str | None,
-    state: State,
-    grid: DeviceMesh | None,
-) -> Plan:
-    """Return the plan of a traced function; see `plan_for`."""
-    if grid is not None:
-        splitting = replace(splitting, notes=(*splitting.notes, *check_asked(traced.program, grid)))
-    divide = partial(program_on_mesh, traced)
-    return plan_for(traced.program, splitting, options, devices, home, state, divide)
-
-
-def _plan_laid_out(
-    traced: Trace,
-    splitting: Splitting,
-    options: Options,
-    devices: Sequence[str],
-    home: str | None,
-    grid: DeviceMesh | None,
-    memory: Callable[[], float | None],
-    find_state: Callable[[Trace], State] = state_of,
-    runs: bool = False,
-) -> Plan:
-    """Return the plan with variables where `"auto"` has them; if it is to run, lay them out so.
-
-    Args:
-      traced, splitting, options, devices, find_state, runs: see `trace_and_plan`.
-      home: see `plan_for`.
-      grid: the mesh, if any.
-      memory: returns the bytes of each device, None where that is not known.
-    """
-    variables, slots = list(traced.variables), slots_in(traced)
-
-    def make_plan(chosen: AutomaticLayouts, reshard: bool) -> Plan:
-        if not any(chosen.layouts):
-            state = find_state(traced)
-        elif runs:
-            lay_out(variables, chosen.layouts, slots, devices, reshard_after_forward=reshard, is_automatic=True)
-            state = state_of(traced)
-        else:
-            held = divisions_wanted(traced, chosen.layouts, devices, grid, reshard)
-            state = state_as_if(traced, held, home or devices[0])
-        said = replace(splitting, notes=(*splitting.notes, chosen.why))
-        return _plan_traced(traced, said, options, devices, home, state, grid)
-
-    chosen = choose_layouts(traced, slots, devices, options, runs)
-    plan = make_plan(chosen, reshard=False)
-    limit = memory() if any(chosen.layouts) and not plan.program.symbols else None
-    if limit is not None and (held := most_held(plan)) > limit:
-        return make_plan(chosen.smaller(held, limit), reshard=True)
-    return plan
-
-
-def _chosen_plan(
-    traced: Trace,
-    splitting: Splitting,
-    options: Options,
-    devices: Sequence[str],
-    choices: Choices,
-    arguments: Hashable,
-    runs: bool,
-) -> Plan:
+def _chosen_plan(request: PlanRequest, choices: Choices, arguments: Hashable, runs: bool) -> Plan:
     """Return the plan that `memory=` or `plan="auto"` chooses for some arguments; see `trace_and_plan`."""
     from graphsplit.simulate.search.chosen_plans import ChosenPlans
 
-    plans = ChosenPlans(traced, splitting, options, devices, plan_as_if, _plan_in_stages)
+    plans = ChosenPlans(request)
     if choices.changes != (changes := layout_changes()):
         choices.made, choices.changes = {}, changes
     if arguments not in choices.made:
@@ -244,85 +123,9 @@ def _chosen_plan(
     if not runs:
         return plans.as_if(choice)
     if choices.ran is None or choices.ran.chosen != choice.chosen:
-        say(f"{options.asks_for_plan} chose {choice.explain()}")
+        say(f"{request.options.asks_for_plan} chose {choice.explain()}")
     choices.ran = choice
     return plans.laid_out(choice)
-
-
-def plan_as_if(
-    traced: Trace,
-    splitting: Splitting,
-    options: Options,
-    devices: Sequence[str],
-    layout: Layout,
-    keep: bool = False,
-    memory: float | None = None,
-) -> Plan:
-    """Return the plan for devices that need not exist, with variables laid out otherwise.
-
-    Args:
-      traced, splitting, options, devices: see `trace_and_plan`.
-      layout, keep: see `divisions_for`; `"auto"` is chosen for these devices.
-      memory: bytes of each, if they are known.
-    """
-    grid = mesh_as_if(options.mesh, devices)
-    traced, splitting, options = _cut_first(traced, splitting, options, devices)
-    if AUTO in (layout, options.variables if layout is None else ""):
-        as_they_lie = lambda own: state_as_if(own, divisions_for(own, None, devices, grid), devices[0])  # noqa: E731
-        near = devices[0], grid, lambda: memory
-        return _plan_laid_out(traced, splitting, options, devices, *near, as_they_lie)
-    held = divisions_for(traced, layout, devices, grid, keep)
-    if grid is not None and learn_units(traced, held, grid):
-        held = divisions_for(traced, layout, devices, grid, keep)
-    state = state_as_if(traced, held, devices[0])
-    return _plan_traced(traced, splitting, options, devices, devices[0], state, grid)
-
-
-def plan_for(
-    program: Program,
-    splitting: Splitting,
-    options: Options,
-    devices: Sequence[str],
-    home: str | None,
-    state: State,
-    divide: Divide | None = None,
-) -> Plan:
-    """Decide what of a program runs where, given how its inputs are split, which come from this process's memory.
-
-    Args:
-      program, splitting, options, devices, state: see `trace_and_plan`.
-      home: full name; None for the `default_home`.
-      divide: see `plan_program`.
-    """
-    splitting = _as_read(splitting, program)
-    return plan_program(
-        program,
-        mesh=_mesh(splitting, options, devices),
-        home=home or devices[0],
-        input_layouts=splitting.layouts,
-        state=state,
-        asked=options,
-        stages=stages_asked(options, devices),
-        notes=splitting.notes,
-        input_devices=[host_device("")] * len(program.inputs),
-        homes=() if home else devices,
-        divide=divide,
-    )
-
-
-def _as_read(splitting: Splitting, program: Program) -> Splitting:
-    return splitting.whole() if isinstance(splitting.batch, Size) and not program.batch_is_unknown else splitting
-
-
-def _mesh(splitting: Splitting, options: Options, devices: Sequence[str]) -> Mesh:
-    """Return the shards of a batch."""
-    stages = stages_asked(options, devices)
-    grid = device_mesh(options.mesh, devices) if options.mesh.others or options.mesh.stages else None
-    heads = grid.columns[0] if grid is not None else stages.heads if stages is not None else devices
-    mesh = mesh_of(heads, splitting.batch, options.shares, options.micro_batches)
-    if grid is None or not grid.others:
-        return mesh
-    return replace(mesh, columns=grid.columns, others=tuple(grid.others.items()))
 
 
 def variables_elsewhere(traced: Trace) -> list[str]:

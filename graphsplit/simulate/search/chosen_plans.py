@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
-from graphsplit.api.calls.argument_splitting import Splitting
 from graphsplit.api.calls.chosen_devices import check_no_others
+from graphsplit.api.calls.plan_requests import PlanRequest, plan_as_if
 from graphsplit.api.layouts.divisions import can_be_parted
 from graphsplit.api.layouts.lying_together import slots_in
 from graphsplit.api.layouts.new_variables import slots_for_host
@@ -19,8 +19,8 @@ from graphsplit.core.progress import phase
 from graphsplit.core.sizes.symbolic_sizes import Size
 from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
 from graphsplit.errors import UnsupportedError
-from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.state import state_of
 from graphsplit.simulate.search.automatic import AS_THEY_ARE, choose, machine_like, table_for
 from graphsplit.simulate.search.candidates import Candidate
 from graphsplit.simulate.search.mesh_layouts import Variable
@@ -34,16 +34,10 @@ class ChosenPlans:
     """Chooses plans of a traced function.
 
     Attributes:
-      trace, splitting, options, devices: see `trace_and_plan`.
-      plan_as_if, plan_in_stages: make plans; see there.
+      request: what is to be planned.
     """
 
-    trace: Trace
-    splitting: Splitting
-    options: Options
-    devices: Sequence[str]
-    plan_as_if: Callable[..., Plan] = field(repr=False)
-    plan_in_stages: Callable[..., Plan] = field(repr=False)
+    request: PlanRequest
 
     def choose(self, before: Choice | None) -> Choice:
         """Return the fastest plan that fits, for variables that lie anyhow or are yet to be laid out.
@@ -51,8 +45,8 @@ class ChosenPlans:
         Args:
           before: what ran last, which may fit here, too.
         """
-        trace, options, devices = self.trace, self.options, self.devices
-        rows = self.splitting.batch
+        trace, options, devices = self.request.trace, self.request.options, self.request.devices
+        rows = self.request.splitting.batch
         if isinstance(rows, Size):
             raise UnsupportedError(
                 f"{options.asks_for_plan} predicts the time of a step, and the size of the batch is not known. Call "
@@ -70,7 +64,7 @@ class ChosenPlans:
         limit = options.memory or machine.device.memory_bytes
         slots = slots_for_host(trace.variables) if machine.device.kind == "GPU" else ()  # (CPUs have the host's memory)
         table = table_for(options, rows, len(devices), fewest, sizes, slots)
-        if trace.program.all_stages() or (laid and not self.options.mesh.others):  # whose devices are other ones
+        if trace.program.all_stages() or (laid and not options.mesh.others):  # whose devices are other ones
             table = replace(table, meshes=())
         cuttable = variables_to_cut(trace) if table.meshes and table.layouts == LAYOUTS else []
         question = Question(
@@ -81,24 +75,25 @@ class ChosenPlans:
 
     def _plan_of(self, devices: Sequence[str], candidate: Candidate) -> Plan:
         """Return the plan of a candidate, as if the variables lay so."""
-        options = replace(self.options.as_given(), **candidate.options)
-        check_no_others(self.trace.program, options)
+        options = replace(self.request.options.as_given(), **candidate.options)
+        check_no_others(self.request.trace.program, options)
         layout = None if candidate.layout == AS_THEY_ARE else candidate.layouts
-        return self.plan_as_if(self.trace, self.splitting, options, devices, layout, keep=True)
+        return plan_as_if(self.request.as_if(options, devices), layout, keep=True)
 
     def as_if(self, choice: Choice) -> Plan:
         """Return the plan that was chosen; no variable moves."""
-        plan = self._plan_of(self.devices[: choice.chosen.devices], choice.chosen)
+        plan = self._plan_of(self.request.devices[: choice.chosen.devices], choice.chosen)
         return replace(plan, notes=(*plan.notes, *choice.notes))
 
     def laid_out(self, choice: Choice) -> Plan:
         """Return the plan that was chosen, and lay the variables out as it has them."""
-        trace, chosen, devices = self.trace, choice.chosen, self.devices[: choice.chosen.devices]
-        options = replace(self.options.as_given(), **chosen.options)
+        chosen, devices = choice.chosen, self.request.devices[: choice.chosen.devices]
+        options = replace(self.request.options.as_given(), **chosen.options)
         grid = device_mesh(options.mesh, devices) if options.mesh.others or options.mesh.stages else None
-        if trace.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.others):
+        if self.request.trace.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.others):
             self._lay_out(chosen, devices if grid is None else grid.devices, grid)
-        plan = self.plan_in_stages(trace, self.splitting, options, devices, devices[0], grid)
+        request = replace(self.request, options=options, devices=devices, home=devices[0], grid=grid).in_stages()
+        plan = request.plan(state_of(request.trace))
         return replace(plan, notes=(*plan.notes, *choice.notes))
 
     def _lay_out(self, chosen: Candidate, devices: Sequence[str], grid: DeviceMesh | None) -> None:
@@ -107,15 +102,15 @@ class ChosenPlans:
         Raises:
           UnsupportedError: if some would have to move while a graph is built.
         """
-        variables, slots = list(self.trace.variables), slots_in(self.trace)
+        variables, slots = list(self.request.trace.variables), slots_in(self.request.trace)
         wanted = wanted_layouts(variables, chosen.layouts, slots, grid)
         kept = [None if parts_of_variable(v) is not None else own for v, own in zip(variables, wanted, strict=True)]
         if tf.executing_eagerly():
             lay_out(variables, kept, slots, devices, grid)
         elif any(own not in (None, "home") for own in kept):
             raise UnsupportedError(
-                f"{self.options.asks_for_plan} lays variables out at the first call, {chosen}, and this one is in a "
-                "tf.function, while a graph is built. Call the function once outside before, or lay them out by "
+                f"{self.request.options.asks_for_plan} lays variables out at the first call, {chosen}, and this one is "
+                "in a tf.function, while a graph is built. Call the function once outside before, or lay them out by "
                 "set_variable_layout."
             )
 

@@ -1,0 +1,186 @@
+"""What is to be planned, and how: a traced function for some devices, with its variables as they lie or otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from graphsplit.api.calls.argument_splitting import Splitting
+from graphsplit.api.calls.chosen_devices import stages_asked
+from graphsplit.api.layouts.automatic import AutomaticLayouts, choose_layouts
+from graphsplit.api.layouts.layout_spellings import AUTO
+from graphsplit.api.layouts.lying_in_stages import lay_in_stages
+from graphsplit.api.layouts.lying_together import slots_in
+from graphsplit.api.layouts.mesh_checks import check_asked
+from graphsplit.api.layouts.predicted_layouts import Layout, divisions_for, divisions_wanted
+from graphsplit.api.layouts.told_variables import lay_out_in_units, learn_units
+from graphsplit.api.layouts.variable_layouts import lay_out
+from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
+from graphsplit.core.hosts import host_device
+from graphsplit.core.sizes.symbolic_sizes import Size
+from graphsplit.emission.axes.on_mesh import program_on_mesh
+from graphsplit.planning.decisions import Divide
+from graphsplit.planning.mesh import Mesh, mesh_of
+from graphsplit.planning.options import Options
+from graphsplit.planning.plan import Plan
+from graphsplit.planning.planner import cut_first, plan_program
+from graphsplit.planning.state import State, state_as_if, state_of
+from graphsplit.planning.text.held_text import most_held
+from graphsplit.program.program import Program
+from graphsplit.tracing.trace import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class PlanRequest:
+    """What is to be planned: a traced function, for some devices.
+
+    Attributes:
+      trace: the function.
+      splitting: how its arguments are cut, and what is to be noted.
+      options: all but the devices are taken from here.
+      devices: full names. They need not exist here.
+      home: full name of the default device; None for the `default_home`.
+      grid: the devices as a mesh, if they are one.
+    """
+
+    trace: Trace
+    splitting: Splitting
+    options: Options
+    devices: Sequence[str]
+    home: str | None = None
+    grid: DeviceMesh | None = None
+
+    def noting(self, *notes: str) -> PlanRequest:
+        """Return the request with more to be noted."""
+        return replace(self, splitting=replace(self.splitting, notes=(*self.splitting.notes, *notes)))
+
+    def as_if(self, options: Options, devices: Sequence[str]) -> PlanRequest:
+        """Return the request for devices that need not exist, under other options."""
+        return replace(self, options=options, devices=devices, home=devices[0], grid=mesh_as_if(options.mesh, devices))
+
+    def cut_first(self) -> PlanRequest:
+        """Return the request with the stages of its mesh cut, and what is still asked of its plan; see `cut_first`."""
+        splitting, stages = _as_read(self.splitting, self.trace.program), stages_asked(self.options, self.devices)
+        mesh = _mesh(splitting, self.options, self.devices)
+        program, asked, notes = cut_first(self.trace.program, mesh, splitting.layouts, self.options, stages)
+        options, trace = replace(self.options, recompute=asked.recompute), replace(self.trace, program=program)
+        return replace(self, trace=trace, options=options).noting(*notes)
+
+    def in_stages(self, find_state: Callable[[Trace], State] = state_of) -> PlanRequest:
+        """Return what `cut_first` does; the variables move to the devices of their stages, and are cut between units.
+
+        Variables that are elsewhere by `find_state` do not move: the plan is for them as if they lay there.
+        """
+        cut = self.cut_first()
+        if self.grid is None:
+            return cut
+        moved = lay_in_stages(cut.trace, self.grid) if find_state is state_of else ()
+        lay_out_in_units(cut.trace, find_state(cut.trace).divisions, self.grid)
+        return cut.noting(*moved)
+
+    def plan(self, state: State) -> Plan:
+        """Return the plan, with the variables where the state says."""
+        noted = self if self.grid is None else self.noting(*check_asked(self.trace.program, self.grid))
+        divide = partial(program_on_mesh, self.trace)
+        return plan_for(self.trace.program, noted.splitting, self.options, self.devices, self.home, state, divide)
+
+
+def plan_for(
+    program: Program,
+    splitting: Splitting,
+    options: Options,
+    devices: Sequence[str],
+    home: str | None,
+    state: State,
+    divide: Divide | None = None,
+) -> Plan:
+    """Decide what of a program runs where, given how its inputs are split, which come from this process's memory.
+
+    Args:
+      program, splitting, options, devices, state: see `trace_and_plan`.
+      home: full name; None for the `default_home`.
+      divide: see `plan_program`.
+    """
+    splitting = _as_read(splitting, program)
+    return plan_program(
+        program,
+        mesh=_mesh(splitting, options, devices),
+        home=home or devices[0],
+        input_layouts=splitting.layouts,
+        state=state,
+        asked=options,
+        stages=stages_asked(options, devices),
+        notes=splitting.notes,
+        input_devices=[host_device("")] * len(program.inputs),
+        homes=() if home else devices,
+        divide=divide,
+    )
+
+
+def _as_read(splitting: Splitting, program: Program) -> Splitting:
+    return splitting.whole() if isinstance(splitting.batch, Size) and not program.batch_is_unknown else splitting
+
+
+def _mesh(splitting: Splitting, options: Options, devices: Sequence[str]) -> Mesh:
+    """Return the shards of a batch."""
+    stages = stages_asked(options, devices)
+    grid = device_mesh(options.mesh, devices) if options.mesh.others or options.mesh.stages else None
+    heads = grid.columns[0] if grid is not None else stages.heads if stages is not None else devices
+    mesh = mesh_of(heads, splitting.batch, options.shares, options.micro_batches)
+    if grid is None or not grid.others:
+        return mesh
+    return replace(mesh, columns=grid.columns, others=tuple(grid.others.items()))
+
+
+def plan_laid_out(
+    request: PlanRequest,
+    memory: Callable[[], float | None],
+    find_state: Callable[[Trace], State] = state_of,
+    runs: bool = False,
+) -> Plan:
+    """Return the plan with variables where `"auto"` has them; if it is to run, lay them out so.
+
+    Args:
+      request: what is planned.
+      memory: returns the bytes of each device, None where that is not known.
+      find_state, runs: see `trace_and_plan`.
+    """
+    trace, devices = request.trace, request.devices
+    variables, slots = list(trace.variables), slots_in(trace)
+
+    def make_plan(chosen: AutomaticLayouts, reshard: bool) -> Plan:
+        if not any(chosen.layouts):
+            state = find_state(trace)
+        elif runs:
+            lay_out(variables, chosen.layouts, slots, devices, reshard_after_forward=reshard, is_automatic=True)
+            state = state_of(trace)
+        else:
+            held = divisions_wanted(trace, chosen.layouts, devices, request.grid, reshard)
+            state = state_as_if(trace, held, request.home or devices[0])
+        return request.noting(chosen.why).plan(state)
+
+    chosen = choose_layouts(trace, slots, devices, request.options, runs)
+    plan = make_plan(chosen, reshard=False)
+    limit = memory() if any(chosen.layouts) and not plan.program.symbols else None
+    if limit is not None and (held := most_held(plan)) > limit:
+        return make_plan(chosen.smaller(held, limit), reshard=True)
+    return plan
+
+
+def plan_as_if(request: PlanRequest, layout: Layout, keep: bool = False, memory: float | None = None) -> Plan:
+    """Return the plan for devices that need not exist, with variables laid out otherwise.
+
+    Args:
+      request: see `PlanRequest.as_if`.
+      layout, keep: see `divisions_for`; `"auto"` is chosen for these devices.
+      memory: bytes of each, if they are known.
+    """
+    request, devices, grid = request.cut_first(), request.devices, request.grid
+    if AUTO in (layout, request.options.variables if layout is None else ""):
+        as_they_lie = lambda trace: state_as_if(trace, divisions_for(trace, None, devices, grid), devices[0])  # noqa: E731
+        return plan_laid_out(request, lambda: memory, as_they_lie)
+    held = divisions_for(request.trace, layout, devices, grid, keep)
+    if grid is not None and learn_units(request.trace, held, grid):
+        held = divisions_for(request.trace, layout, devices, grid, keep)
+    return request.plan(state_as_if(request.trace, held, devices[0]))
