@@ -200,12 +200,6 @@ def test_a_keras_model(variables: str):
     assert all(devices_of(own) in stages for own in laid)
 
 
-def test_what_does_not_know_stages_of_a_mesh():
-    step = gs.parallelize(tf.tanh, mesh={"stage": 2, "batch": 2})
-    with pytest.raises(gs.errors.UnsupportedError, match="'stage': 2, 'batch': 2}: a lost worker"):
-        gs.workers.resilient(step)
-
-
 @pytest.mark.many
 @pytest.mark.parametrize("layout", [HEADED, FSDP], ids=["DP x TP x PP", "FSDP x TP x PP"])
 def test_transformer(layout: Any):

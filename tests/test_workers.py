@@ -26,6 +26,7 @@ from graphsplit.core import addresses
 from graphsplit.core.devices import canonical_name, short_name, task_of
 from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.workers.before_images import record, written_variables
+from graphsplit.workers.status import ask_all
 from tests.helpers.processes import python
 from tests.helpers.worker_cases import GROUPS
 
@@ -39,6 +40,7 @@ QUIET = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"
         pytest.param("calls", marks=pytest.mark.timeout(950)),
         pytest.param("lost", marks=[pytest.mark.timeout(950), pytest.mark.long]),
         pytest.param("pairs", marks=[pytest.mark.timeout(950), pytest.mark.long]),
+        pytest.param("meshes", marks=[pytest.mark.timeout(950), pytest.mark.long]),
         pytest.param("often", marks=[pytest.mark.timeout(3100), pytest.mark.long]),
     ],
 )
@@ -166,6 +168,32 @@ def test_batches_are_kept_only_since_a_checkpoint(tmp_path: Path):
     assert since() is None
 
 
+@pytest.mark.parametrize(
+    ("options", "lost", "devices", "mesh", "shares"),
+    [
+        ({}, [1], [0, 2, 3], {}, None),
+        ({"shares": [4, 3, 2, 1]}, [1, 2], [0, 3], {}, [4, 1]),
+        ({"mesh": {"data": 4}}, [1], [0, 2, 3], {"data": 3}, None),
+        ({"mesh": {"batch": 2, "model": 2}, "shares": [2, 1]}, [0], [1, 2], {"batch": 1, "model": 2}, [1]),
+        ({"mesh": {"model": 2, "batch": 2}}, [3], [0, 2], {"model": 2, "batch": 1}, None),
+        ({"mesh": {"stage": 2, "batch": 2}}, [0], [2, 1], {"stage": 2, "batch": 1}, None),
+        ({"stages": 2, "shares": [2, 1]}, [0, 1], [2, 3], {}, [1]),
+        ({"mesh": {"model": 4}}, [1], [], None, None),
+        ({"mesh": {"expert": 2, "model": 2}}, [1], [], None, None),
+        ({"stages": 4}, [1], [], None, None),
+    ],
+)
+def test_rows_that_are_left(options: Any, lost: list[int], devices: list[int], mesh: Any, shares: list[float] | None):
+    names = [canonical_name(f"worker:{task}/CPU:0") for task in range(4)]
+    step = gs.parallelize(lambda x: x, devices=names, **options)
+    resilient: Any = gs.workers.Resilient(step, SimpleNamespace(), None)  # type: ignore[arg-type]
+    resilient._lost.update(lost)
+    assert resilient.devices == tuple([names[k] for k in devices])
+    if devices:
+        left = resilient._function()._options
+        assert (left.mesh.asked, left.shares and [*left.shares]) == (mesh, shares)
+
+
 @pytest.mark.parametrize("number", [0, True, 1.5])
 def test_numbers_of_local_workers(number: object):
     with pytest.raises(gs.errors.ArgumentError) as raised:
@@ -219,6 +247,20 @@ def test_a_worker_ends_cleanly():
     assert worker.returncode == 0
     assert out == "graphsplit worker: ended\n"
     assert err.startswith("Warning: TensorFlow's server listens on all interfaces, without passwords"), err
+
+
+@pytest.mark.long
+def test_a_running_worker_is_restarted():
+    """The new process starts once the old one has left the port."""
+    with gs.workers.LocalWorkers(1, insecure=True) as workers:
+        found: set[int] = set()
+        for number in range(3):
+            if number:
+                workers.restart(0)
+            end = time.monotonic() + 100
+            while (status := ask_all(workers.addresses, 2.0)[0]) is None or status.incarnation in found:
+                assert time.monotonic() < end
+            found.add(status.incarnation)
 
 
 LOSES_ONE = """

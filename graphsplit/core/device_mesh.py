@@ -83,6 +83,27 @@ class MeshAxes:
         numbered = [(k // each % count, device) for k, device in enumerate(devices)]
         return tuple([tuple([device for own, device in numbered if own == stage]) for stage in range(count)])
 
+    def table(self, devices: Sequence[str]) -> np.ndarray[Any, np.dtype[np.object_]]:
+        """Return devices along the batch's axis, of one where there is none, then along the others in their order."""
+        names, table = list(self.asked), np.array(devices, object).reshape(list(self.asked.values()))
+        return np.moveaxis(table, names.index(self.batch_axis), 0) if self.batch_axis in names else table[None]
+
+    def with_rows(self, rows: Sequence[Sequence[str]]) -> tuple[MeshAxes, tuple[str, ...]]:
+        """Return the axes with other rows of devices, of all stages each, and these devices in their order.
+
+        >>> axes, devices = MeshAxes((("model", 2), ("batch", 3))).with_rows([("a", "b"), ("c", "d")])
+        >>> str(axes), devices
+        ('(model=2, batch=2)', ('a', 'c', 'b', 'd'))
+        """
+        sizes = tuple([(name, len(rows) if name == self.batch_axis else size) for name, size in self.sizes])
+        axes = replace(self, sizes=sizes)
+        has_rows = self.batch_axis in axes.asked
+        table = np.array(rows, object).reshape(
+            [-1] * has_rows + [size for name, size in axes.asked.items() if name != self.batch_axis]
+        )
+        table = np.moveaxis(table, 0, list(axes.asked).index(self.batch_axis)) if has_rows else table
+        return axes, tuple(table.ravel().tolist())
+
     def __str__(self) -> str:
         sizes = [f"{name}={size}" for name, size in self.asked.items()]
         return f"({', '.join(sizes)})"
@@ -137,9 +158,7 @@ class DeviceMesh:
     @functools.cached_property
     def table(self) -> np.ndarray[Any, np.dtype[np.object_]]:
         """The devices: along the batch's axis, of one where there is none, then along the others in their order."""
-        names = list(self.sizes)
-        table = np.array(self.devices, object).reshape(list(self.sizes.values()))
-        return np.moveaxis(table, names.index(self.batch_axis), 0) if self.batch_axis in names else table[None]
+        return replace(self.axes, stages=0).table(self.devices)
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:

@@ -42,7 +42,6 @@ class Options:
       memory: how much each device may hold.
       tuning: what few need, by name.
       lays_out: whether an automatic choice may lay variables out; else they stay as they lie.
-      on_mesh: whether it may cut them along an axis of a mesh, if none is given.
       devices_argument: how the user calls `devices`, for messages: `on_device` and models have other names for it.
 
     Raises:
@@ -65,7 +64,6 @@ class Options:
     tuning: Tuning = field(default_factory=Tuning)
 
     lays_out: bool = True
-    on_mesh: bool = True
     devices_argument: str = "devices"
 
     def __post_init__(self) -> None:

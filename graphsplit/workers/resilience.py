@@ -12,16 +12,17 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import tensorflow as tf
 
+from graphsplit.api.calls.chosen_devices import stages_asked
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.input.host_reading import HostPipeline, is_dataset_function
 from graphsplit.api.input.prefetching import END, ReadCall, arguments_of
 from graphsplit.api.layouts.variable_layouts import set_variable_layout
-from graphsplit.core.device_mesh import STAGE_AXIS, MeshAxes
+from graphsplit.core.device_mesh import BATCH_AXIS, MeshAxes
 from graphsplit.core.devices import canonical_name, name_for_runtime, short_name, task_of
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.core.variables.parted_variables import assign, move_variable, parts_of_variable
 from graphsplit.errors import ArgumentError, UnsupportedError, WorkerLostError, bullet_list
-from graphsplit.workers.cluster import Cluster, current_cluster
+from graphsplit.workers.cluster import Cluster, current_cluster, lost_error
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,10 +32,10 @@ _BETWEEN_S = 1.0  # workers that are away are asked for once a second
 
 @dataclass(frozen=True)
 class _Layout:
-    """How a variable was laid out when all workers were there."""
+    """How a variable was laid out when all workers were there, and over which devices."""
 
-    layout: str
-    devices: tuple[str, ...]
+    layout: Any
+    over: tuple[str, ...]
     reshard: bool
 
 
@@ -53,26 +54,43 @@ class Resilient(Generic[P, R]):
         self._step = step
         self._cluster = cluster
         self._checkpoint = checkpoint
-        self._all = step.devices
+        self._axes = _axes_of(step)
+        self._rows = self._axes.table(step.devices).reshape(self._axes.rows, -1).tolist()
         self._lost: set[int] = set()
+        self._loss: WorkerLostError | None = None  # after which variables are yet to be laid out
+        self._gone: dict[int, tf.Variable] = {}  # those whose values went with a worker
+        self._programs = 0  # how many were looked at
         self._functions: dict[tuple[str, ...], ParallelFunction[P, R]] = {step.devices: step}
         self._asked_s = 0.0
         self._layouts: dict[int, _Layout] = {}
         self._known: dict[int, tf.Variable] = {}
         self._since: list[Callable[[ParallelFunction[P, R]], Any]] = []  # the calls since the checkpoint that counts
+        self._behind: list[Callable[[ParallelFunction[P, R]], Any]] = []  # those of them that are to be repeated
         self._counts = _latest(checkpoint)
         functools.update_wrapper(self, step.function, updated=())
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Full names, those of lost workers left out."""
-        return self._alive(self._all)
+        """Full names: without those of lost workers, and those that are too few for another row of a mesh."""
+        rows = self._rows_left()
+        return self._axes.with_rows(rows)[1] if rows else ()
+
+    @property
+    def _left(self) -> list[str]:
+        """All devices that are there, row by row."""
+        return self._alive([device for row in self._rows for device in row])
+
+    def _rows_left(self) -> list[list[str]]:
+        """Return the rows of the next call: as many as the devices that are there fill."""
+        left, each = self._left, len(self._rows[0])
+        return [left[k : k + each] for k in range(0, len(left) // each * each, each)]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the step; without lost workers, as often as it takes.
 
         Raises:
-          WorkerLostError: if no device is left, or state is lost of which there is neither a copy nor a checkpoint.
+          WorkerLostError: if too few devices are left, or state is lost of which there is neither a copy nor a
+            checkpoint.
         """
         result: R = self._run(lambda function: function(*args, **kwargs))
         return result
@@ -133,90 +151,129 @@ class Resilient(Generic[P, R]):
                 stacklevel=user_stack_level(),
             )
             return None
+        self._until_it_happens(lambda _: None)  # (a call that raised may have left others to be repeated)
         return str(self._checkpoint.save())
 
     def _until_it_happens(self, call: Callable[[ParallelFunction[P, R]], Any]) -> Any:
         while True:
-            function = self._function()
+            self._recover()
             try:
-                result = call(function)
+                while self._behind:
+                    self._call(self._behind[0])
+                    del self._behind[0]
+                return self._call(call)
             except WorkerLostError as error:
-                self._remember(function)
-                self._go_on_without(error)
-            else:
-                self._remember(function)
-                return result
+                self._lose(error)
+
+    def _call(self, call: Callable[[ParallelFunction[P, R]], Any]) -> Any:
+        function = self._function()
+        try:
+            return call(function)
+        finally:
+            self._remember(function)
 
     def _function(self) -> ParallelFunction[P, R]:
         devices = self.devices
         if devices not in self._functions:
-            kept = [k for k, device in enumerate(self._all) if device in devices]
-            options = self._step._options
-            shares = None if options.shares is None else tuple([options.shares[k] for k in kept])
-            # (of the batch's axis alone, a mesh says no more than how many devices there are)
-            mesh = options.mesh if options.mesh.others else MeshAxes()
-            options = replace(options, devices=devices, shares=shares, mesh=mesh, on_mesh=False)
+            rows, options = self._rows_left(), self._step._options
+            shares = options.shares
+            if shares is not None:
+                share_of = {device: share for row, share in zip(self._rows, shares, strict=False) for device in row}
+                shares = [min([share_of[device] for device in row]) for row in rows]
+            mesh = self._axes.with_rows(rows)[0] if options.mesh else options.mesh
+            options = replace(options, devices=devices, shares=shares, mesh=mesh)
             default = options.tuning["default_device"]
             if default is not None and not self._alive([canonical_name(default)]):
                 options = replace(options, tuning={**options.tuning, "default_device": None})
             self._functions[devices] = ParallelFunction(self._step.function, options)
         return self._functions[devices]
 
-    def _alive(self, devices: Sequence[str]) -> tuple[str, ...]:
-        return tuple([device for device in devices if not self._is_lost(device)])
+    def _alive(self, devices: Sequence[str]) -> list[str]:
+        return [device for device in devices if not self._is_lost(device)]
 
     def _remember(self, function: ParallelFunction[P, R]) -> None:
-        """Note the variables that a function uses, and how they lie while nobody is lost."""
-        for variable in function._variables_so_far():
-            self._known[id(variable)] = variable
-            parts = parts_of_variable(variable)
-            if parts is not None and not isinstance(parts.layout, str):
-                raise UnsupportedError(
-                    f"resilient: variable {parts.name!r} is cut along an axis of a mesh, and a lost worker would have "
-                    "the only copy of its part. Set its layout to 'home', 'replicated' or 'sharded'."
-                )
-            if parts is not None and not self._lost:
-                self._layouts[id(variable)] = _Layout(str(parts.layout), parts.devices, parts.reshards)
-
-    def _go_on_without(self, error: WorkerLostError) -> None:
-        """Plan for the workers that are left, with the state that they have.
+        """Note the variables that a function uses, and how they lie while nobody is lost.
 
         Raises:
-          WorkerLostError: if that is not enough.
+          UnsupportedError: for stages whose devices the user's function names.
+        """
+        programs = function._programs_so_far()
+        if len(programs) != self._programs:
+            stages = [stage for program in programs for stage in program.all_stages()]
+            if away := [stage for stage in stages if len(stage.devices) > 1 or task_of(stage.home)]:
+                raise UnsupportedError(
+                    f"resilient: {away[0]} is a stage by on_device, which names devices that may be lost. Leave out "
+                    "on_device, and give parallelize stages= or a mesh with an axis 'stage'."
+                )
+            self._programs = len(programs)
+        self._known.update({id(variable): variable for variable in function._variables_so_far()})
+        if not self._lost:
+            lying = [(key, parts) for key, v in self._known.items() if (parts := parts_of_variable(v)) is not None]
+            self._layouts = {key: _Layout(parts.layout, parts.over, parts.reshards) for key, parts in lying}
+
+    def _lose(self, error: WorkerLostError) -> None:
+        """Note which workers are lost, and let each variable hold its value itself.
+
+        Raises:
+          WorkerLostError: if the call did not end.
         """
         if not error.undone or not error.tasks:
             raise error
         self._lost |= set(error.tasks)
-        if not self.devices:
-            raise error
-        names = ", ".join([f"{task} ({self._cluster.workers[task]})" for task in error.tasks])
-        warnings.warn(
-            f"{self._step._name()}: lost worker {names}; the step runs again on "
-            f"{', '.join(map(short_name, self.devices))}.",
-            stacklevel=user_stack_level(),
-        )
-        gone = self._gather()
-        if gone and self._counts is None:
-            lost = WorkerLostError(
-                f"{error} These variables have no copy elsewhere:\n"
-                f"{bullet_list([v.name for v in gone])}\n"
+        self._loss = error
+        if self.devices:
+            names = ", ".join([f"{task} ({self._cluster.workers[task]})" for task in error.tasks])
+            warnings.warn(
+                f"{self._step._name()}: lost worker {names}; the step runs again on {self._where()}.",
+                stacklevel=user_stack_level(),
+            )
+        self._gather()
+
+    def _where(self) -> str:
+        """Say on which devices the next call runs."""
+        axes, devices = self._axes.with_rows(self._rows_left())
+        named = f", mesh {axes}" if axes.others or axes.stages else ""
+        return ", ".join(map(short_name, devices)) + named
+
+    def _recover(self) -> None:
+        """After a loss, lay the variables out on the devices of the next call, as of the last complete one.
+
+        Raises:
+          WorkerLostError: see `_check_is_enough`.
+        """
+        if self._loss is None:
+            return
+        self._check_is_enough(self._loss)
+        if self._gone:
+            # (`restore` would then wait for all workers, those that are lost included)
+            self._checkpoint.checkpoint.read(self._counts).expect_partial()
+            self._behind, self._gone = [*self._since], {}
+        self._lay_out()
+        self._loss = None
+
+    def _check_is_enough(self, loss: WorkerLostError) -> None:
+        """Raise `WorkerLostError` if values are gone for good, or too few devices are left."""
+        if self._gone and self._counts is None:
+            why = (
+                f"These variables have no copy elsewhere:\n{bullet_list([v.name for v in self._gone.values()])}\n"
                 'Set their layout to "replicated", keep them in this process, or pass resilient(checkpoint=...) a '
                 "tf.train.CheckpointManager that has saved a checkpoint."
             )
-            lost.tasks = error.tasks
-            raise lost from error
-        if gone:
-            # (`restore` would then wait for all workers, those that are lost included)
-            self._checkpoint.checkpoint.read(self._counts).expect_partial()
-        self._lay_out()
-        if gone:
-            for call in self._since:
-                self._until_it_happens(call)
+        elif not self.devices:
+            least, left = self._axes.with_rows(self._rows[:1])[0], ", ".join(map(short_name, self._left))
+            why = (
+                f"The step needs at least mesh={least.asked!r}, and these devices are left: {left or 'none'}. Start "
+                "the lost workers again at their addresses, and call again."
+            )
+        else:
+            return
+        error = WorkerLostError(f"{loss} {why}")
+        error.tasks = loss.tasks
+        raise error from loss
 
-    def _gather(self) -> list[tf.Variable]:
-        """Let each variable hold its value itself, on a device that is there; return those whose value is gone."""
-        gone = []
-        for variable in self._known.values():
+    def _gather(self) -> None:
+        """Let each variable hold its value itself, on a device that is there; note those whose value is gone."""
+        for key, variable in self._known.items():
             parts = parts_of_variable(variable)
             device = canonical_name(variable.device)
             if parts is not None:
@@ -227,14 +284,13 @@ class Resilient(Generic[P, R]):
             else:
                 continue
             if value is None:
-                gone.append(variable)
+                self._gone[key] = variable
                 value = tf.zeros(variable.shape, variable.dtype)
             if self._is_lost(device):
                 self._move(variable, value)
             else:
                 with tf.device(variable.device):
                     assign(variable.handle, value)  # (where it lay in parts, it is empty)
-        return gone
 
     def _is_lost(self, device: str) -> bool:
         task = task_of(device)
@@ -242,18 +298,25 @@ class Resilient(Generic[P, R]):
 
     def _move(self, variable: tf.Variable, value: tf.Tensor) -> None:
         """Let a variable whose resource went with its worker live on a device that is there."""
-        move_variable(variable, name_for_runtime(self.devices[0]), value)
+        move_variable(variable, name_for_runtime([*self._left, canonical_name("CPU:0")][0]), value)
         self._functions.clear()  # they hold the handle that is gone
 
     def _lay_out(self) -> None:
         """Lay the variables out as they were, on the devices that are there."""
+        mesh = self._function()._options.mesh
         groups: dict[_Layout, list[tf.Variable]] = {}
         for key, known in self._layouts.items():
-            devices = self._alive(known.devices)
-            if len(devices) > 1 and parts_of_variable(self._known[key]) is None:
-                groups.setdefault(replace(known, devices=devices), []).append(self._known[key])
+            variable, over = self._known[key], self.devices if mesh else tuple(self._alive(known.over))
+            variable._graphsplit_stage = ()  # (which stages there are is known again when the function is planned)
+            is_chosen = not mesh and not isinstance(known.layout, str)  # by an automatic plan, which will choose again
+            # (copies are where the variable itself is)
+            stays = known.layout == "replicated" and not mesh.stages and canonical_name(variable.device) not in over
+            if len(over) > 1 and not is_chosen and not stays and parts_of_variable(variable) is None:
+                groups.setdefault(replace(known, over=over), []).append(variable)
         for how, variables in groups.items():
-            set_variable_layout(variables, how.layout, how.devices, reshard_after_forward=how.reshard)
+            set_variable_layout(
+                variables, how.layout, how.over, mesh=mesh.asked or None, reshard_after_forward=how.reshard
+            )
 
     def _take_in(self) -> None:
         """Take workers in that are there again."""
@@ -261,20 +324,31 @@ class Resilient(Generic[P, R]):
             return
         self._asked_s = time.monotonic()
         health = self._cluster.health(_BETWEEN_S)
-        back = [worker.task for worker in health.workers if worker.task in self._lost]
         if not all(worker.answers for worker in health.workers):
             return
+        unnoticed = [worker.task for worker in health.workers if worker.restarted and worker.task not in self._lost]
+        if unnoticed:
+            self._lose(lost_error(self._cluster, unnoticed, self._step._name(), True, 0.0))
+        back = [worker.task for worker in health.workers if worker.task in self._lost]
         for variable in self._known.values():
             if (parts := parts_of_variable(variable)) is not None:
                 parts.release(variable)
         self._cluster.reconnect()
         self._lost -= set(back)
-        self._lay_out()
+        if self._loss is None:
+            self._lay_out()
         warnings.warn(
-            f"{self._step._name()}: worker {', '.join(map(str, back))} is back; the next step runs on "
-            f"{', '.join(map(short_name, self.devices))}.",
+            f"{self._step._name()}: worker {', '.join(map(str, back))} is back; the next step runs on {self._where()}.",
             stacklevel=user_stack_level(),
         )
+
+
+def _axes_of(step: ParallelFunction[P, R]) -> MeshAxes:
+    """Return the axes of a step's devices, of which whole rows are left: those of its mesh, or pipelines, or shards."""
+    options, count = step._options, len(step.devices)
+    stages = None if options.schedule == "interleaved" else stages_asked(options, step.devices)
+    depth = 0 if stages is None else len(stages.devices)
+    return options.mesh or MeshAxes(((BATCH_AXIS, count // max(depth, 1)),), stages=depth, stage_at=1)
 
 
 def resilient(
@@ -289,6 +363,9 @@ def resilient(
     worker that is started again at its address is used again by one of the next calls. The results are always those of
     one device: up to rounding, and bit for bit with equal numbers of shards.
 
+    A mesh keeps its other axes and gets fewer rows: of `{"batch": 2, "model": 2}` with one device lost,
+    `{"batch": 1, "model": 2}` is left. So do pipelines of stages.
+
     Variables on lost workers are restored from other copies (`variable_layout("replicated")`). If there is none,
     everything is restored from the last checkpoint, and the calls since then are repeated (their arguments are kept
     for that). Without a checkpoint, it is an error. Variables in this process are never lost.
@@ -300,7 +377,8 @@ def resilient(
 
     Raises:
       ArgumentError: if `step` is not a function made by `parallelize`, or `on_lost` is not known.
-      UnsupportedError: if this process is not connected to workers.
+      UnsupportedError: if this process is not connected to workers; from the first call, for stages by `on_device` on
+        workers.
     """
     if not isinstance(step, ParallelFunction):
         raise ArgumentError(
@@ -310,11 +388,6 @@ def resilient(
     if on_lost != "survivors":
         raise ArgumentError(f"on_lost must be 'survivors', which goes on with the remaining workers, got {on_lost!r}.")
     cluster = current_cluster()
-    if step._options.mesh.stages:
-        raise UnsupportedError(
-            f"resilient with mesh={step._options.mesh.asked!r}: a lost worker would have the only copy of a stage. "
-            f"Leave out {STAGE_AXIS!r}."
-        )
     if cluster is None:
         raise UnsupportedError("resilient is for workers, and none is connected: call graphsplit.connect first.")
     return Resilient(step, cluster, checkpoint)

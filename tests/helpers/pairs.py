@@ -113,12 +113,12 @@ REFUSED: dict[tuple[str, str], str] = {
     for one, others, said in (
         ('mesh={"stage": 2}', ["on_device"], _OWN),
         ('mesh={"stage": 2}', [_RANDOM], _DRAWS),
-        ('mesh={"stage": 2}', ["resilient"], "a lost worker would have the only copy of a stage"),
         ("stages=2", ["on_device"], _OWN),
         ("stages=2", [_RANDOM], _DRAWS),
         ('schedule="1f1b"', [_RANDOM], _DRAWS),
         ("recompute=0.5", ["jit_compile=True"], "XLA merges equal computations, so nothing would be recomputed"),
         (_OPEN, _CHOSEN, "predicts the time of a step, and the size of the batch is not known"),
+        ("on_device", ["resilient"], "names devices that may be lost"),
         ("shares=[2, 1]", _CHOSEN, "it compares plans with equal shares, with the first device as default device"),
         (_DEVICE, _CHOSEN, "it compares plans with equal shares, with the first device as default device"),
         ("a tape outside", ["step.map"], "put the tape inside of the function, or call the function batch by batch"),
@@ -127,12 +127,8 @@ REFUSED: dict[tuple[str, str], str] = {
     for other in others
 }
 REFUSED |= {
-    (mesh, other): said
+    (mesh, '"host"'): "'host' has a variable whole, and an axis of mesh"
     for mesh in ('mesh={"model": 2}', 'mesh={"expert": 2}')
-    for other, said in (
-        ('"host"', "'host' has a variable whole, and an axis of mesh"),
-        ("resilient", "a lost worker would have the only copy of its part"),
-    )
 }
 """What the message of a pair says, beside the names of both."""
 
@@ -260,8 +256,12 @@ class Twin:
 
     def __init__(self, pair: Pair, is_split: bool):
         self.pair, self.is_split = pair, is_split
-        self.own = {name: tf.Variable(value, name=name) for name, value in values(pair.has).items()}
-        self.slots = {name: tf.Variable(own * 0, name=f"{name}_slot") for name, own in self.own.items()}
+        copied = is_split and pair.call == "resilient" and "replicated" in str(pair.layout)
+        with tf.device(
+            canonical_name(pair.devices[0]) if copied else None
+        ):  # (one of the copies is the variable itself)
+            self.own = {name: tf.Variable(value, name=name) for name, value in values(pair.has).items()}
+            self.slots = {name: tf.Variable(own * 0, name=f"{name}_slot") for name, own in self.own.items()}
         self.plan: Plan | None = None
         if is_split and pair.layout is not None and "keras" not in pair.call:
             mesh = pair.options.get("mesh")
@@ -374,6 +374,11 @@ def resilient(twin: Twin) -> list[Any]:
         for batch in batches(twin.pair):
             found.append(step(*batch))
             twin.pair.lose()
+        if not {"memory", "plan"} & twin.pair.options.keys():  # (which may choose one device)
+            assert len(step.devices) == len(twin.pair.devices) // 2
+        if twin.pair.axes:
+            lying = [parts.devices for own in twin.variables if (parts := parts_of_variable(own)) is not None]
+            assert {*itertools.chain(*lying)} == {*step.devices}
         return found
 
 

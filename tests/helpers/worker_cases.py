@@ -15,7 +15,7 @@ import traceback
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import graphsplit as gs
-from tests.helpers import worker_calls, worker_losses, worker_pairs, worker_reading  # noqa: F401  (they register their cases)
+from tests.helpers import worker_calls, worker_losses, worker_meshes, worker_pairs, worker_reading  # noqa: F401  (cases)
 from tests.helpers.worker_scene import GROUPS, LIMIT_S, WAIT_S, all_well
 
 
@@ -24,7 +24,8 @@ def main() -> None:
     chosen = {name: fn for name, fn in GROUPS[group].items() if sys.argv[2:] in ([], [name])}
     gs.use_logical_devices(2)
     found = {}
-    with gs.workers.LocalWorkers(2, devices=2) as workers:
+    count, devices = (4, 1) if group == "meshes" else (2, 2)
+    with gs.workers.LocalWorkers(count, devices) as workers:
         cluster = gs.connect(workers, timeout_s=WAIT_S)
         for name, fn in chosen.items():
             begin = time.perf_counter()

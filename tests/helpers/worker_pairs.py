@@ -13,7 +13,7 @@ from tests.helpers.worker_scene import all_well, case
 
 @case("pairs")
 def every_pair_with_resilient(workers, cluster) -> None:
-    devices = [f"worker:{task}/CPU:{k}" for task in range(2) for k in range(2)]
+    devices = [f"worker:{task}/CPU:{k}" for k in range(2) for task in range(2)]  # (of two, one is lost)
     failed = []
     for pair in pairs():
         if "resilient" not in pair:

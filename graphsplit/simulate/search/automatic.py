@@ -66,7 +66,7 @@ def table_for(
         return Table((devices,), layouts, savings, meshes=(mesh,), is_on_mesh=True)
     if options.stages is not None:
         return Table((devices,), layouts, savings)
-    may_be = options.on_mesh and layouts == LAYOUTS and not options.jit_compile
+    may_be = layouts == LAYOUTS and not options.jit_compile
     meshes, own = meshes_of(devices, rows) if may_be else (), tuple(slots) if layouts == LAYOUTS else ()
     if options.plan is None:
         return Table((devices,), layouts, savings, meshes=meshes, slots=own)
