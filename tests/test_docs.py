@@ -91,6 +91,17 @@ def test_the_code_of_a_page_runs(name: str, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr[-3000:]
         printed += done.stdout
     assert [part for part in PRINTED[name] if part not in printed] == []
+    assert lines_not_printed(name, printed) == []
+
+
+def lines_not_printed(name: str, printed: str) -> list[str]:
+    """Return the lines that a page shows as printed below its code, and that are not; `...` stands for any others."""
+    page = (ROOT / "docs" / name).read_text()
+    shown = re.findall(r"```python\n[^`]*```\n+(?:[^`#|\n]*\n+)?```\n(.*?)```", page, re.DOTALL)
+    real = {line.strip() for line in printed.replace("GPU:", "CPU:").splitlines()}
+    lines = [line.strip() for text in shown for line in text.replace("GPU:", "CPU:").splitlines()]
+    parts = [(line, line.split("...")) for line in lines]
+    return [line for line, around in parts if not any(all(part.strip() in own for part in around) for own in real)]
 
 
 def test_the_code_of_every_page_is_run() -> None:

@@ -236,3 +236,23 @@ def test_damaged_indices(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(gs.GraphsplitError, match=path.name):
             gs.load_weights(old_model(), path)
+
+
+def test_what_a_checkpoint_has_beside_the_target_is_said(tmp_path: Path):
+    def made() -> tuple[keras.Model, keras.Optimizer]:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(4)])
+        return model, keras.optimizers.Adam(0.1)
+
+    model, optimizer = made()
+    model.compile(optimizer, "mse")
+    model.fit(tf.ones((5, 6)), tf.ones((5, 4)), verbose=0)
+    path = tf.train.Checkpoint(model=model, optimizer=optimizer).write(str(tmp_path / "trained"))
+    again, new = made()
+    gs.set_variable_layout(again, "sharded", devices=2)
+    with pytest.warns(UserWarning, match=r"(?s)were not loaded:\n.*optimizer/_variables/2.*optimizer\.build"):
+        gs.load_weights(tf.train.Checkpoint(model=again, optimizer=new), path)
+    new.build(again.trainable_variables)
+    gs.load_weights(tf.train.Checkpoint(model=again, optimizer=new), path)
+    for found, expected in zip(new.variables, optimizer.variables, strict=True):
+        np.testing.assert_array_equal(found.numpy(), expected.numpy())

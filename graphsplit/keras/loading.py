@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from graphsplit.api.layouts.layout_targets import plain_variable
 from graphsplit.core.tensorflow_internals import parse_checkpoint_objects
+from graphsplit.core.user_code import user_stack_level
 from graphsplit.core.variables.host_tensors import host_tensor
 from graphsplit.core.variables.parted_variables import can_be_read_by_part, name_of, parts_of_variable
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
@@ -34,7 +36,7 @@ def load_weights(
     whole on the first device, and reads a whole `.keras` file into memory, as TensorFlow does with a checkpoint.) The
     loaded weights are the same. Of safetensors the host reads one part at a time. A checkpoint is read twice: nothing
     is written before all checksums are right. If loading ends early all the same (an interrupt, a full memory), the
-    error says which variables are new.
+    error says which variables are new. A warning names values of a checkpoint for which the target has no variable.
 
     Args:
       target: a Keras model, for a file; for a checkpoint, what was saved, as it was: a `tf.train.Checkpoint`, a module,
@@ -144,6 +146,15 @@ def _load_checkpoint(target: Any, path: str) -> None:
         for _, key in found:  # TensorFlow compares the checksums of what it reads; none is written before all are right
             reader.get_tensor(key)
     _give(path, ((variable, reader.get_tensor(key)) for variable, key in found))
+    left = shapes.keys() - {key for _, key in found} - {_OBJECTS}
+    names = sorted(key.partition("/.ATTRIBUTES")[0] for key in left if not key.startswith("save_counter/"))
+    if names:
+        warnings.warn(
+            f"These values of the checkpoint {path} have no variable in the target, and were not loaded:\n"
+            f"{bullet_list(names, _SHOWN)}\n"
+            "If they are an optimizer's, make its slots first: optimizer.build(model.trainable_variables).",
+            stacklevel=user_stack_level(),
+        )
 
 
 @contextlib.contextmanager
