@@ -304,10 +304,11 @@ class Resilient(Generic[P, R]):
     def _lay_out(self) -> None:
         """Lay the variables out as they were, on the devices that are there."""
         mesh = self._function()._options.mesh
+        for variable in self._known.values():
+            variable._graphsplit_stage = ()  # (its devices are another stage's by now; it is known again with the plan)
         groups: dict[_Layout, list[tf.Variable]] = {}
         for key, known in self._layouts.items():
             variable, over = self._known[key], self.devices if mesh else tuple(self._alive(known.over))
-            variable._graphsplit_stage = ()  # (which stages there are is known again when the function is planned)
             is_chosen = not mesh and not isinstance(known.layout, str)  # by an automatic plan, which will choose again
             # (copies are where the variable itself is)
             stays = known.layout == "replicated" and not mesh.stages and canonical_name(variable.device) not in over
