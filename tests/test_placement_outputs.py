@@ -189,11 +189,34 @@ report.allLanes = document.querySelectorAll(".lane").length;
 report.allFit = svg.getBoundingClientRect().width <= document.getElementById("canvas").clientWidth;
 document.getElementById("shards").click();
 const box = document.getElementById("search");
-box.value = "shard_2/block_1/layer_3/op_0";
-box.dispatchEvent(new Event("input"));
-report.found = document.querySelectorAll("#results div").length;
+const look = (text) => {
+  box.value = text;
+  box.dispatchEvent(new Event("input"));
+  return [...document.querySelectorAll("#results > div")].map((line) => line.textContent);
+};
+report.layers = [look("block_1").slice(0, 2), look("BLOCK_1/LAYER_3").slice(0, 1), look("block_1/layer_3/").length];
+report.layers.push(look("loss"), look("nobody"));
+look("block_1/layer_3");
+click(document.querySelector("#results div"));
+const texts = (selector) => [...document.querySelectorAll(selector)].map((element) => element.textContent.trim());
+report.layer = texts("#details h3, #details .member").slice(0, 2);
+report.row = texts(".row.on text");
+click([...document.querySelectorAll("#details .member a")][2]);
+report.shard = document.querySelector("#details h3").textContent;
+report.unfolded = document.querySelectorAll(".lane").length;
+click(document.querySelectorAll(".lane")[1]); // folds what is alike
+report.folded = document.querySelectorAll(".lane").length;
+canvas.scrollTop = 0;
+draw();
+click([...document.querySelectorAll(".row")].find((g) => !g.item.children).querySelector(".box")); // it has links
+const drawn = [...svg.querySelectorAll(".arrow, .link, .bytes")].map((element) => element.classList[0]);
+report.order = drawn.filter((name, i) => name !== drawn[i - 1]);
+report.found = look("shard_2/block_1/layer_3/op_0").length;
 click(document.querySelector("#results div"));
 report.details = document.getElementById("details").textContent;
+report.devices = texts("#legend tr:not([hidden]) td:first-child");
+document.querySelector("#legend .fold").click();
+report.devices.push(document.querySelectorAll("#legend tr:not([hidden])").length);
 report.selected = document.querySelectorAll(".row.on").length;
 const other = [...document.querySelectorAll(".row")].find((g) => !g.item.children && !g.classList.contains("on"));
 click(other.querySelector(".box"));
@@ -220,9 +243,9 @@ def test_page_in_a_browser_with_twenty_thousand_ops(tmp_path, width, scheme):
     assert "CONSOLE" not in ran.stderr, ran.stderr
     report = json.loads(html.unescape(re.search("<pre>REPORT(.*?)END</pre>", ran.stdout, re.DOTALL)[1]))
     assert report["errors"] == []
-    assert report["lanes"] == ["runs once GPU:0", "shards 0 to 3 \u00d7 4 GPU:0 to 3, 8 rows each"]
+    assert report["lanes"] == ["runs once GPU:0", "\u25b8 shards 0 to 3 \u00d7 4 GPU:0 to 3, 8 rows each"]
     assert report["fits"]
-    assert report["legend"] == 5
+    assert report["legend"] == 6
     assert report["signs"] == 8
     assert report["through"] == 0  # no curve ends at a box that it only passes
     assert width <= 1000 or report["toolbar"] < 60  # one line
@@ -235,6 +258,19 @@ def test_page_in_a_browser_with_twenty_thousand_ops(tmp_path, width, scheme):
     assert (report["ink"] == "rgb(230, 237, 243)") == (scheme == "dark")
     assert report["expanded"] > report["collapsed"] > 0
     assert (report["allLanes"], report["allFit"]) == (5, True)
+    assert report["layers"] == [
+        ["block_1 400 ops on GPU:0 to 3", "block_10 400 ops on GPU:0 to 3"],
+        ["layer_3 40 ops on GPU:0 to 3, in block_1"],
+        10,
+        ["loss AddN on GPU:0"],
+        ["Nothing found"],
+    ]
+    assert report["layer"] == ["block_1/layer_3", "op_0 GPU:0 1 2 3"]
+    assert report["row"] == ["\u25b8 layer_3", "10 ops \u00b7 20 kFLOPs"]
+    assert report["shard"] == "shard_2/block_1/layer_3/op_0"
+    assert (report["unfolded"], report["folded"]) == (5, 2)
+    assert report["order"] == ["link", "arrow", "bytes"]  # no line is drawn over a label
+    assert report["devices"] == ["GPU:0", "\u25b8 GPU:1 to 3", 6]
     assert report["found"] == 1
     assert report["selected"] == 1
     assert report["clicked"]

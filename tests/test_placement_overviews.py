@@ -67,9 +67,10 @@ def test_what_runs_once_beside_shards_has_no_lane_of_its_own():
 def test_one_shard_stands_for_those_that_do_the_same():
     placement = step_by_hand()
     lane_of = lanes_of(placement.ops.values())
-    [group] = alike_lanes(placement, lane_of, set())
+    once, group = alike_lanes(placement, lane_of, set())
+    assert (once.title, once.devices, group.title) == ("runs once", "CPU:0", "shards 0 to 2 \u00d7 3")
     assert (str(group), group.devices, group.shown.shards) == ("shards 0 to 2", "CPU:0 to 2", (1,))
-    [group] = alike_lanes(placement, lane_of, {"shard_2/model/dense/MatMul"})  # the critical path is shown where it is
+    _, group = alike_lanes(placement, lane_of, {"shard_2/model/dense/MatMul"})  # the critical path is shown where it is
     assert group.shown.shards == (2,)
     lanes = page_data(placement)["lanes"]
     assert [lane["alike"] for lane in lanes] == [1, 3, 3, 3]
@@ -83,8 +84,8 @@ def test_shards_that_do_something_else_stand_for_themselves():
     more = PlacedOp("shard_1/model/more", "Relu", CPU[1], shard=1)
     placement = Placement([*placement.ops.values(), more], placement.edges)
     groups = alike_lanes(placement, lanes_of(placement.ops.values()), set())
-    assert [str(group) for group in groups] == ["shards 0, 2", "shard 1"]
-    assert groups[0].devices == "CPU:0, CPU:2"
+    assert [str(group) for group in groups] == ["", "shards 0, 2", "shard 1"]
+    assert groups[1].devices == "CPU:0, CPU:2"
 
 
 def test_routes():

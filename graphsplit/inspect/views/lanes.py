@@ -10,6 +10,7 @@ from graphsplit.core.devices import short_name
 from graphsplit.inspect.graph import PlacementGraph
 from graphsplit.inspect.questions import natural_order
 from graphsplit.inspect.records import PlacedOp
+from graphsplit.planning.amounts import count_text
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def _span(numbers: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Alike:
-    """Lanes whose shards do the same work.
+    """Lanes whose shards do the same work; any other lane alone.
 
     Attributes:
       shown: the one that stands for all.
@@ -81,6 +82,24 @@ class Alike:
             if "," not in span:
                 return f"{short_name(names[0]).removesuffix(numbers[0])}{span}"
         return ", ".join(map(short_name, names)) or "any device"
+
+    @property
+    def title(self) -> str:
+        """What a picture of one of them says: which there are, and how many."""
+        several = f" \u00d7 {len(self.lanes)}" if len(self.lanes) > 1 else ""
+        return f"{self}{several}" or "runs once"
+
+    def note(self, rows: Sequence[int]) -> str:
+        """Return where they are, and how many rows of the batch they have, if that is known: `GPU:0 to 7, 2 rows each`.
+
+        Args:
+          rows: of each shard.
+        """
+        counts = sorted({sum(rows[shard] for shard in lane.shards if shard < len(rows)) for lane in self.lanes})
+        if not counts[-1]:
+            return self.devices
+        several = f"{counts[0]} to {counts[-1]} rows" if len(counts) > 1 else count_text(counts[0], "row")
+        return f"{self.devices}, {several}{' each' if len(self.lanes) > 1 else ''}"
 
 
 def lanes_of(ops: Iterable[PlacedOp]) -> dict[str, Lane]:
@@ -129,7 +148,7 @@ def _serves(op: PlacedOp) -> bool:
 
 
 def alike_lanes(placement: PlacementGraph, lane_of: Mapping[str, Lane], critical: set[str]) -> list[Alike]:
-    """Return the lanes with work on shards, those together whose shards do the same, in their order.
+    """Return the lanes in their order, those together whose shards do the same.
 
     Args:
       placement: what is looked at.
@@ -137,17 +156,18 @@ def alike_lanes(placement: PlacementGraph, lane_of: Mapping[str, Lane], critical
       critical: the operations of the critical path: it is shown where it is, if one of several does.
     """
     work: dict[Lane, set[tuple[object, ...]]] = defaultdict(set)
-    on_path = Counter(lane_of[name] for name in critical if name in placement.ops)
+    on_path = Counter(lane_of[name].shards for name in critical if name in placement.ops)
     for op in placement.ops.values():
         lane = lane_of[op.name]
         if op.shard is not None and not op.role and lane.shards:
             turn = lane.shards.index(op.shard)
             work[lane].add((turn, tuple(op.own_name.split("/")[1:]), op.type, op.ran))
     together: dict[object, list[Lane]] = defaultdict(list)
-    for lane in in_order(work):
-        together[lane.stage, frozenset(work[lane])].append(lane)
+    for lane in in_order(lane_of.values()):
+        together[(lane.stage, frozenset(work[lane])) if lane in work else lane].append(lane)
     home = home_device(placement.ops.values())
+    at_home = {lane.shards for lane in work if lane.device == home}  # (one pipeline is shown, in all of its stages)
     return [
-        Alike(max(lanes, key=lambda lane: (on_path[lane], lane.device != home, -lanes.index(lane))), tuple(lanes))
+        Alike(max(lanes, key=lambda lane: (on_path[lane.shards], lane.shards not in at_home)), tuple(lanes))
         for lanes in together.values()
     ]

@@ -16,7 +16,7 @@ from graphsplit.inspect.graph import PlacementGraph
 from graphsplit.inspect.questions import natural_order, reading_order
 from graphsplit.inspect.records import CriticalPath, DeviceTotals, PlacedOp, Transfer
 from graphsplit.inspect.views.colors import device_colors
-from graphsplit.inspect.views.lanes import Lane, alike_lanes, in_order, lanes_of
+from graphsplit.inspect.views.lanes import Alike, Lane, alike_lanes, in_order, lanes_of
 from graphsplit.inspect.views.routes import Kinds, routes_of, way_text, ways_text
 from graphsplit.inspect.views.summaries import folded_scopes, page_paths
 from graphsplit.inspect.views.tables import format_flops
@@ -82,32 +82,20 @@ def _lanes(
 ) -> list[dict[str, Any]]:
     """Return the lanes in their order; those that another one stands for name it as `like`, others themselves."""
     lanes = in_order(lane_of.values())
-    alike = {lane: group for group in alike_lanes(placement, lane_of, critical) for lane in group.lanes}
-    found = []
-    for i, lane in enumerate(lanes):
-        group = alike.get(lane)
-        found.append(
-            {
-                "work": lane.work,
-                "device": index[lane.device],
-                "shards": list(lane.shards),
-                "like": lanes.index(group.shown) if group else i,
-                "alike": len(group.lanes) if group else 1,
-                "together": str(group) if group else lane.work,
-                "note": short_name(lane.device) + _rows_text(placement.rows, [lane]),
-                "notes": group.devices + _rows_text(placement.rows, group.lanes) if group else "",
-            }
-        )
-    return found
-
-
-def _rows_text(rows: Sequence[int], lanes: Sequence[Lane]) -> str:
-    """Return how many rows of the batch lanes have, if that is known, after a comma."""
-    counts = sorted({sum(rows[shard] for shard in lane.shards if shard < len(rows)) for lane in lanes})
-    if not counts[-1]:
-        return ""
-    several = f"{counts[0]} to {counts[-1]} rows" if len(counts) > 1 else count_text(counts[0], "row")
-    return f", {several}{' each' if len(lanes) > 1 else ''}"
+    group_of = {lane: group for group in alike_lanes(placement, lane_of, critical) for lane in group.lanes}
+    return [
+        {
+            "work": lane.work,
+            "device": index[lane.device],
+            "shards": list(lane.shards),
+            "like": lanes.index(group_of[lane].shown),
+            "alike": len(group_of[lane].lanes),
+            "together": group_of[lane].title,
+            "note": Alike(lane, (lane,)).note(placement.rows),
+            "notes": group_of[lane].note(placement.rows),
+        }
+        for lane in lanes
+    ]
 
 
 def _ops(

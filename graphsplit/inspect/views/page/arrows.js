@@ -69,7 +69,7 @@ function labelOf(arrow) { // what is most of it, and how much: the same goes to,
   const times = $("shards").checked || D.routes[route].devices < 2 ? "" : " \u00d7 " + D.routes[route].devices;
   const more = arrow.routes.size > 1 ? ", \u2026" : "";
   const size = formatBytes(arrow.bytes) + times, full = D.routes[route].what + more + " " + size;
-  return MARGIN >= LABEL && measure(full, 10.5) <= MARGIN - 20 ? full : size;
+  return MARGIN >= LABEL && measure(full, 10.5, 600) <= MARGIN - 20 ? full : size;
 }
 
 function drawArrows(layer, top, bottom) {
@@ -99,21 +99,22 @@ function drawArrows(layer, top, bottom) {
 function placeLabels(labels) { // the largest first, near the arrowhead; none on top of another
   const taken = [];
   for (const [, e, color, text] of labels.filter((label) => label[3]).slice(0, 160)) {
-    const right = e.x2 > e.x1, x = e.x2 + (right ? -12 : 12), y = e.y2 - 5, wide = measure(text, 10.5) + 6;
-    if (taken.some(([u, v, w]) => Math.abs(u - x) < Math.max(w, wide) && Math.abs(v - y) < 12)) continue;
-    taken.push([x, y, wide]);
-    node("rect", { class: "behind", x: right ? x - wide + 3 : x - 3, y: y - 9, width: wide, height: 12 }, svg);
+    const right = e.x2 > e.x1, x = e.x2 + (right ? -12 : 12), y = e.y2 - 5, wide = measure(text, 10.5, 600) + 6;
+    const left = right ? x - wide + 3 : x - 3;
+    if (taken.some(([u, v, w]) => u < left + wide && left < u + w && Math.abs(v - y) < 12)) continue;
+    taken.push([left, y, wide]);
+    node("rect", { class: "behind", x: left, y: y - 9, width: wide, height: 12 }, svg);
     node("text", { class: "bytes", x, y, "text-anchor": right ? "end" : "start", style: `fill:${color}` }, svg, text);
   }
 }
 
-function drawLinks() { // what the selected operation reads and feeds
+function drawLinks(layer) { // what the selected operation reads and feeds
   if (!selected || selected.children || !selected.row) return;
-  for (const item of near) {
+  for (const item of new Set(neighbours(selected.op).map((other) => shown(tree.leaves[other])))) {
     if (!item.row || item === selected) continue;
     const e = ends(selected, item);
     const a = selected.row, b = item.row;
     const d = e ? curve(e) : `M${a.x},${a.y + ROW / 2} C${a.x - 42},${a.y + ROW / 2} ${b.x - 42},${b.y + ROW / 2} ${b.x},${b.y + ROW / 2}`;
-    node("path", { class: "link", d }, svg);
+    node("path", { class: "link", d }, layer);
   }
 }

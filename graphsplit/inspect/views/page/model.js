@@ -21,7 +21,7 @@ const deviceName = (d) => (d < 0 ? "none" : D.devices[d].name);
 
 function newGroup(label, parent, lane) {
   return { label, parent, lane, children: [], byName: new Map(), open: !parent, count: 0, flops: 0, bytes: 0, rank: 1e9,
-    quiet: true, homes: 0, critical: 0, folded: false };
+    work: 1e9, quiet: true, homes: 0, critical: 0, folded: false };
 }
 
 function newLane(key) {
@@ -39,6 +39,26 @@ function lanePath(op, lane) { // shards that take turns in a lane are groups of 
   return lane.turns && shard >= 0 ? ["shard " + shard + rowsOf(shard), ...path] : path;
 }
 
+function pathOfOp(i) {
+  const scopes = D.scopes[D.ops[i][OP.scopes]], label = D.labels[D.ops[i][OP.label]];
+  return scopes ? scopes + "/" + label : label;
+}
+
+const layerOf = (path) => path.replace(/^gradient_tape\//, ""); // a layer is its backward pass, too
+
+function devicesOf(ops) { // each once, in their order
+  return [...new Set(ops.map((i) => D.ops[i][OP.device]))].sort((a, b) => a - b);
+}
+
+function devicesText(devices) { // "CPU:0, GPU:0 to 3, 7"
+  const spans = [];
+  for (const name of devices.map(deviceName)) {
+    const [, kind, number] = name.match(/^(.*?)(\d*)$/), last = spans[spans.length - 1], same = last && last.kind === kind;
+    if (same && last.end + 1 === +number) last.end = +number; else spans.push({ text: same ? number : name, kind, start: +number, end: +number });
+  }
+  return spans.map((span) => (span.end > span.start ? span.text + " to " + span.end : span.text)).join(", ");
+}
+
 const atHome = (op) => D.reasons[op[OP.home]] !== ""; // it carries rows of the batch, and all the same runs once
 const quiet = (op) => !op[OP.ran] || ["Const", "NoOp"].includes(D.types[op[OP.type]]);
 
@@ -52,7 +72,7 @@ function buildTree() {
       if (!next) { next = newGroup(part, group, lane); group.byName.set(part, next); group.children.push(next); }
       group = next;
     }
-    const leaf = { op: i, label: D.labels[op[OP.label]], parent: group, lane, rank: i };
+    const leaf = { op: i, label: D.labels[op[OP.label]], parent: group, lane, rank: i, work: op[OP.shard] < 0 ? 1e9 : i };
     group.children.push(leaf);
     leaves[i] = leaf;
   });
@@ -65,6 +85,9 @@ function fold(group) { // stays closed until somebody opens it
   group.folded = true;
   if (!group.lane.shard) group.label = D.folded[group.label];
 }
+
+// A layer stands where its work on rows begins: what it reads may be there long before.
+const place = (item) => (item.work < 1e9 ? item.work : item.rank);
 
 function finishGroup(group) {
   group.byName = null;
@@ -81,7 +104,7 @@ function finishGroup(group) {
     }
     group.children[i] = child;
   }
-  group.children.sort((a, b) => a.rank - b.rank);
+  group.children.sort((a, b) => place(a) - place(b));
   if (group.children.length > MOST || !group.parent) gatherAlike(group);
   if (!group.parent) gatherLoose(group);
   if (group.children.length > MOST) divide(group);
@@ -94,6 +117,7 @@ function add(group, child) {
   group.flops += op ? Math.max(op[OP.flops], 0) : child.flops;
   group.bytes += op ? op[OP.bytes] : child.bytes;
   group.rank = Math.min(group.rank, child.rank);
+  group.work = Math.min(group.work, child.work);
   group.quiet = group.quiet && (op ? quiet(op) : child.quiet);
   group.homes += op ? Number(atHome(op)) : child.homes;
   group.critical += op ? Number(CRITICAL.has(child.op)) : child.critical;
@@ -117,7 +141,7 @@ function gatherAlike(group) { // AddN, AddN_1, AddN_2, ... become one group
     run.children.forEach((child) => add(run, child));
     group.children.push(run);
   }
-  group.children.sort((a, b) => a.rank - b.rank);
+  group.children.sort((a, b) => place(a) - place(b));
 }
 
 const stays = (child) => child.children || D.types[D.ops[child.op][OP.type]] === "Placeholder" || child.label.startsWith("rows of ");
@@ -142,13 +166,18 @@ function gatherLoose(lane) { // little work beside the layers (metrics, sums): w
   lane.children = found;
 }
 
-function divide(group) { // into runs of consecutive members; groups stay as they are, unless they are too many
-  const all = group.children, groups = all.filter((child) => child.children).length;
+function divide(group) { // into runs of consecutive members: those whose names begin alike, else as many in each
+  const all = group.children, named = [3, 2, 1].map((parts) => runsBy(all, parts)).find((runs) => runs.length > 1 && runs.length <= MOST / 2);
+  if (named) {
+    group.children = named.map(([name, run]) => (run.length < 2 ? run[0] : runOf(run, group, name)));
+    return;
+  }
+  const groups = all.filter((child) => child.children).length; // stay as they are, unless they are too many
   const size = Math.max(MOST / 2, Math.ceil(all.length / MOST));
   group.children = [];
   let run = [];
   const flush = () => {
-    if (run.length < 2) group.children.push(...run); else group.children.push(runOf(run, group));
+    if (run.length < 2) group.children.push(...run); else group.children.push(runOf(run, group, called(run[0]) + " \u2026 " + called(run[run.length - 1])));
     run = [];
   };
   for (const child of all) {
@@ -159,10 +188,21 @@ function divide(group) { // into runs of consecutive members; groups stay as the
   flush();
 }
 
-function runOf(members, group) {
-  const called = (member) => member.label.split("/")[0];
-  const run = newGroup(called(members[0]) + " \u2026 " + called(members[members.length - 1]), group, group.lane);
+const called = (member) => member.label.split("/")[0];
+
+function runsBy(members, parts) { // consecutive members whose names have the same first parts, `conv2_block1` of `conv2_block1_1_bn`
+  const runs = [];
+  for (const member of members) {
+    const name = called(member).split("_").slice(0, parts).join("_"), last = runs[runs.length - 1];
+    if (last && last[0] === name) last[1].push(member); else runs.push([name, [member]]);
+  }
+  return runs;
+}
+
+function runOf(members, group, label) {
+  const run = newGroup(label, group, group.lane);
   members.forEach((child) => { child.parent = run; run.children.push(child); add(run, child); });
+  if (run.children.length > MOST) divide(run);
   return run;
 }
 
@@ -174,22 +214,23 @@ function shown(item) { // the item itself, or the outermost closed group that hi
 
 const pathOf = (group) => (group.parent && group.parent.parent ? pathOf(group.parent) + "/" : "") + group.label;
 
-function openUntil(tree, visible, most) { // open groups level by level, the same in all shards, while the view is small
-  const seen = (groups) => groups.filter((group) => visible.includes(group.lane));
-  let rows = visible.reduce((sum, lane) => sum + lane.root.children.length, 0);
+function openUntil(tree, visible, most) { // open groups level by level, the same in all lanes, while each has few rows
+  const rows = new Map(visible.map((lane) => [lane, lane.root.children.length]));
   let level = tree.lanes.flatMap((lane) => lane.root.children);
-  while (level.length) {
+  for (let depth = 0, fits = true; fits && level.length; depth++) {
     const closed = new Map();
     for (const group of level.filter((child) => child.children && !child.quiet && !child.folded)) {
-      const path = (group.lane.shard ? "s:" : "h:") + pathOf(group);
-      closed.set(path, [...(closed.get(path) || []), group]);
+      closed.set(pathOf(group), [...(closed.get(pathOf(group)) || []), group]);
     }
     const work = (groups) => groups.reduce((sum, group) => sum + group.flops + group.count, 0);
     level = [];
     for (const groups of [...closed.values()].sort((a, b) => work(b) - work(a))) {
-      const more = seen(groups).reduce((sum, group) => sum + group.children.length, 0);
-      if (rows + more > most) continue;
-      rows += more;
+      const seen = groups.filter((group) => rows.has(group.lane));
+      if (seen.some((group) => rows.get(group.lane) + group.children.length > most)) {
+        fits = false;
+        if (depth) break; else continue; // (no smaller layer is opened in its place)
+      }
+      seen.forEach((group) => { rows.set(group.lane, rows.get(group.lane) + group.children.length); });
       groups.forEach((group) => { group.open = true; level.push(...group.children); });
     }
   }

@@ -23,30 +23,37 @@ function reveal(item) {
   for (let group = item.parent; group; group = group.parent) group.open = true;
 }
 
-function select(item, scroll) {
+const opsOf = (item) => (item.children ? item.children.flatMap(opsOf) : [item.op]);
+
+const neighbours = (op) => [...(inputs.get(op) || []), ...(outputs.get(op) || [])].map(([other]) => other);
+
+function select(item, scroll, ops = opsOf(item), name = item.label) { // an operation, a group, or a layer: all its operations
   selected = item;
-  near = new Set();
-  if (!item.children) {
-    for (const [other] of [...(inputs.get(item.op) || []), ...(outputs.get(item.op) || [])]) near.add(shown(tree.leaves[other]));
-  }
+  near = new Set((ops.length > 1 ? ops : neighbours(item.op)).map((other) => shown(tree.leaves[other])));
+  near.delete(item);
   layout();
   if (scroll && item.row) {
     canvas.scrollTo({ top: item.row.y - canvas.clientHeight / 3, left: item.row.x - canvas.clientWidth / 3 });
     draw();
   }
-  showDetails(item);
+  showDetails(item, ops, name);
 }
 
-function goTo(op) {
-  if (tree.leaves[op].lane.index < 0) $("shards").checked = true;
-  reveal(tree.leaves[op]);
-  select(tree.leaves[op], true);
+const goTo = (op) => goToLayer("", [op]);
+
+function goToLayer(name, ops) { // where most of its work is: the largest group in one column that holds nothing else
+  const own = new Set(ops), inView = ops.filter((op) => tree.leaves[op].lane.index >= 0);
+  let item = tree.leaves[inView.find((op) => tree.leaves[op].lane.shard) ?? inView[0] ?? ops[0]];
+  if (item.lane.index < 0) $("shards").checked = true;
+  while (item.parent.parent && opsOf(item.parent).every((op) => own.has(op))) item = item.parent;
+  reveal(item);
+  select(item, true, ops, name);
 }
 
-function showDetails(item) {
+function showDetails(item, ops, name) {
   const panel = $("details");
   panel.textContent = "";
-  element("h3", item.children ? item.label : D.ops[item.op][OP.name], panel);
+  element("h3", ops.length > 1 ? name : D.ops[item.op][OP.name], panel);
   const table = element("table", undefined, panel);
   const line = (name, value) => {
     if (value === "" || value === undefined || value === null) return;
@@ -55,12 +62,16 @@ function showDetails(item) {
     const td = element("td", undefined, tr);
     if (value instanceof Node) td.appendChild(value); else td.textContent = value;
   };
-  if (item.children) {
-    line("operations", item.count);
-    line("FLOPs", formatFlops(item.flops));
-    line("outputs", formatBytes(item.bytes));
-    line("on one device", item.homes ? item.homes + " carry rows of the batch" : "");
-    line("critical", item.critical ? item.critical + " on the critical path" : "");
+  if (ops.length > 1) {
+    const sum = (count) => ops.reduce((total, i) => total + Math.max(Number(count(D.ops[i], i)), 0), 0);
+    const homes = sum(atHome), critical = sum((op, i) => CRITICAL.has(i));
+    line("operations", ops.length);
+    line("devices", devicesText(devicesOf(ops)));
+    line("FLOPs", formatFlops(sum((op) => op[OP.flops])));
+    line("outputs", formatBytes(sum((op) => op[OP.bytes])));
+    line("on one device", homes ? homes + " carry rows of the batch" : "");
+    line("critical", critical ? critical + " on the critical path" : "");
+    showMembers(ops, name, panel);
     return;
   }
   const op = D.ops[item.op];
@@ -93,37 +104,90 @@ function links(others) {
   return box;
 }
 
+function gather(numbers, nameOf) { // by name; those without one are left out
+  const found = new Map();
+  for (const i of numbers) {
+    const name = nameOf(i);
+    if (name && !found.has(name)) found.set(name, []);
+    if (name) found.get(name).push(i);
+  }
+  return [...found];
+}
+
+function showMembers(ops, name, panel) { // each once, with a link to it on every device
+  const found = gather(ops, pathOfOp);
+  for (const [path, same] of found.slice(0, 60)) {
+    const box = element("div", (D.variables[same[0]] || layerOf(path).split(name + "/").pop()) + " ", panel, "member");
+    let last = "";
+    for (const op of same) {
+      const device = deviceName(D.ops[op][OP.device]), [kind] = device.match(/^.*?(?=\d*$)/);
+      element("a", kind === last ? device.slice(kind.length) : device, box, "op").onclick = () => goTo(op);
+      box.append(" ");
+      last = kind;
+    }
+  }
+  if (found.length > 60) element("div", "\u2026 and " + (found.length - 60) + " more", panel, "dim");
+}
+
+function findLayers(wanted) { // the outermost scopes with these words, else operations; each once, with all of its operations
+  const upTo = (i) => {
+    const path = pathOfOp(i), at = path.toLowerCase().indexOf(wanted);
+    if (at < 0) return D.types[D.ops[i][OP.type]].toLowerCase() === wanted ? layerOf(path) : "";
+    const end = path.indexOf("/", at + wanted.length);
+    return layerOf(end < 0 ? path : path.slice(0, end));
+  };
+  const all = D.ops.map((_, i) => i), found = gather(all, upTo);
+  const order = ([name, ops]) => (name.toLowerCase().split("/").pop() === wanted ? 0 : layerOf(pathOfOp(ops[0])) === name ? 2 : 1);
+  if (found.length) return found.sort((a, b) => order(a) - order(b));
+  return gather(all, (i) => (D.ops[i][OP.name].toLowerCase().includes(wanted) ? D.ops[i][OP.name] : "")); // as TensorFlow calls it
+}
+
 function search(text) {
   const box = $("results"), wanted = text.trim().toLowerCase();
   box.textContent = "";
   box.hidden = !wanted;
   if (!wanted) return;
-  let found = 0;
-  for (let i = 0; i < D.ops.length; i++) {
-    const op = D.ops[i];
-    if (!op[OP.name].toLowerCase().includes(wanted) && D.types[op[OP.type]].toLowerCase() !== wanted) continue;
-    if (++found > 60) continue;
-    const line = element("div", undefined, box);
-    element("span", undefined, line, "dot").style.background = deviceColor(op[OP.device]);
-    element("span", op[OP.name] + " ", line);
-    element("small", D.types[op[OP.type]], line);
-    line.onclick = () => { box.hidden = true; goTo(i); };
+  const found = findLayers(wanted);
+  for (const [name, ops] of found.slice(0, 60)) {
+    const line = element("div", undefined, box), devices = devicesOf(ops), op = D.ops[ops[0]];
+    for (const device of devices.slice(0, 8)) element("span", undefined, line, "dot").style.background = deviceColor(device);
+    const at = name.lastIndexOf("/"), what = ops.length > devices.length ? ops.length + " ops" : D.types[op[OP.type]];
+    element("span", name.slice(at + 1) + " ", line);
+    element("small", what + " on " + devicesText(devices) + (at < 0 ? "" : ", in " + name.slice(0, at)), line);
+    line.title = name;
+    line.onclick = () => { box.hidden = true; goToLayer(name, ops); };
   }
-  if (found > 60) element("div", found - 60 + " more; type on", box, "dim");
-  if (!found) element("div", "Nothing found", box, "dim");
+  if (found.length > 60) element("div", found.length - 60 + " more; type on", box, "dim");
+  if (!found.length) element("div", "Nothing found", box, "dim");
+}
+
+function alikeDevices() { // devices whose columns are alike, together
+  const columns = (device) => D.lanes.filter((lane) => lane.device === device).map((lane) => lane.like).join();
+  return gather(D.devices.map((_, device) => device), (device) => columns(device) || "only " + device).map(([, devices]) => devices);
+}
+
+function showDevice(devices, table) { // one, or several with what is the most of them
+  const tr = element("tr", undefined, table), first = element("td", undefined, tr);
+  tr.mark = element("span", "", first);
+  element("span", undefined, first, "dot").style.background = deviceColor(devices[0]);
+  element("span", devicesText(devices), first);
+  const flops = (n) => formatFlops(n).replace("FLOPs", "");
+  for (const [what, format] of [["ops", String], ["flops", flops], ["parameters", formatBytes], ["sent", formatBytes]]) {
+    const texts = devices.map((device) => D.devices[device][what]).sort((a, b) => a - b).map(format), most = texts.pop();
+    element("td", (texts.length && texts[0] !== most ? "\u2264 " : "") + most, tr);
+  }
+  return tr;
 }
 
 function showLegend() {
   const table = $("legend"), head = element("tr", undefined, table);
   for (const name of ["", "ops", "FLOPs", "params", "sent"]) element("th", name, head);
-  for (const device of D.devices) {
-    const tr = element("tr", undefined, table), first = element("td", undefined, tr);
-    element("span", undefined, first, "dot").style.background = device.color;
-    element("span", device.name, first);
-    element("td", device.ops, tr);
-    element("td", formatFlops(device.flops).replace("FLOPs", ""), tr);
-    element("td", formatBytes(device.parameters), tr);
-    element("td", formatBytes(device.sent), tr);
+  for (const alike of alikeDevices()) {
+    const row = showDevice(alike, table), members = alike.length > 1 ? alike.map((device) => showDevice([device], table)) : [];
+    const show = (open) => { members.forEach((tr) => { tr.hidden = !open; }); row.mark.textContent = open ? "\u25be " : "\u25b8 "; };
+    if (members.length) show(false);
+    const title = "These devices do the same with rows of their own; click to see each";
+    if (members.length) Object.assign(row, { className: "fold", title, onclick: () => show(members[0].hidden) });
   }
   if (D.warnings.length) element("h2", "Worth knowing", $("warnings"));
   for (const warning of D.warnings) element("div", warning, $("warnings"), "reason");
@@ -172,10 +236,12 @@ function showMoves() { // gathered, then the largest one by one
 function showLanes() {
   $("lanes").textContent = "";
   for (const lane of lanes) {
-    const many = !$("shards").checked && lane.alike > 1, what = many ? lane.together + " \u00d7 " + lane.alike : lane.what;
+    const many = !$("shards").checked && lane.alike > 1, mark = lane.alike < 2 ? "" : many ? "\u25b8 " : "\u25be ";
+    const what = mark + (many ? lane.together : lane.what);
     const box = element("div", what ? what + " " : lane.note, $("lanes"), "lane");
     if (what) element("small", many ? lane.notes : lane.note, box);
-    box.title = box.textContent + (many ? "; shown is " + lane.what + " on " + lane.note : "");
+    box.title = box.textContent + (many ? "; shown is " + lane.what + " on " + lane.note + ". Click to see each" : "");
+    if (lane.alike > 1) Object.assign(box, { className: "lane fold", onclick: () => $("shards").click() });
     Object.assign(box.style, { left: MARGIN / 2 + lane.index * (LANE + MARGIN) + "px", width: LANE + "px", borderColor: deviceColor(lane.device) });
   }
 }
@@ -190,7 +256,7 @@ function start() {
   $("kind").textContent = `${D.ops.length.toLocaleString("en")} operations, ${D.actual ? "as they ran" : "as requested"}`;
   $("shards").parentNode.hidden = !D.lanes.some((lane) => lane.alike > 1);
   chooseLanes();
-  openUntil(tree, lanes, 28 + 12 * Math.max(lanes.length, 2));
+  openUntil(tree, lanes, 40);
   showLegend();
   showSigns();
   showMoves();

@@ -35,7 +35,7 @@ function chooseLanes() { // one of those that are alike stands for all of them, 
   lanes.forEach((lane, k) => { lane.index = k; });
   const room = canvas.clientWidth - 16;
   MARGIN = Math.max(22, Math.min(190, Math.floor(room / lanes.length) - 190));
-  LANE = Math.max(92, Math.min(520, Math.floor(room / lanes.length) - MARGIN));
+  LANE = Math.max(130, Math.min(520, Math.floor(room / lanes.length) - MARGIN));
 }
 
 function layout() {
@@ -46,7 +46,7 @@ function layout() {
   for (;;) { // merge the lanes in the order of execution, so that a row is not above what it waits for
     let best = null;
     for (const l of columns) {
-      if (l.at < l.list.length && (!best || l.list[l.at].item.rank < best.list[best.at].item.rank)) best = l;
+      if (l.at < l.list.length && (!best || place(l.list[l.at].item) < place(best.list[best.at].item))) best = l;
     }
     if (!best) break;
     const row = best.list[best.at++];
@@ -83,8 +83,8 @@ function draw() { // only what is in the window, and a little more
   }
   const back = node("g", {}, svg);
   for (const row of rows) if (row.y < bottom && row.y + ROW > top) drawRow(row);
+  drawLinks(back);
   if ($("arrows").checked) drawArrows(back, top, bottom);
-  drawLinks();
 }
 
 function drawRow(row) {
@@ -121,8 +121,8 @@ function subtitle(item, op, width) { // what does not fit is left out, from the 
 
 const ruler = document.createElement("canvas").getContext("2d");
 
-function measure(text, size) {
-  ruler.font = size + "px system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif";
+function measure(text, size, weight = 400) {
+  ruler.font = weight + " " + size + "px system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif";
   return ruler.measureText(text).width;
 }
 
