@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.inspect import PlacedOp, Placement, placement_of_graph
+from graphsplit.inspect import Edge, PlacedOp, Placement, placement_of_graph
 from graphsplit.inspect.questions import reading_order
 from graphsplit.inspect.views.pages import page_data, page_html
 from graphsplit.inspect.views.pictures import picture
@@ -84,11 +84,18 @@ def test_unknown_suffix(two_devices, suffix):
 
 
 def test_summary_of_many_ops_stays_small():
-    summary = summarize(synthetic(2002, shards=4), most=150)
-    boxes = [box for boxes in summary.lanes.values() for box in boxes]
-    assert len(boxes) <= 150
-    assert sum(box.ops for box in boxes) == 2002
-    assert list(summary.lanes)[1] == "shard 0 on GPU:0"
+    summary = summarize(synthetic(2002, shards=4), most=40)
+    (once, shards), boxes = summary.lanes, summary.lanes.values()
+    assert (once.title, shards.title, shards.note([8] * 4)) == (
+        "runs once",
+        "shards 0 to 3 \u00d7 4",
+        "GPU:0 to 3, 8 rows each",
+    )
+    assert [sum(box.ops for box in lane) for lane in boxes] == [2, 500]
+    assert [box.label for box in summary.lanes[once]] == ["x", "loss"]
+    assert [box.label for box in summary.lanes[shards]][3:5] == ["block_3", "block_4"]
+    assert max(map(len, boxes)) <= 40
+    assert {(flow.bytes, flow.times) for flow in summary.flows if flow.crosses} == {(8192, 3), (1024, 3)}
 
 
 def test_summary_gathers_what_is_alike():
@@ -97,20 +104,46 @@ def test_summary_gathers_what_is_alike():
     assert (box.label, box.ops) == ("AddN", 300)
 
 
+def test_a_layer_is_as_fine_backward_as_forward_and_what_is_little_stays_whole():
+    names = [f"net/conv{k}_block{b}_{part}/Conv2D" for k in (2, 3) for b in (1, 2, 3) for part in ("conv", "bn")]
+    names += ["net/conv2d/Conv2D", "net/conv2d_1/Conv2D", *(f"loss/part_{i}" for i in range(5))]
+    ops = [
+        PlacedOp(scope + name, "Conv2D", "/device:CPU:0", flops=1000 if "net" in name else 0)
+        for scope in ("", "gradient_tape/")
+        for name in names
+    ]
+    for most, found in (
+        (18, [f"net/conv{k}_block{b}" for k in (2, 3) for b in (1, 2, 3)]),
+        (12, ["net/conv2", "net/conv3"]),
+    ):
+        [boxes] = summarize(Placement(ops, []), most).lanes.values()
+        forward = [*found, "net/conv2d", "net/conv2d_1", "loss"]
+        assert [box.label for box in boxes] == [*forward, *(f"gradient_tape/{label}" for label in forward)]
+
+
 def test_lines_of_a_picture_pass_between_boxes():
-    weight = tf.Variable(tf.ones((3, 3)))
-
-    def step(x):
-        return tf.tanh(tf.tanh(tf.tanh(x) @ weight) @ weight) / tf.norm(x @ weight)
-
-    placement = gs.parallelize(step, devices=4).placement(tf.TensorSpec((8, 3)))
-    text = picture(placement)
-    boxes = [(float(x), float(y)) for x, y in re.findall(r'<rect x="(\S+)" y="(\S+)" width="300" height="62"', text)]
+    ops = [PlacedOp(f"part_{d}/op{i}", "Relu", f"/device:CPU:{d}", flops=1) for d in range(4) for i in range(5)]
+    ways = [(a, b, i, i + 1) for a in range(4) for b in range(4) for i in range(4) if a != b]
+    text = picture(Placement(ops, [Edge(f"part_{a}/op{i}", f"part_{b}/op{j}", 0, 8, "float32") for a, b, i, j in ways]))
+    boxes = [
+        list(map(float, found)) for found in re.findall(r'<rect x="(\S+)" y="(\S+)" width="(\d+)" height="44"', text)
+    ]
     lines = [points_of(line) for line in re.findall(r'd="(M[^"]* C[^"]*)"', text)]
-    assert len(lines) > 4
+    assert len(lines) == len(ways)
     assert len(boxes) > 10
     for x, y in itertools.chain(*lines):
-        assert not [box for box in boxes if box[0] + 1 < x < box[0] + 299 and box[1] < y < box[1] + 62]
+        assert not [box for box in boxes if box[0] + 1 < x < box[0] + box[2] - 1 and box[1] < y < box[1] + 44]
+
+
+@pytest.mark.parametrize("shards", [2, 8])
+def test_a_picture_draws_one_of_the_alike_shards_and_fits_a_page(shards: int):
+    text = picture(synthetic(802, shards=shards))
+    assert int(re.search(r'width="(\d+)"', text)[1]) <= 900
+    texts = [html.unescape(found) for found in re.findall(r">([^<]+)</text>", text)]
+    assert f"shards 0 to {shards - 1} \u00d7 {shards}" in texts
+    assert "one of n alike is drawn" in texts[1]
+    assert ("8.2 kB \u00d7 7" if shards == 8 else "8.2 kB") in texts
+    assert not [size for size in re.findall(r'font-size="([\d.]+)"', text) if float(size) < 10]
 
 
 def points_of(path: str) -> list[tuple[float, float]]:

@@ -52,13 +52,18 @@ def test_stages_are_lanes_of_pictures_and_page(by_hand: bool):
     else:
         parallel, names = gs.parallelize(perceptron(4)()[0], devices=4, stages=2, **options), ["0", "1"]
     placement = parallel.placement(rows(9, 6), rows(9, 6))
+    two = [f"stage {name}, shards 0 to 3 \u00d7 2" for name in names]
+    shown = [group for group in summarize(placement).lanes if group.shown.stage]
+    assert [group.title for group in shown] == two
+    assert {group.shown.shards for group in shown} == {
+        (2, 3)
+    }  # one pipeline is drawn, that is not on the default device
     lanes = [
         f"stage {names[0]}, shards 0 to 1 in turns on CPU:0",
         f"stage {names[1]}, shards 0 to 1 in turns on CPU:1",
         f"stage {names[0]}, shards 2 to 3 in turns on CPU:2",
         f"stage {names[1]}, shards 2 to 3 in turns on CPU:3",
     ]
-    assert [lane for lane in summarize(placement).lanes if lane.startswith("stage")] == lanes
     page = page_data(placement)
     shown = [(lane["work"], lane["shards"]) for lane in page["lanes"] if lane["work"].startswith("stage")]
     shards = [[0, 1], [0, 1], [2, 3], [2, 3]]

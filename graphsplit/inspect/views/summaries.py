@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from graphsplit.inspect.graph import PlacementGraph
 from graphsplit.inspect.questions import layer_names, reading_order
-from graphsplit.inspect.records import PlacedOp
-from graphsplit.inspect.views.lanes import in_order, lanes_of
+from graphsplit.inspect.records import NO_DATA, PlacedOp
+from graphsplit.inspect.views.lanes import Alike, Lane, alike_lanes, lanes_of
 from graphsplit.planning.amounts import count_text
 
 _UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 _CALL = re.compile(r"(Stateful)?PartitionedCall(_\d+)?")
 _HIDDEN = frozenset({"Const", "NoOp"})
+_SMALL = 0.01  # of all work: what is less stays one box
+BACKWARD = "gradient_tape"  # TensorFlow's scope: in it, scopes of the forward pass are those of its gradients
 
 
 @dataclass(frozen=True)
 class Box:
     """Some operations of one lane that are drawn as one."""
 
-    lane: str
+    lane: Lane
     label: str
     device: str
     ops: int
@@ -31,67 +32,102 @@ class Box:
     rank: int
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> tuple[Lane, str]:
         """Return what no two boxes share."""
         return self.lane, self.label
 
 
 @dataclass(frozen=True)
 class LaneFlow:
-    """What one box hands to another; `crosses` if it changes devices."""
+    """What one box hands to another, so many `times` if lanes are alike; `crosses` if it changes devices."""
 
     source: Box
     target: Box
     bytes: int
     crosses: bool
+    times: int
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Boxes by lane, in the order of execution, and the flows between them."""
+    """Boxes of each lane, or of one of those that are alike, in the order of execution, and the flows between them."""
 
-    lanes: Mapping[str, tuple[Box, ...]]
+    lanes: Mapping[Alike, tuple[Box, ...]]
     flows: tuple[LaneFlow, ...]
 
 
-def summarize(placement: PlacementGraph, most: int = 70) -> Summary:
-    """Return the finest summary with at most `most` boxes (or the coarsest one, if even that has more)."""
+def summarize(placement: PlacementGraph, most: int = 24) -> Summary:
+    """Return the finest summary with at most `most` boxes in a lane (or the coarsest one, if even that has more)."""
     rank = {name: i for i, name in enumerate(reading_order(placement.graph))}
-    ops = [op for op in placement.ops.values() if op.ran and op.type not in _HIDDEN]
+    lane_of = lanes_of(placement.ops.values())
+    groups = alike_lanes(placement, lane_of, set())
+    shown = {group.shown for group in groups}
+    ops = [op for op in placement.ops.values() if op.ran and op.type not in _HIDDEN and lane_of[op.name] in shown]
     paths = page_paths(placement)
     folded = folded_scopes(placement, paths)
     paths = {name: [folded[path[0]]] if path[0] in folded else path for name, path in paths.items()}
-    depth = max((len(paths[op.name]) for op in ops), default=1)
-    lane_of = lanes_of(ops)
-    lanes_by_op = {name: str(lane) for name, lane in lane_of.items()}
-    key_of = functools.partial(_box_key, lanes_by_op, paths, alike=False)
-    while depth > 1 and len({key_of(op, depth) for op in ops}) > most:
-        depth -= 1
-    if len({key_of(op, depth) for op in ops}) > most:  # AddN, AddN_1, ... become one box
-        key_of = functools.partial(_box_key, lanes_by_op, paths, alike=True)
-    members: dict[tuple[str, str], list[PlacedOp]] = defaultdict(list)
+    labels = _labels(ops, paths, lane_of, most)
+    members: dict[tuple[Lane, str], list[PlacedOp]] = defaultdict(list)
     for op in ops:
-        members[key_of(op, depth)].append(op)
+        members[lane_of[op.name], labels[op.name]].append(op)
     boxes = {key: _box(key, group, rank) for key, group in members.items()}
     box_of = {op.name: boxes[key] for key, group in members.items() for op in group}
-    lanes: dict[str, list[Box]] = defaultdict(list)
+    in_lane: dict[Lane, list[Box]] = defaultdict(list)
     for box in sorted(boxes.values(), key=lambda b: b.rank):
-        lanes[box.lane].append(box)
-    return Summary(
-        {str(lane): tuple(lanes[str(lane)]) for lane in in_order(lane_of.values())}, _flows(placement, box_of)
-    )
+        in_lane[box.lane].append(box)
+    drawn = {group: tuple(in_lane[group.shown]) for group in groups if in_lane[group.shown]}
+    return Summary(drawn, _flows(placement, box_of, {group.shown: group for group in groups}))
 
 
-def _box(key: tuple[str, str], group: list[PlacedOp], rank: Mapping[str, int]) -> Box:
-    flops, first = sum(op.flops or 0 for op in group), min(rank[op.name] for op in group)
-    return Box(*key, device=group[0].device, ops=len(group), flops=flops, rank=first)
+def _labels(
+    ops: Sequence[PlacedOp], paths: Mapping[str, list[str]], lane_of: Mapping[str, Lane], most: int
+) -> dict[str, str]:
+    """Return what each operation is drawn as: its scopes, as finely as no lane has more than `most` of them.
+
+    What is little of all work stays whole. A layer is as fine in the backward pass as in the forward pass.
+    """
+    backward = {op.name for op in ops if paths[op.name][0] == BACKWARD and len(paths[op.name]) > 1}
+    levels = {op.name: _levels(paths[op.name][op.name in backward :]) for op in ops}
+    labels = {name: own[0] for name, own in levels.items()}
+    least = sum(1 + (op.flops or 0) for op in ops) * _SMALL
+    for depth in range(1, max(map(len, levels.values()), default=1)):
+        work: Counter[str] = Counter()
+        for op in ops:
+            work[labels[op.name]] += 1 + (op.flops or 0)
+        finer = {
+            name: own[depth] if depth < len(own) and work[labels[name]] >= least else labels[name]
+            for name, own in levels.items()
+        }
+        boxes = {(lane_of[name], name in backward, label) for name, label in finer.items()}
+        if max(Counter(lane for lane, _, _ in boxes).values()) > most:
+            break
+        labels = finer
+    count = Counter(label for own in levels.values() for label in own)
+    for name, own in levels.items():  # of scopes that hold the same, the outermost
+        label = next(label for label in own if count[label] == count[labels[name]])
+        labels[name] = f"{BACKWARD}/{label}" if name in backward else label
+    return labels
 
 
-def _box_key(
-    lanes: Mapping[str, str], paths: Mapping[str, list[str]], op: PlacedOp, depth: int, alike: bool
-) -> tuple[str, str]:
-    label = "/".join(paths[op.name][:depth])
-    return lanes[op.name], re.sub(r"_\d+( \(\w+\))?$", r"\1", label) if alike else label
+def _levels(path: Sequence[str]) -> list[str]:
+    """Return ever finer labels of an operation: its scopes, and blocks of layers by their names.
+
+    >>> _levels(["net", "conv2_block1_bn", "Add_1"])[:-1]
+    ['net', 'net/conv2', 'net/conv2_block1', 'net/conv2_block1_bn', 'net/conv2_block1_bn/Add']
+    """
+    labels = []
+    for i, part in enumerate(path):
+        begins = {part, *(part[: number.end()] for number in re.finditer(r"\d(?=_)", part))}
+        if i == len(path) - 1:
+            begins.add(re.sub(r"(_\d+)?( \(\w+\))?$", "", part))
+        labels += ["/".join([*path[:i], begin]) for begin in sorted(begins, key=len)]
+    return labels
+
+
+def _box(key: tuple[Lane, str], group: list[PlacedOp], rank: Mapping[str, int]) -> Box:
+    """Return the box of some operations; it stands where their work on rows begins."""
+    first = min(rank[op.name] for op in [op for op in group if op.shard is not None] or group)
+    return Box(*key, device=key[0].device, ops=len(group), flops=sum(op.flops or 0 for op in group), rank=first)
 
 
 def page_paths(placement: PlacementGraph) -> dict[str, list[str]]:
@@ -152,19 +188,28 @@ def scope_path(op: PlacedOp, name: str = "") -> list[str]:
     return parts
 
 
-def _flows(placement: PlacementGraph, box_of: Mapping[str, Box]) -> tuple[LaneFlow, ...]:
+def _flows(
+    placement: PlacementGraph, box_of: Mapping[str, Box], group_of: Mapping[Lane, Alike]
+) -> tuple[LaneFlow, ...]:
     sizes: dict[tuple[Box, Box], int] = defaultdict(int)
-    crossing: set[tuple[Box, Box]] = set()
     seen: set[tuple[str, int, object]] = set()
     for edge in placement.edges:
         a, b = box_of.get(edge.source), box_of.get(edge.target)
-        if edge.control or a is None or b is None or a == b:
+        if edge.control or edge.dtype in NO_DATA or a is None or b is None or a == b:
             continue
         where = b.device if a.device != b.device else b  # a tensor is sent to a device once, whoever reads it there
         if (edge.source, edge.output, where) in seen:
             continue
         seen.add((edge.source, edge.output, where))
         sizes[a, b] += edge.bytes
-        if a.device != b.device:
-            crossing.add((a, b))
-    return tuple(LaneFlow(a, b, size, (a, b) in crossing) for (a, b), size in sizes.items())
+    return tuple(
+        LaneFlow(a, b, size, a.device != b.device, _times(group_of[a.lane], group_of[b.lane]))
+        for (a, b), size in sizes.items()
+    )
+
+
+def _times(one: Alike, other: Alike) -> int:
+    """Return how often the same is sent: once for each lane on another device, or for each pair of those alike."""
+    few, many = sorted((one, other), key=lambda group: len(group.lanes))
+    elsewhere = sum(lane.device != few.shown.device for lane in many.lanes)
+    return elsewhere if len(few.lanes) == 1 else len(few.lanes)
