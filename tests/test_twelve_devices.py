@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.processes import python
 
 ROOT = Path(__file__).parent.parent
-FILES = [f"test_mesh_{topic}.py" for topic in ("axes", "loops", "stages", "units", "variables")]
+FILES = [f"test_mesh_{topic}.py" for topic in ("axes", "fsdp", "loops", "stages", "units", "variables")]
 
 
 @pytest.mark.timeout(1900)

@@ -80,8 +80,10 @@ def parallelize(
         logical CPU devices. For plans they need not exist.
       mesh: the devices as a mesh of named axes: `{"batch": 2, "model": 4}`, row by row. The axis `"batch"` (or
         `"data"`) divides the rows of the batch. Each other axis divides the variables that `set_variable_layout` cut
-        along it, and the work on them. `shares` divide the batch axis. The axis `"stage"` has the stages, each with a
-      mesh of the other axes: `{"stage": 2, "batch": 2, "model": 2}`; variables move to the devices of their stage.
+        along it, and the work on them. `"fsdp"` beside `"data"` or `"batch"` divides the rows, too: `"sharded"`
+        variables are divided along it, and copied along the other one (HSDP). `shares` divide the rows. The axis
+        `"stage"` has the stages, each with a mesh of the other axes: `{"stage": 2, "batch": 2, "model": 2}`; variables
+        move to the devices of their stage.
       split: the axis along which batched arguments are split; or a mapping from argument names to an axis or None (keep
         whole), nested like the arguments if they are. By default every argument of rank 1 or more is split that has the
         size of the first one along the axis. It changes speed, and never results.

@@ -16,6 +16,9 @@ from graphsplit.errors import ArgumentError
 BATCH_AXIS = "batch"
 """The name of the axis over which the rows of the batch are shared out; "data" is another one."""
 
+FSDP_AXIS = "fsdp"
+"""The name of the axis of the rows over which sharded variables are divided, and along the other one copied."""
+
 STAGE_AXIS = "stage"
 """The name of the axis whose devices are those of one stage of the function each: no variable is cut along it."""
 
@@ -31,6 +34,8 @@ class MeshAxes:
     Attributes:
       sizes: how many devices each has, by name, the first axis first; empty without a mesh.
       batch_axis: the name of the one over which the rows of the batch are shared out. A mesh may lack it.
+      copies_axis: the name of another one over which the rows are shared out first: along it what is sharded is copied
+        (HSDP); "" for none.
       stages: how many stages the function has, each on a mesh of the other axes; 0 without an axis of stages.
       stage_at: how many of the other axes are before that of the stages.
 
@@ -43,6 +48,7 @@ class MeshAxes:
     batch_axis: str = BATCH_AXIS
     stages: int = 0
     stage_at: int = 0
+    copies_axis: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.sizes or self.stages)
@@ -56,7 +62,7 @@ class MeshAxes:
     @property
     def others(self) -> dict[str, int]:
         """How many devices each axis has that is not the batch's. Columns are numbered along them, the last fastest."""
-        return {name: size for name, size in self.sizes if name != self.batch_axis}
+        return {name: size for name, size in self.sizes if name not in (self.batch_axis, self.copies_axis)}
 
     @property
     def columns(self) -> int:
@@ -65,8 +71,35 @@ class MeshAxes:
 
     @property
     def rows(self) -> int:
-        """How many devices the batch's axis has."""
-        return dict(self.sizes).get(self.batch_axis, 1)
+        """How many devices the batch's axis has, or both axes of the rows."""
+        return dict(self.sizes).get(self.batch_axis, 1) * self.copies
+
+    @property
+    def copies(self) -> int:
+        """On how many devices each part of a sharded variable is."""
+        return dict(self.sizes).get(self.copies_axis, 1)
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether it says no more than how many devices share out the rows."""
+        return not self.others and not self.stages and self.copies == 1
+
+    @property
+    def growing(self) -> str:
+        """The name of the axis that has more devices if there are more."""
+        return self.copies_axis or self.batch_axis
+
+    @property
+    def each(self) -> int:
+        """How many devices there are for each along that axis."""
+        return math.prod([size for name, size in self.asked.items() if name != self.growing])
+
+    def grown(self, size: int) -> MeshAxes:
+        """Return the axes with so many devices along that one, which is the first if it is new."""
+        sizes = dict(self.sizes)
+        new = {self.growing: size} if size > 1 and self.growing not in sizes else {}
+        known = {name: size if name == self.growing else own for name, own in sizes.items()}
+        return replace(self, sizes=(*new.items(), *known.items()))
 
     @property
     def count(self) -> int | None:
@@ -83,25 +116,36 @@ class MeshAxes:
         numbered = [(k // each % count, device) for k, device in enumerate(devices)]
         return tuple([tuple([device for own, device in numbered if own == stage]) for stage in range(count)])
 
+    @property
+    def _of_rows(self) -> list[str]:
+        """The names of the axes of the rows that there are."""
+        return [name for name in (self.copies_axis, self.batch_axis) if name in self.asked]
+
     def table(self, devices: Sequence[str]) -> np.ndarray[Any, np.dtype[np.object_]]:
-        """Return devices along the batch's axis, of one where there is none, then along the others in their order."""
+        """Return devices row by row of the batch, one row without its axis, then along the others in their order."""
         names, table = list(self.asked), np.array(devices, object).reshape(list(self.asked.values()))
-        return np.moveaxis(table, names.index(self.batch_axis), 0) if self.batch_axis in names else table[None]
+        others = [size for name, size in self.asked.items() if name not in self._of_rows]
+        moved = np.moveaxis(table, [names.index(name) for name in self._of_rows], range(len(self._of_rows)))
+        return moved.reshape(-1, *others)
+
+    def by_growing(self, devices: Sequence[str]) -> list[list[str]]:
+        """Return devices along the axis that has more of them if there are more: of each of its places, all."""
+        rows: list[list[str]] = self.table(devices).reshape(self.asked.get(self.growing, 1), -1).tolist()
+        return rows
 
     def with_rows(self, rows: Sequence[Sequence[str]]) -> tuple[MeshAxes, tuple[str, ...]]:
-        """Return the axes with other rows of devices, of all stages each, and these devices in their order.
+        """Return the axes with other devices along that axis, as `by_growing` has them, and these in their order.
 
         >>> axes, devices = MeshAxes((("model", 2), ("batch", 3))).with_rows([("a", "b"), ("c", "d")])
         >>> str(axes), devices
         ('(model=2, batch=2)', ('a', 'c', 'b', 'd'))
         """
-        sizes = tuple([(name, len(rows) if name == self.batch_axis else size) for name, size in self.sizes])
+        sizes = tuple([(name, len(rows) if name == self.growing else size) for name, size in self.sizes])
         axes = replace(self, sizes=sizes)
-        has_rows = self.batch_axis in axes.asked
-        table = np.array(rows, object).reshape(
-            [-1] * has_rows + [size for name, size in axes.asked.items() if name != self.batch_axis]
-        )
-        table = np.moveaxis(table, 0, list(axes.asked).index(self.batch_axis)) if has_rows else table
+        names, first = list(axes.asked), axes._of_rows
+        in_order = [*first, *[name for name in names if name not in first]]
+        table = np.array(rows, object).reshape([axes.asked[name] for name in in_order])
+        table = np.moveaxis(table, range(len(first)), [names.index(name) for name in first])
         return axes, tuple(table.ravel().tolist())
 
     def __str__(self) -> str:
@@ -165,6 +209,16 @@ class DeviceMesh:
         """The devices of each row: those among which the other axes are shared out."""
         return tuple([tuple(row) for row in self.table.reshape(len(self.table), -1).tolist()])
 
+    def groups(self, by_row: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """Return the groups of devices each of which has all parts of what is sharded; none if it is one group.
+
+        >>> mesh = DeviceMesh(mesh_axes({"data": 2, "fsdp": 2}), ("a", "b", "c", "d"))
+        >>> mesh.groups(mesh.by_row)
+        (('a', 'b'), ('c', 'd'))
+        """
+        size, count = len(by_row) // self.axes.copies, len(by_row)
+        return tuple([tuple(by_row[k : k + size]) for k in range(0, count, size)]) if 0 < size < count else ()
+
     @property
     def columns(self) -> tuple[tuple[str, ...], ...]:
         """The devices of each column: those among which the rows of the batch are shared out."""
@@ -195,12 +249,13 @@ def mesh_axes(mesh: Mapping[str, int] | None) -> MeshAxes:
     if len(usual) > 1:
         raise ArgumentError(
             f"mesh={dict(mesh)!r}: both {usual[0]!r} and {usual[1]!r} are names of the axis over which the batch is "
-            "split. Give one of them another name."
+            "split. Call the one along which variables are sharded 'fsdp' (HSDP), or give it another name."
         )
     sizes = {name: size for name, size in mesh.items() if name != STAGE_AXIS}
     at = [*mesh].index(STAGE_AXIS) if STAGE_AXIS in mesh else 0
-    named = usual[0] if usual else BATCH_AXIS
-    return MeshAxes(tuple(sizes.items()), named, mesh.get(STAGE_AXIS, 0), at)
+    named = FSDP_AXIS if FSDP_AXIS in mesh else next(iter(usual), BATCH_AXIS)
+    copies_axis = usual[0] if usual and named == FSDP_AXIS else ""
+    return MeshAxes(tuple(sizes.items()), named, mesh.get(STAGE_AXIS, 0), at, copies_axis)
 
 
 def devices_of(axes: MeshAxes, devices: int | str | Sequence[str] | None) -> tuple[str, ...]:
@@ -241,5 +296,4 @@ def mesh_as_if(axes: MeshAxes, devices: Sequence[str]) -> DeviceMesh | None:
     """
     if not axes:
         return None
-    has_others = axes.others or axes.stages
-    return device_mesh(axes if has_others else replace(axes, sizes=((axes.batch_axis, len(devices)),)), devices)
+    return device_mesh(replace(axes, sizes=((axes.batch_axis, len(devices)),)) if axes.is_of_rows else axes, devices)

@@ -32,15 +32,18 @@ class Replicate:
     Attributes:
       devices: of the group, full names; empty for those of the shards.
       sums: those of the group on which parts of a sum are added up that all of it needs.
+      readers: for each of them, the devices that read its value; empty where these are the group.
     """
 
     devices: tuple[str, ...] = ()
     sums: tuple[str, ...] = field(default=(), compare=False)
+    readers: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
 
     def nearest(self, device: str) -> str:
         """Return the device of the group whose value another device reads: its own, one of its host, or the first."""
+        told = [own for own, readers in zip(self.devices, self.readers, strict=False) if device in readers]
         near = [own for own in self.devices if host_name(own) == host_name(device)]
-        return device if device in self.devices else [*near, self.devices[0]][0]
+        return device if device in self.devices else [*told, *near, self.devices[0]][0]
 
     def cut(self, shape: Sequence[int | None] | None) -> Shard | None:
         """Return how a sum of this shape is cut that is added up in parts: along its longest axis; None if it is not.
@@ -195,6 +198,7 @@ class Cut:
       times: how many times `block` entries of each of these belong together, where they differ: of two heads of queries
         for each of keys and values `(2, 1, 1)`.
       stays: whether the pieces are used where they are by devices that share out a batch, whose rows go there instead.
+      groups: of devices that each have all pieces, if several do; `devices` are of the first. See `in_groups`.
     """
 
     axis: int
@@ -207,6 +211,7 @@ class Cut:
     blocks: int = 1
     times: tuple[int, ...] = ()
     stays: bool = False
+    groups: tuple[tuple[str, ...], ...] = ()
 
     @property
     def is_of_rows(self) -> bool:
@@ -278,7 +283,7 @@ class Nested:
     """A variable that lies along an axis of a mesh, and whose part of each column is several on that column's devices.
 
     Attributes:
-      axis: what the axis is called.
+      axis: what the axis is called; "" for the batch's, where each part is copied.
       columns: how it lies along the axis: cut, and used where its parts are; or copied, the same in all columns.
       rows: for each column, how its part or copy is several: along the axes that are planned later, and the batch's.
     """
@@ -300,6 +305,8 @@ class Nested:
     @property
     def reshard(self) -> bool:
         """Whether what is put together in a column is dropped, and put together again for the backward pass."""
+        if not self.axis:
+            return isinstance(self.columns, Cut) and self.columns.reshard
         return any(not isinstance(own, Copied) and own.reshard for own in self.rows)
 
     @property
@@ -313,6 +320,24 @@ Division = Cut | Copied
 
 MeshDivision = Division | Nested
 """How one variable is several on a mesh."""
+
+
+def in_groups(cut: Cut) -> MeshDivision:
+    """Return how a variable is several that is cut so over each of several groups of devices, if there are some.
+
+    >>> in_groups(Cut(0, 4, 2, devices=("a", "b"), groups=(("a", "b"), ("c", "d")))).devices
+    ('a', 'c', 'b', 'd')
+    """
+    if not cut.groups:
+        return cut
+    numbers = [cut.groups[0].index(device) for device in cut.devices]
+    copies = [tuple([group[k] for group in cut.groups]) for k in numbers]
+    return Nested("", cut, tuple([Copied(own, own) for own in copies]))
+
+
+def cut_in(division: MeshDivision) -> MeshDivision:
+    """Return how a variable is cut in each group of devices, see `in_groups`; as it is several where there are none."""
+    return division.columns if isinstance(division, Nested) and not division.axis else division
 
 
 def axis_of(division: MeshDivision) -> str:

@@ -89,15 +89,18 @@ def _picture_of_variable(variable: tf.Variable) -> str:
     parts, title = parts_of_variable(variable), _text(name_of(variable), variable.shape, variable.dtype)
     if parts is None:
         return _whole(f"{title}, whole", canonical_name(variable.device), variable.shape.rank)
-    if isinstance(parts, VariableCopies):
+    if isinstance(parts, VariableCopies) or (parts.groups and parts.cut.parts == 1):
         return picture(f"{title}, replicated", [Piece(parts.devices)], None, variable.shape.rank or 0)
-    if isinstance(parts.division, Nested) or parts.cut.blocks > 1:
+    if (isinstance(parts.division, Nested) and not parts.groups) or parts.cut.blocks > 1:
         return _picture_on_mesh(title, parts.division, variable.shape.as_list())
     if len(parts.devices) == 1:
         return _whole(f"{title}, on one device", parts.devices[0], variable.shape.rank)
+    rows = parts.division.rows if isinstance(parts.division, Nested) else ()
+    places = [own.devices for own in rows] or [(device,) for device in parts.devices]
+    text = f", {len(parts.groups)} copies" if parts.groups else ""
     return picture(
-        f"{title}, sharded along axis {parts.cut.axis} over {len(parts.devices)} devices",
-        list(_pieces(parts.devices, parts.cut.lengths)),
+        f"{title}, sharded along axis {parts.cut.axis} over {parts.cut.parts} devices{text}",
+        list(_pieces(places, parts.cut.lengths)),
         parts.cut.axis,
         variable.shape.rank or 0,
     )
@@ -121,10 +124,10 @@ def _range_text(own: Sequence[int], size: int) -> str:
     return ":" if len(own) == size else " ".join([f"{own[k]}:{end}" for k, end in zip(starts, ends, strict=True)])
 
 
-def _pieces(devices: Sequence[str], lengths: Sequence[int]) -> Iterator[Piece]:
+def _pieces(places: Sequence[tuple[str, ...]], lengths: Sequence[int]) -> Iterator[Piece]:
     ends = list(itertools.accumulate(lengths))
-    for device, end, length in zip(devices, ends, lengths, strict=True):
-        yield Piece((device,), end - length, end)
+    for place, end, length in zip(places, ends, lengths, strict=True):
+        yield Piece(place, end - length, end)
 
 
 def _pictures_of_arguments(plan: Plan) -> Iterator[str]:
@@ -144,7 +147,8 @@ def _pictures_of_arguments(plan: Plan) -> Iterator[str]:
             yield picture(f"{title}, {counts[0]} to {counts[1]} entries each", _places(plan), layout.axis, rank)
         else:
             lengths = [layout.own(plan.rows, d) for d in range(len(plan.devices))]
-            yield picture(title, list(_pieces(plan.devices, lengths)), layout.axis, rank)
+            devices = [(device,) for device in plan.devices]
+            yield picture(title, list(_pieces(devices, lengths)), layout.axis, rank)
 
 
 def _places(plan: Plan) -> list[Piece]:

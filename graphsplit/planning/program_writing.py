@@ -61,6 +61,7 @@ class ProgramWriter:
             laid={own: layout for i, layout in program.laid.items() for own in became(i)},
             copied={own: layout for i, layout in program.copied.items() for own in became(i)},
             held_on={own: devices for i, devices in program.held_on.items() for own in became(i)},
+            beside={own: layout for i, layout in program.beside.items() for own in became(i)},
         )
 
     def _constant(self, name: str, value: np.ndarray, dtype: tf.DType) -> Tensor:

@@ -177,6 +177,7 @@ class Program:
         placeholders, of which each shard has its own.
       copied: how variables lie that have a copy on each device of a group, by the positions of their placeholders.
       held_on: the devices of the parts or copies of both, by the same positions.
+      beside: how results lie of operations that run once on each device of a group, for a part that is copied there.
     """
 
     ops: tuple[Op, ...]
@@ -197,6 +198,7 @@ class Program:
     laid: Mapping[int, Shard] = field(default_factory=dict, repr=False)
     copied: Mapping[int, Replicate] = field(default_factory=dict, repr=False)
     held_on: Mapping[int, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    beside: Mapping[int, Replicate] = field(default_factory=dict, repr=False)
 
     def shape(self, tensor: Tensor) -> Shape | None:
         """Return the static shape of `tensor`."""

@@ -68,7 +68,7 @@ def scaling(
         raise ArgumentError(f"kinds must be some of {', '.join(map(repr, KINDS))}, got {list(kinds)!r}.")
     fn, args, kwargs = step_of(fn, args, kwargs)
     call = predicted_call(fn, args, kwargs, micro_batches=micro_batches, mesh=mesh_axes(mesh) or None)
-    columns = _columns(call, counts)
+    _check_counts(call, counts)
     batch = int(call.splitting.batch)
     if "weak" in kinds and not batch and max(counts) > 1:
         raise ArgumentError(f"Weak scaling of {call.title}: no argument is split, so there are no rows to add.")
@@ -76,7 +76,8 @@ def scaling(
     names = [layout_name(usual if layout is None else layout) for layout in layouts or (None,)]
     points, skipped, notes, assumptions = list[Point](), list[str](), list[str](), tuple[str, ...]()
     for kind, count in itertools.product(kinds, counts):
-        own, shares = _with_rows_of_mesh(call.options, count // columns), count // columns
+        own = _with_rows_of_mesh(call.options, count)
+        shares = own.mesh.rows if own.mesh else count
         rows = batch * (1 if kind == "strong" else shares)
         if shares > rows > 0:
             skipped.append(f"{kind} scaling on {count} devices: {rows} rows are too few: some devices get none")
@@ -99,11 +100,11 @@ def scaling(
     return Scaling(call.title, found.name, tuple(points), assumptions, *said)
 
 
-def _columns(call: PredictedCall, counts: Sequence[int]) -> int:
-    """Return how many devices share one part of the batch: those along the other axes of the mesh; 1 without any."""
+def _check_counts(call: PredictedCall, counts: Sequence[int]) -> None:
+    """Raise `ArgumentError` for a number of devices that is no multiple of those along the other axes of the mesh."""
     axes = call.options.mesh
-    columns, others = axes.columns * max(axes.stages, 1), {k: n for k, n in axes.asked.items() if k != axes.batch_axis}
-    has_rows = not others or axes.batch_axis in dict(axes.sizes)
+    columns, others = axes.each, {k: n for k, n in axes.asked.items() if k != axes.growing}
+    has_rows = not others or axes.growing in dict(axes.sizes)
     wrong = [count for count in counts if count % columns or (not has_rows and count != columns)]
     if wrong:
         raise ArgumentError(
@@ -111,16 +112,12 @@ def _columns(call: PredictedCall, counts: Sequence[int]) -> int:
             f"and {wrong[0]} is no multiple of it, or there is no axis of the batch for the others. Choose other "
             f"numbers of devices, or give the mesh, mesh={ {BATCH_AXIS: 1, **others}!r}."
         )
-    return columns
 
 
-def _with_rows_of_mesh(options: Options, rows: int) -> Options:
-    """Return options whose mesh has so many devices along the batch's axis."""
+def _with_rows_of_mesh(options: Options, devices: int) -> Options:
+    """Return options whose mesh has so many devices, more or fewer along the axis of the rows."""
     axes = options.mesh
-    if not axes.others and not axes.stages:
-        return options
-    sizes = tuple([(name, rows if name == axes.batch_axis else size) for name, size in axes.sizes])
-    return replace(options, mesh=replace(axes, sizes=sizes), devices=None)
+    return options if axes.is_of_rows else replace(options, mesh=axes.grown(devices // axes.each), devices=None)
 
 
 def _point(kind: str, prediction: Prediction, rows: int, count: int) -> Point:

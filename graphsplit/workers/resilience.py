@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from graphsplit.api.calls.chosen_devices import stages_asked
@@ -55,7 +56,7 @@ class Resilient(Generic[P, R]):
         self._cluster = cluster
         self._checkpoint = checkpoint
         self._axes = _axes_of(step)
-        self._rows = self._axes.table(step.devices).reshape(self._axes.rows, -1).tolist()
+        self._rows = self._axes.by_growing(step.devices)
         self._lost: set[int] = set()
         self._loss: WorkerLostError | None = None  # after which variables are yet to be laid out
         self._gone: dict[int, tf.Variable] = {}  # those whose values went with a worker
@@ -175,12 +176,13 @@ class Resilient(Generic[P, R]):
     def _function(self) -> ParallelFunction[P, R]:
         devices = self.devices
         if devices not in self._functions:
-            rows, options = self._rows_left(), self._step._options
+            (axes, _), options = self._axes.with_rows(self._rows_left()), self._step._options
             shares = options.shares
             if shares is not None:
-                share_of = {device: share for row, share in zip(self._rows, shares, strict=False) for device in row}
-                shares = [min([share_of[device] for device in row]) for row in rows]
-            mesh = self._axes.with_rows(rows)[0] if options.mesh else options.mesh
+                before = zip(self._axes.table(self._step.devices), shares, strict=False)
+                share_of = {device: share for row, share in before for device in np.ravel(row)}
+                shares = [min([share_of[device] for device in np.ravel(row)]) for row in axes.table(devices)]
+            mesh = axes if options.mesh else options.mesh
             options = replace(options, devices=devices, shares=shares, mesh=mesh)
             default = options.tuning["default_device"]
             if default is not None and not self._alive([canonical_name(default)]):

@@ -69,6 +69,7 @@ FEATURES: dict[str, Feature] = {
     'mesh={"model": 2}': Feature("mesh", axis="model"),
     'mesh={"expert": 2}': Feature("mesh", axis="expert"),
     'mesh={"stage": 2}': Feature("mesh", axis="stage"),
+    'mesh={"fsdp": 2}': Feature("mesh", axis="fsdp"),
     "stages=2": Feature("options", {"stages": 2}),
     'schedule="1f1b"': Feature("options", {"schedule": "1f1b"}, needs={"stages": 2, "micro_batches": 2}),
     "on_device": Feature("options", has="stage"),
@@ -87,7 +88,9 @@ FEATURES: dict[str, Feature] = {
     '"sharded"': Feature("layouts", layout="sharded"),
     '"host"': Feature("layouts", layout="host"),
     "ZeRO-1": Feature("layouts", layout={"*slot*": "sharded", "*": "replicated"}),
-    "experts in place": Feature("layouts", layout={"*experts*": (gs.cut("batch", in_place=True),)}, has="experts"),
+    "experts in place": Feature(
+        "layouts", layout={"*experts*": (gs.cut("batch", in_place=True),)}, has="experts", word="in_place"
+    ),
     "rows of a sharded table": Feature("layouts", layout={"*table*": "sharded"}, has="table"),
     "a loop": Feature("functions", has="loop"),
     "dropout": Feature("functions", has="dropout"),
@@ -117,6 +120,7 @@ REFUSED: dict[tuple[str, str], str] = {
         ("stages=2", [_RANDOM], _DRAWS),
         ('schedule="1f1b"', [_RANDOM], _DRAWS),
         ("recompute=0.5", ["jit_compile=True"], "XLA merges equal computations, so nothing would be recomputed"),
+        ('mesh={"fsdp": 2}', ["experts in place"], "in_place=True is for parts of which there is one each"),
         (_OPEN, _CHOSEN, "predicts the time of a step, and the size of the batch is not known"),
         ("on_device", ["resilient"], "names devices that may be lost"),
         ("shares=[2, 1]", _CHOSEN, "it compares plans with equal shares, with the first device as default device"),
@@ -188,7 +192,7 @@ class Pair:
         if axes or "experts" in self.has:
             self.options["mesh"] = {**({"batch": rows} if rows > 1 else {}), **self.axes}
         if "shares" in self.options:
-            self.options["shares"] = [2, 1][:rows]
+            self.options["shares"] = ([2, 1] * 2)[: rows * self.axes.get("fsdp", 1)]
         self._layouts = [own.layout for own in features if own.layout is not None]
 
     @property
@@ -197,7 +201,9 @@ class Pair:
         others: dict[str, Any] = {}
         for own in self._layouts:
             others |= own if isinstance(own, Mapping) else {"*": own}
-        cut = [name for name in self.axes if name != "stage"]
+        cut = [name for name in self.axes if name not in ("stage", "fsdp")]
+        if "fsdp" in self.axes:
+            others.setdefault("*", "sharded")
         if not cut:
             return {**others, "*": others.get("*", "home")} if others else None
         up = (None, *cut)[-2:]

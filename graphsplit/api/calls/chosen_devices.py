@@ -73,8 +73,7 @@ def choose_devices(options: Options) -> ChosenDevices:
     devices = names_of_devices(asked) if isinstance(asked, (str, tuple)) else devices_of(options.mesh, asked)
     shares, stages = options.shares, stages_asked(options, devices)
     heads = devices if stages is None else stages.heads
-    has_rows = options.mesh.others or options.mesh.stages
-    count = len(device_mesh(options.mesh, devices).columns[0] if has_rows else heads)
+    count = len(heads if options.mesh.is_of_rows else device_mesh(options.mesh, devices).columns[0])
     if shares is not None and len(shares) != count:
         raise ArgumentError(shares_message(shares, count, "device" if stages is None else "pipeline"))
     default = options.tuning["default_device"]

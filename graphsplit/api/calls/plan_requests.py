@@ -125,7 +125,7 @@ def _as_read(splitting: Splitting, program: Program) -> Splitting:
 def _mesh(splitting: Splitting, options: Options, devices: Sequence[str]) -> Mesh:
     """Return the shards of a batch."""
     stages = stages_asked(options, devices)
-    grid = device_mesh(options.mesh, devices) if options.mesh.others or options.mesh.stages else None
+    grid = None if options.mesh.is_of_rows else device_mesh(options.mesh, devices)
     heads = grid.columns[0] if grid is not None else stages.heads if stages is not None else devices
     mesh = mesh_of(heads, splitting.batch, options.shares, options.micro_batches)
     if grid is None or not grid.others:
@@ -153,7 +153,15 @@ def plan_laid_out(
         if not any(chosen.layouts):
             state = find_state(trace)
         elif runs:
-            lay_out(variables, chosen.layouts, slots, devices, reshard_after_forward=reshard, is_automatic=True)
+            lay_out(
+                variables,
+                chosen.layouts,
+                slots,
+                devices,
+                request.grid,
+                reshard_after_forward=reshard,
+                is_automatic=True,
+            )
             state = state_of(trace)
         else:
             held = divisions_wanted(trace, chosen.layouts, devices, request.grid, reshard)

@@ -14,7 +14,7 @@ from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.devices import canonical_name, task_of
 from graphsplit.core.gpus.kernel_devices import can_be_cut
 from graphsplit.core.hosts import host_devices
-from graphsplit.core.layouts import Copied, Cut, MeshDivision, Shard
+from graphsplit.core.layouts import Copied, Cut, MeshDivision, Shard, in_groups
 from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
 from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.planning.variables.partitioning import Held, shares
@@ -43,7 +43,7 @@ def divisions_on_mesh(
     wrong += [f"{name_of(v)}: TensorFlow cannot cut {v.dtype.name}" for v, _ in layouts if not can_be_parted(v)]
     if wrong:
         raise ArgumentError(f"These variables cannot have these layouts on mesh {grid}:\n{bullet_list(wrong)}")
-    shared = _shared(layouts, slots, reshard)
+    shared = _shared(layouts, slots, grid, reshard)
     return {id(v): own.division(shared[id(v)]) for v, own in layouts}
 
 
@@ -70,23 +70,29 @@ def divisions_in_stage(
 
 
 def _shared(
-    layouts: Sequence[tuple[tf.Variable, LayoutOnMesh]], slots: Mapping[int, tf.Variable], reshard: bool
-) -> dict[int, list[Cut]]:
+    layouts: Sequence[tuple[tf.Variable, LayoutOnMesh]],
+    slots: Mapping[int, tf.Variable],
+    grid: DeviceMesh,
+    reshard: bool,
+) -> dict[int, list[MeshDivision]]:
     """Return how parts are shared out over the devices that axes of a mesh leave each, by the variables' ids."""
-    found: dict[int, list[Cut]] = {id(variable): [] for variable, _ in layouts}
-    groups: dict[tuple[str, ...], list[tuple[tf.Variable, Sequence[int]]]] = {}
+    found: dict[int, list[MeshDivision]] = {id(variable): [] for variable, _ in layouts}
+    by_devices: dict[tuple[str, ...], list[tuple[tf.Variable, Sequence[int]]]] = {}
     for variable, own in layouts:
         for devices, shape in own.shared:
-            groups.setdefault(devices, []).append((variable, shape))
-    for devices, parts in groups.items():
+            by_devices.setdefault(devices, []).append((variable, shape))
+    for every, parts in by_devices.items():
+        groups = grid.groups(every)
+        devices = groups[0] if groups else every
         wholes = held_of([variable for variable, _ in parts], slots)
         held = [replace(one, shape=tuple(shape)) for one, (_, shape) in zip(wholes, parts, strict=True)]
         for (variable, shape), share in zip(parts, shares(held, len(devices)), strict=True):
             if share is None:  # a few bytes
-                found[id(variable)].append(Cut(0, shape[0], 1, devices=devices[:1]))
+                cut = Cut(0, shape[0], 1, devices=devices[:1], groups=groups)
             else:
                 chosen = tuple([devices[k] for k in share.devices])
-                found[id(variable)].append(replace(share.cut, reshard=reshard, devices=chosen))
+                cut = replace(share.cut, reshard=reshard, devices=chosen, groups=groups)
+            found[id(variable)].append(in_groups(cut))
     return found
 
 
@@ -94,6 +100,11 @@ def _units(variable: tf.Variable, slots: Mapping[int, tf.Variable]) -> Mapping[t
     """Return the units that functions told of a variable, or of the one that it is a slot of; see `LayoutOnMesh`."""
     head = slots.get(id(variable))
     return {**getattr(head, "_graphsplit_units", {}), **getattr(variable, "_graphsplit_units", {})}
+
+
+def groups_for(layout: Any, grid: DeviceMesh | None) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of devices over each of which a variable of a layout is divided; none if it is one group."""
+    return grid.groups(grid.by_row) if grid is not None and layout == "sharded" else ()
 
 
 PLACES: Mapping[Any, Callable[[Sequence[str]], Sequence[str]]] = {"sharded": tuple, "host": host_devices}
@@ -108,6 +119,7 @@ def divided(
     layout: str = "sharded",
     reshard: bool = True,
     belonging: Callable[[tf.Variable, str], Cut | None] | None = None,
+    groups: tuple[tuple[str, ...], ...] = (),
 ) -> list[tuple[tf.Variable, Cut]]:
     """Return how variables are divided over devices, those that are. Slots go to where their variables lie.
 
@@ -117,7 +129,9 @@ def divided(
       loads: the bytes that each device owns already; theirs are added.
       layout: what is known of variables that lie so already counts.
       belonging: returns where the slots of a variable belong that is not among these; None: `cut_of`.
+      groups: of devices, over each of which they are divided; see `Cut`.
     """
+    devices = groups[0] if groups else devices
     chosen = sorted(filter(can_be_parted, variables), key=lambda variable: id(variable) in slots)
     held, owned = held_of(chosen, slots), [loads[device] for device in devices]
     found: dict[int, tuple[tf.Variable, Cut]] = {}
@@ -127,7 +141,8 @@ def divided(
         if head is not None and head.shape == variable.shape:
             known = found[id(head)][1] if id(head) in found else (belonging or cut_of)(head, layout)
         if known is None and share is not None:
-            known = replace(share.cut, reshard=reshard, devices=tuple([devices[d] for d in share.devices]))
+            on = tuple([devices[d] for d in share.devices])
+            known = replace(share.cut, reshard=reshard, devices=on, groups=groups)
         if known is not None:
             found[id(variable)] = variable, known
             for device, length in zip(known.devices, known.lengths, strict=True):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from graphsplit.core.device_mesh import ALIASES, LAYOUTS, DeviceMesh
-from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, Shard, part_shapes
+from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, Shard, in_groups, part_shapes
 from graphsplit.core.patterns import meant
 from graphsplit.errors import ArgumentError
 from graphsplit.planning.amounts import count_text
@@ -193,6 +193,21 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
                 f"'host' alone, or one of {known} beside the axis."
             )
         raise ArgumentError(f"{text}: {layout[1]!r} is no axis of mesh {grid}, and none of {known}.")
+    copies_axis, in_place = (
+        grid.axes.copies_axis,
+        [cut.axis for own in spelling.dimensions for cut in own if cut.in_place],
+    )
+    if grid.axes.copies > 1 and {copies_axis, grid.batch_axis}.intersection(in_place):
+        raise ArgumentError(
+            f"{text}: mesh {grid} copies along {copies_axis!r} what is cut along {grid.batch_axis!r}, and "
+            "in_place=True is for parts of which there is one each. Use a mesh with one axis of the rows, or leave "
+            "in_place=True out."
+        )
+    if copies_axis in named:
+        raise ArgumentError(
+            f"{text}: mesh {grid} copies along {copies_axis!r} what is cut along {grid.batch_axis!r}. Write "
+            f"{grid.batch_axis!r} for the dimension that is to be cut."
+        )
     for name in named:
         if name not in axes:
             raise ArgumentError(
@@ -209,7 +224,7 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
             f"{text} names axis {twice[0]!r} twice; each axis cuts one dimension of a variable. Write None for the "
             "other one."
         )
-    if spelling.others != "home" and len(named) == len(axes):
+    if spelling.others != "home" and {*named} == axes.keys() - {grid.axes.copies_axis}:
         raise ArgumentError(
             f"{text}: the dimensions name all axes of mesh {grid}, so {spelling.others!r} applies to no axis. Leave it "
             "out."
@@ -322,7 +337,7 @@ class LayoutOnMesh:
             self._along(self.grid.table, list(self.grid.others), self.shape, lambda *part: found.append(part))
         return found
 
-    def division(self, shares: Iterable[Division]) -> MeshDivision:
+    def division(self, shares: Iterable[MeshDivision]) -> MeshDivision:
         """Return how the variable is several.
 
         Args:
@@ -330,7 +345,7 @@ class LayoutOnMesh:
         """
         row, others, own = self.spelling.named.get(self.grid.batch_axis), self.spelling.others, iter(shares)
 
-        def in_rows(devices: tuple[str, ...], shape: Sequence[int]) -> Division | None:
+        def in_rows(devices: tuple[str, ...], shape: Sequence[int]) -> MeshDivision | None:
             if row is not None:
                 return self._gathered(row, shape, devices)
             if others == "sharded":
@@ -345,7 +360,7 @@ class LayoutOnMesh:
         table: np.ndarray[Any, Any],
         axes: Sequence[str],
         shape: Sequence[int],
-        in_rows: Callable[[tuple[str, ...], Sequence[int]], Division | None],
+        in_rows: Callable[[tuple[str, ...], Sequence[int]], MeshDivision | None],
     ) -> MeshDivision | None:
         """Return how the variable, or a part of it, is several; None if it is whole on the first device.
 
@@ -371,12 +386,15 @@ class LayoutOnMesh:
         wholes = [Cut(0, own[0], 1, devices=(device,)) for own, device in zip(shapes, firsts, strict=True)]
         return Nested(axes[0], columns, tuple([own or whole for own, whole in zip(rows, wholes, strict=True)]))
 
-    def _gathered(self, k: int, shape: Sequence[int], devices: Sequence[str]) -> Cut:
+    def _gathered(self, k: int, shape: Sequence[int], devices: Sequence[str]) -> MeshDivision:
         """Return how a dimension is cut over devices that put it together before they use it. None has no part."""
+        groups = self.grid.groups(devices)
+        devices = groups[0] if groups else devices
         count = max(min(len(devices), shape[k]), 1)
         asked = self.spelling.cut_along(self.grid.batch_axis)
         stays = asked is not None and asked.in_place
-        return Cut(k, shape[k], count, reshard=self.reshard, devices=tuple(devices[:count]), stays=stays)
+        cut = Cut(k, shape[k], count, reshard=self.reshard, devices=tuple(devices[:count]), stays=stays, groups=groups)
+        return in_groups(cut)
 
 
 def _nearest(number: int, size: int) -> int:

@@ -62,12 +62,13 @@ def _lay_together(
     apart = [v for group in groups if _are_apart(group, layout) for v in group if id(v) in lying]
     if not apart:
         return []
-    devices = tuple(dict.fromkeys([device for cut in lying.values() for device in cut.devices]))
+    over: tuple[tuple[str, ...], ...] = next((cut.groups for cut in lying.values() if cut.groups), ())
+    devices = over[0] if over else tuple(dict.fromkeys([device for cut in lying.values() for device in cut.devices]))
     moving = set(map(id, apart))
     owned = owned_bytes([v for v in variables if id(v) in lying and id(v) not in moving], devices)
     slots = {id(slot): group[0] for group in groups for slot in group[1:]}
     moved = []
-    for variable, cut in divided(apart, devices, slots, owned, layout):
+    for variable, cut in divided(apart, devices, slots, owned, layout, groups=over):
         before = lying[id(variable)]
         if _where(cut) != _where(before):
             moved.append(variable)
@@ -81,8 +82,8 @@ def _are_apart(group: Sequence[tf.Variable], layout: str) -> bool:
     return len({_where(cut) for cut in cuts if cut is not None}) > 1
 
 
-def _where(cut: Cut) -> tuple[int, tuple[str, ...]]:
-    return cut.axis, cut.devices
+def _where(cut: Cut) -> tuple[object, ...]:
+    return cut.axis, cut.devices, cut.groups
 
 
 def _move(variable: tf.Variable, cut: Cut, layout: str, devices: Sequence[str]) -> None:

@@ -101,7 +101,7 @@ def _described(program: Program, op: Op) -> str:
 def _misfit(program: Program, op: Op, name: str, axes: Sequence[str | None], grid: DeviceMesh) -> str:
     """Say why what is asked of a tensor along an axis cannot be; "" if it can."""
     what, sizes = _described(program, op), grid.sizes
-    if name == grid.batch_axis:
+    if name in (grid.batch_axis, grid.axes.copies_axis):
         return ""
     if name not in sizes:
         return f"{what}: there is no axis {name!r}; there are {', '.join(map(repr, sizes))}.{meant(name, sizes)}"

@@ -7,15 +7,22 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from graphsplit.api.layouts.divisions import PLACES, divided, divisions_in_stage, divisions_on_mesh, replicated
-from graphsplit.api.layouts.layout_spellings import WORDS, VariableLayout, check_layout, names_host, spelling_of
+from graphsplit.api.layouts.divisions import (
+    PLACES,
+    divided,
+    divisions_in_stage,
+    divisions_on_mesh,
+    groups_for,
+    replicated,
+)
+from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout, names_host, spelling_of
 from graphsplit.api.layouts.lying_in_stages import as_it_lies, places_in_stages, stays
 from graphsplit.api.layouts.lying_together import slots_in
 from graphsplit.api.layouts.variable_layouts import wanted_layouts
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
 from graphsplit.core.devices import available_devices, short_name
 from graphsplit.core.hosts import host_devices
-from graphsplit.core.layouts import Copied, Cut, MeshDivision
+from graphsplit.core.layouts import Copied, Cut, MeshDivision, cut_in, in_groups
 from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
 from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.tracing.trace import Trace, captured_variables
@@ -120,15 +127,16 @@ def _divisions(
 
     def belonging(head: tf.Variable, _: str) -> Cut | None:
         division = found.get(id(head))
-        return division if isinstance(division, Cut) else None
+        cut = None if division is None else cut_in(division)
+        return cut if isinstance(cut, Cut) else None
 
     for word, places in PLACES.items():
         chosen, loads = (
             [v for v, own in zip(variables, wanted, strict=True) if own == word],
             dict.fromkeys(places(devices), 0),
         )
-        cuts = divided(chosen, places(devices), slots, loads, word, reshard, belonging)
-        found.update({id(v): cut for v, cut in cuts if cut.devices != (home or devices[0],)})
+        cuts = divided(chosen, places(devices), slots, loads, word, reshard, belonging, groups_for(word, grid))
+        found.update({id(v): in_groups(cut) for v, cut in cuts if cut.groups or cut.devices != (home or devices[0],)})
     if grid is not None:
         found.update(divisions_on_mesh(variables, wanted, grid, slots))
     return found
@@ -140,11 +148,13 @@ def _elsewhere(variables: Sequence[tf.Variable], grid: DeviceMesh | None) -> lis
     Raises:
       ArgumentError: if there are some along axes, and no mesh.
     """
-    lying = [parts.layout if (parts := parts_of_variable(v)) is not None else None for v in variables]
-    found: list[VariableLayout | None] = [None if own in LAYOUTS else own for own in lying]
+    lying = [parts_of_variable(v) for v in variables]
+    found: list[VariableLayout | None] = [
+        None if parts is None or (parts.layout in LAYOUTS and not parts.groups) else parts.layout for parts in lying
+    ]
     if grid is not None:
         check_layout({k: own for k, own in enumerate(found) if own is not None}, grid)
-    along = [(v, own) for v, own in zip(variables, found, strict=True) if own is not None and own not in WORDS]
+    along = [(v, own) for v, own in zip(variables, found, strict=True) if own is not None and own != "host"]
     if grid is None and along:
         named = [f"{name_of(v)}: {own!r}" for v, own in along]
         raise ArgumentError(
@@ -197,7 +207,7 @@ def notes_on_layout(
             "the devices are CPUs, whose memory is the host's: variables with layout 'host' count as those of "
             f"{' and '.join(map(short_name, host_devices(devices)))}",
         )
-    if layout is not None or (grid is not None and (grid.others or grid.stages)):
+    if layout is not None or (grid is not None and not grid.axes.is_of_rows):
         return ()
     notes = []
     for kind, what in ((Cut, "sharded"), (Copied, "replicated")):

@@ -19,6 +19,7 @@ from graphsplit.api.layouts.divisions import (
     divided,
     divisions_in_stage,
     divisions_on_mesh,
+    groups_for,
     owned_bytes,
     replicated,
 )
@@ -31,7 +32,7 @@ from graphsplit.api.layouts.layout_targets import optimizers_of, slots_of, varia
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, devices_of, mesh_axes
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.keras_internals import is_built
-from graphsplit.core.layouts import Cut, MeshDivision
+from graphsplit.core.layouts import Cut, MeshDivision, in_groups
 from graphsplit.core.patterns import SLOTS, fits, fits_variable, near, scopes_and_names, suggesting_options
 from graphsplit.core.variables.copied_variables import VariableCopies
 from graphsplit.core.variables.parted_classes import raw_handles
@@ -71,7 +72,8 @@ def set_variable_layout(
         how the variable is stored along the axis that no dimension names, `((None, "model"), "replicated")`.
         `docs/large_layers.md` has a table.
       devices: how many, or which; all by default. Those of a mesh row by row.
-      mesh: the mesh of the functions that use the variables, `{"batch": 2, "model": 4}`; see `parallelize`.
+      mesh: the mesh of the functions that use the variables, `{"batch": 2, "model": 4}`; see `parallelize`. On
+        `{"data": 2, "fsdp": 4}`, `"sharded"` is divided along `"fsdp"`, and copied along `"data"`.
       reshard_after_forward: whether a device frees a sharded variable after the forward pass and gathers it again for
         the backward pass. Then it has at most two of the largest at a time, and half as many bytes again are sent. If
         False, each is gathered once a step and kept.
@@ -209,7 +211,7 @@ def lay_out(
         check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "replicated"], devices)
     with calls.lock:  # no call of another thread begins until all of them lie as they are wanted
         wait_for_calls([v for v, own in zip(variables, wanted, strict=True) if own is not None])
-        _lay_out(variables, wanted, slots, devices, on_mesh, reshard_after_forward, loads)
+        _lay_out(variables, wanted, slots, devices, on_mesh, reshard_after_forward, loads, grid)
         for variable, own in zip(variables, wanted, strict=True):
             if own is not None:
                 variable._graphsplit_automatic = own if is_automatic else ""
@@ -232,19 +234,22 @@ def _lay_out(
     on_mesh: Mapping[int, MeshDivision],
     reshard_after_forward: bool,
     loads: dict[str, int] | None,
+    grid: DeviceMesh | None,
 ) -> None:
     """Lay variables out; see `lay_out`, and `divisions_on_mesh` for `on_mesh`."""
     for variable, own in zip(variables, wanted, strict=True):
         parts, division = parts_of_variable(variable), on_mesh.get(id(variable))
-        over = PLACES.get(own, tuple)(devices)
+        over, groups = PLACES.get(own, tuple)(devices), groups_for(own, grid)
         lies_so = parts is not None and (
-            (parts.layout, parts.over) == (own, over) if division is None else parts.division == division
+            (parts.layout, parts.over, parts.groups) == (own, over, groups)
+            if division is None
+            else parts.division == division
         )
         if own is not None and parts is not None and not lies_so:
             parts.release(variable)
         elif own in PLACES and parts is not None:
             parts.reshard(reshard_after_forward)  # it stays where it is
-        if own is not None and own != getattr(variable, "_graphsplit_stays", own):
+        if own is not None and (groups or own != getattr(variable, "_graphsplit_stays", own)):
             variable._graphsplit_stays = ""
     free = [(v, own) for v, own in zip(variables, wanted, strict=True) if parts_of_variable(v) is None]
     tell_functions([variable for variable, own in free if own not in (None, "home") or id(variable) in on_mesh])
@@ -256,17 +261,18 @@ def _lay_out(
         VariableCopies(variable, how).take_apart()
     for layout, places in PLACES.items():
         new = [variable for variable, own in free if own == layout and cut_of(variable, layout) is None]
-        owned = owned_bytes(variables, places(devices)) if loads is None else loads
-        for variable, cut in divided(new, places(devices), slots, owned, layout, reshard_after_forward):
+        owned, groups = owned_bytes(variables, places(devices)) if loads is None else loads, groups_for(layout, grid)
+        cuts = divided(new, places(devices), slots, owned, layout, reshard_after_forward, groups=groups)
+        for variable, cut in cuts:
             lay_divided(variable, cut, layout, places(devices))
 
 
 def lay_divided(variable: tf.Variable, cut: Cut, layout: Any, over: Sequence[str]) -> None:
     """Let an ordinary variable lie as a layout says, one of `PLACES`; see `VariableParts` for `over`."""
-    if cut.devices == (canonical_name(variable.device),):
+    if cut.devices == (canonical_name(variable.device),) and not cut.groups:
         variable._graphsplit_stays = layout
     else:
-        VariableParts(variable, cut, layout, over).take_apart()
+        VariableParts(variable, in_groups(cut), layout, over).take_apart()
 
 
 def wanted_layouts(

@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name, task_of
-from graphsplit.core.layouts import Copied, Cut, MeshDivision, part_ranges, part_shapes
+from graphsplit.core.layouts import Copied, Cut, MeshDivision, cut_in, in_groups, part_ranges, part_shapes
 from graphsplit.core.tensorflow_internals import (
     ask_at_call,
     function_graph,
@@ -103,9 +103,16 @@ class VariableParts:
 
     @property
     def cut(self) -> Cut:
-        """How it is cut."""
-        assert isinstance(self.division, Cut)
-        return self.division
+        """How it is cut, in each group of devices."""
+        cut = cut_in(self.division)
+        assert isinstance(cut, Cut)
+        return cut
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The groups of devices each of which has all parts; none if it is one."""
+        cut = cut_in(self.division)
+        return cut.groups if isinstance(cut, Cut) else ()
 
     @property
     def variable(self) -> tf.Variable | None:
@@ -276,7 +283,8 @@ class VariableParts:
             self._check_has_value()
             whole = np.empty(self._shape.as_list(), self._dtype.as_numpy_dtype)
             with self._all_there():
-                for part, at in zip(self._parts, self._entries(), strict=True):
+                pairs = reversed([*zip(self._parts, self._entries(), strict=True)])
+                for part, at in {str(at): (part, at) for part, at in pairs}.values():  # (of copies the first)
                     whole[indices_of(at)] = read_handle(part.handle, self._dtype).numpy()
             return whole
 
@@ -345,8 +353,9 @@ class VariableParts:
 
     def reshard(self, after_forward: bool) -> None:
         """Let what is planned from now on drop the whole after the forward pass, or keep it."""
-        if isinstance(self.division, Cut) and self.division.reshard != after_forward:
-            self.division = replace(self.division, reshard=after_forward)
+        cut = cut_in(self.division)
+        if isinstance(cut, Cut) and cut.reshard != after_forward:
+            self.division = in_groups(replace(cut, reshard=after_forward))
             _changes[0] += 1
 
     def value_without(self, is_lost: Callable[[str], bool]) -> tf.Tensor | None:

@@ -192,15 +192,27 @@ class _ValueWriter:
     def all_reduced(self, move: Move) -> list[Read]:
         """Each shard adds up what all have; of a group each a part, which all get."""
         source = _partial(move.source)
-        owns = self._owns(source)
+        owns: Sequence[int] = self._owns(source)
         if isinstance(move.target, Replicate) and move.target.devices:
             cut = move.target.cut(self._shape)
             assert cut is not None
-            parts = range(len(group_of(cut)))
+            owns, parts = self._added_up_near(owns, source, move.target), range(len(group_of(cut)))
             sent = [self._pieces(own, cut, parts, d) for d, own in enumerate(owns)]
             sums = [self._sum(own, source, group_of(cut)[k], True) for k, own in enumerate(zip(*sent, strict=True))]
             return [Read(self._in_order(sums, cut, device), device) for device in move.target.devices]
         return self._read([self._sum(owns, source, device) for device in self._near])
+
+    def _added_up_near(self, owns: Sequence[int], source: Partial, copies: Replicate) -> Sequence[int]:
+        """Return the sums of what those shards have that read one copy, each where that is; with one copy for all, it.
+
+        (Between groups travels what all of a group have added up.)
+        """
+        if not copies.readers:
+            return owns
+        near: dict[str, list[int]] = {}
+        for own in owns:
+            near.setdefault(copies.nearest(self.values[own].device), []).append(own)
+        return [self._sum(parts, source, device, True) for device, parts in near.items()]
 
     def filled(self, move: Move) -> list[Read]:
         """The first shard has all, the others zeros: of known shape constants of their own, else sent to them."""

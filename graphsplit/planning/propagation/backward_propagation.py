@@ -182,7 +182,8 @@ class BackwardPropagation:
 
     def _is_copy(self, op: Op) -> bool:
         """Return whether an op reads a variable that has copies."""
-        return op.type in READS and op.inputs[0].op in self.program.copied
+        copies = self.program.copied.get(op.inputs[0].op) if op.type in READS else None
+        return copies is not None and not copies.readers
 
     def _size(self, tensor: Tensor, layout: Layout) -> int:
         """Return the bytes that travel when a tensor is cut. Lists cannot be: nothing is dearer."""

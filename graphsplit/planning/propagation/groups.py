@@ -53,7 +53,7 @@ class _GroupFinder:
     def _beside(self, op: Op) -> Replicate | None:
         """Return the group of a variable with copies that an operation reads or writes."""
         is_one = op.index in self.program.places or not self.steps[op.index].home
-        return None if is_one else self.program.copies_beside(op)
+        return None if is_one else self.program.beside.get(op.index) or self.program.copies_beside(op)
 
     def _chosen(self, op: Op) -> Replicate | None:
         """Return the group for which an operation runs on each device, as that moves no more bytes."""
@@ -61,6 +61,8 @@ class _GroupFinder:
         group = next((self.wanted[tensor] for tensor in made if tensor in self.wanted), None)
         if group is None or not self._may_repeat(op):
             return None
+        if group.readers and op.index in self.program.divides:
+            return None  # (of several parts each goes to a group of its own)
         size, inputs = sum(op.out_bytes), dict.fromkeys(op.inputs)
         if size <= _NUMBER:
             return group if sum(self._cost(tensor, group) for tensor in inputs) < size else None

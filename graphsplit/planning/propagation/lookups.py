@@ -101,5 +101,5 @@ class _Finder:
         op = self._program.ops[table.op]
         if self._state.is_everywhere(op) or op.index in self._program.divides:
             return True
-        copied = self._program.copied
+        copied = {i for i, own in self._program.copied.items() if not own.readers}
         return bool(copied) and any(own.index in copied for own in self._behind(table))

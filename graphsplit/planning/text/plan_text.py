@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
+from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import short_name
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.hosts import host_name
@@ -132,12 +133,13 @@ def _in_parts(plan: Decisions) -> list[str]:
     divided = {k for k, count in counts.items() if count > 1} - copied
     lines = []
     longest = sorted(state.in_place, key=lambda name: -_length_cut(plan, name))
-    batch_axis = plan.asked.mesh.batch_axis
-    if plan.mesh.others:
-        sizes = {batch_axis: len(plan.mesh.columns[0]), **dict(plan.mesh.others)}
+    axes = plan.asked.mesh
+    if plan.mesh.others or axes.copies > 1:
+        rows = {axes.copies_axis: axes.copies} if axes.copies > 1 else {}
+        sizes = {**rows, axes.batch_axis: axes.rows // axes.copies, **axes.others}
         lines.append(f"  mesh: {', '.join([f'{axis}={size}' for axis, size in sizes.items()])}")
     ranks = {own.placeholder: own.rank for own in state.captured}
-    texts = [_on_mesh(state.divisions[name], ranks[name], batch_axis, name in state.gathered) for name in longest]
+    texts = [_on_mesh(state.divisions[name], ranks[name], axes, name in state.gathered) for name in longest]
     lines += _named_alike([state.in_place[name] for name in longest], texts)
     for what, chosen in (("sharded", divided), ("replicated", copied)):
         if chosen:
@@ -181,9 +183,9 @@ def _only_held(plan: Decisions, sends: Traffic) -> list[str]:
     return lines
 
 
-def _on_mesh(division: MeshDivision, rank: int, batch_axis: str, is_gathered: bool) -> str:
+def _on_mesh(division: MeshDivision, rank: int, axes: MeshAxes, is_gathered: bool) -> str:
     """Say how a variable is cut or copied along each axis of a mesh: `[-, model], 4 + 4, computed in place`."""
-    columns, axis = along_axis(division), axis_of(division) or batch_axis
+    columns, axis = along_axis(division), axis_of(division) or axes.batch_axis
     if isinstance(columns, Copied):
         text = f"replicated along {axis!r}"
     elif columns.parts == 1 and not columns.along:
@@ -194,7 +196,9 @@ def _on_mesh(division: MeshDivision, rank: int, batch_axis: str, is_gathered: bo
         text = f"[{dimensions}], {_lengths(columns)}, {'see below' if columns.stays else how}"
     if not isinstance(division, Nested):
         return text
-    return f"{text}; {_on_mesh(division.rows[0], rank, batch_axis, is_gathered)}"  # (of the first column)
+    if not division.axis:
+        return f"{text}, replicated along {axes.copies_axis!r}"
+    return f"{text}; {_on_mesh(division.rows[0], rank, axes, is_gathered)}"  # (of the first column)
 
 
 def _lengths(cut: Cut) -> str:

@@ -30,10 +30,10 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.layouts import Copied, Cut, Division, EvenCut, Partial, Replicate, Shard
+from graphsplit.core.layouts import Cut, EvenCut, MeshDivision, Partial, Shard, cut_in, in_groups
 from graphsplit.core.protos.graphdefs import constant_value
 from graphsplit.planning.variables.gathering import Gather, find_gathers
-from graphsplit.planning.variables.laid_variables import READS, WRITES_ROWS
+from graphsplit.planning.variables.laid_variables import READS, WRITES_ROWS, copies_of
 from graphsplit.planning.variables.part_by_part import JOINS, PartByPart, part_by_part
 from graphsplit.planning.variables.staying import is_staying, taken_whole
 from graphsplit.planning.variables.whole_writing import WholeWriter, part_shape
@@ -58,7 +58,7 @@ class Divided:
     obstacles: Mapping[str, str] = field(default_factory=dict)
 
 
-def divide(program: Program, cuts: Mapping[str, Division], reshard: bool = True) -> Divided:
+def divide(program: Program, cuts: Mapping[str, MeshDivision], reshard: bool = True) -> Divided:
     """Return a program whose captured variables lie in parts, or are copied.
 
     Args:
@@ -68,10 +68,12 @@ def divide(program: Program, cuts: Mapping[str, Division], reshard: bool = True)
       reshard: whether what is put together is dropped and put together again, where its variable asks for that.
     """
     lying = {i: cuts[name] for i in program.captures if (name := program.ops[i].name) in cuts}
-    copied = {i: _layout_of(own) for i, own in lying.items() if isinstance(own, Copied) and own.parts > 1}
+    copies = {i: found for i, own in lying.items() if (found := copies_of(own))}
+    copied = {i: own for i, [own, *others] in copies.items() if not others}
     staying = {i: cut.in_place for i, cut in lying.items() if is_staying(cut)}
     held_on = {i: tuple(map(canonical_name, lying[i].devices)) for i in (*copied, *staying)}
-    handles = {i: cut for i, cut in lying.items() if isinstance(cut, Cut) and i not in staying}
+    whole = (*copied, *staying)
+    handles = {i: cut for i, own in lying.items() if isinstance(cut := cut_in(own), Cut) and i not in whole}
     gathers = find_gathers(program, handles) if reshard else ()
     finder = part_by_part(program, handles)
     if obstacles := {**taken_whole(program, copied), **finder.obstacles}:
@@ -85,10 +87,6 @@ def _done_once(program: Program) -> Set[int]:
     """Return what follows from products of copies with each other: see `part_by_part` of parts."""
     reads = [op for op in program.ops if op.type in READS and op.inputs[0].op in program.copied and op.out_shapes[0]]
     return part_by_part(program, {op.inputs[0].op: Cut(0, 2, 2) for op in reads}).once if reads else set()
-
-
-def _layout_of(own: Copied) -> Replicate:
-    return Replicate(tuple(map(canonical_name, own.devices)), tuple(map(canonical_name, own.sums)))
 
 
 class _PartsWriter(WholeWriter):
@@ -106,8 +104,15 @@ class _PartsWriter(WholeWriter):
             with self._serving(op):
                 self._write(op)
         made = self._rewritten(program, self._copies.__getitem__, self._as_whole)
-        made = replace(made, divides=frozenset(self._divides), places=self._places)
-        counts = [len(program.held_on.get(i) or self._copies[i]) for i in program.captures]
+        made = replace(
+            made,
+            divides=frozenset(self._divides),
+            places=self._places,
+            beside=self._beside,
+            copied={**made.copied, **self._copied_parts},
+            held_on={**made.held_on, **{i: own.devices for i, own in self._copied_parts.items()}},
+        )
+        counts = [sum([len(made.held_on.get(k, [k])) for k in self._copies[i]]) for i in program.captures]
         return Divided(made, tuple([(k, part) for k, count in enumerate(counts) for part in range(count)]))
 
     def _write(self, op: Op) -> None:
@@ -127,6 +132,9 @@ class _PartsWriter(WholeWriter):
         division = self._finder.handles[op.index]
         self._handles[op.index] = [self._append(op, self._name(op, k), (), ()) for k in range(division.parts)]
         self._place(self._handles[op.index], division)
+        if division.groups:
+            pairs = zip(self._handles[op.index], copies_of(in_groups(division)), strict=True)
+            self._copied_parts |= {handle.op: own for handle, own in pairs}
         self._copies[op.index] = [tensor.op for tensor in self._handles[op.index]]
 
     def _write_whole(self, op: Op) -> None:
@@ -216,7 +224,7 @@ class _PartsWriter(WholeWriter):
 
     def _place(self, tensors: Sequence[Tensor], division: Cut) -> None:
         """Note on which devices parts are, where they serve copies as well, or what is done once."""
-        if (self._finder.once or self._program.copied) and division.devices:
+        if (self._finder.once or self._program.copied) and division.devices and not division.groups:
             pairs = zip(tensors, division.devices, strict=True)
             self._places.update({tensor.op: device for tensor, device in pairs})
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.layouts import Copied, Division, Nested
+from graphsplit.core.layouts import Copied, MeshDivision, axis_of
 from graphsplit.core.tensorflow_internals import resource_value
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.mesh import Mesh
@@ -50,7 +50,7 @@ def program_of(
     whole: dict[str, str] = {}
     while True:  # until no operation takes a variable whole, or variables of different devices, that lie in parts
         left = {n: division for n, division in state.divisions.items() if n not in whole and n not in state.in_place}
-        cuts = {n: division for n, division in left.items() if not isinstance(division, Nested)}
+        cuts = {n: division for n, division in left.items() if not axis_of(division)}
         cuts, staying = as_they_stay(program, cuts, mesh)
         divided = divide(program, cuts, reshard)
         devices = _devices_of_parts(state.devices, divided, names, cuts)
@@ -96,7 +96,7 @@ def with_twins(trace: Trace, whole: Mapping[str, str]) -> dict[str, str]:
 
 
 def _devices_of_parts(
-    devices: Mapping[str, str], divided: Divided, names: Sequence[str], cuts: Mapping[str, Division]
+    devices: Mapping[str, str], divided: Divided, names: Sequence[str], cuts: Mapping[str, MeshDivision]
 ) -> dict[str, str]:
     """Return where the variables and tables are, by the placeholders' names in a program in parts.
 
@@ -114,7 +114,7 @@ def _devices_of_parts(
 
 
 def _apart(
-    divided: Divided, devices: Mapping[str, str], names: Sequence[str], cuts: Mapping[str, Division]
+    divided: Divided, devices: Mapping[str, str], names: Sequence[str], cuts: Mapping[str, MeshDivision]
 ) -> dict[str, str]:
     """Return the variables that an operation takes together with others, which lie on other devices."""
     handles = [i for i, _ in divided.program.handles]

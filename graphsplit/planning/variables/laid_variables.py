@@ -6,7 +6,19 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Replicate, Shard
+from graphsplit.core.devices import canonical_name
+from graphsplit.core.layouts import (
+    REPLICATE,
+    SINGLE_DEVICE,
+    Copied,
+    Cut,
+    Layout,
+    MeshDivision,
+    Nested,
+    Replicate,
+    Shard,
+    cut_in,
+)
 from graphsplit.program.program import Op, Program
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import LEFT_OUT, Shift
@@ -60,3 +72,15 @@ def _is_elementwise(program: Program, op: Op, is_handle: Sequence[bool]) -> bool
     """Return whether an update has numbers and one gradient, so that each part is updated by itself."""
     pairs = zip(is_handle, op.inputs, strict=True)
     return sum(not handle and program.shape(tensor) != () for handle, tensor in pairs) == 1
+
+
+def copies_of(division: MeshDivision) -> list[Replicate]:
+    """Return how the whole, or each part, of a variable lies that has copies; nothing for one that has none."""
+    rows, cut = division.rows if isinstance(division, Nested) else [division], cut_in(division)
+    readers = tuple(map(_named, cut.groups)) if isinstance(cut, Cut) else ()
+    copies = [own for own in rows if isinstance(own, Copied) and own.parts > 1]
+    return [Replicate(_named(own.devices), _named(own.sums), readers) for own in copies]
+
+
+def _named(devices: Sequence[str]) -> tuple[str, ...]:
+    return tuple(map(canonical_name, devices))

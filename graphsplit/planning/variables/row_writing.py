@@ -31,6 +31,7 @@ class RowWriter(ProgramWriter):
     def __init__(self, names: Sequence[str]):
         super().__init__(names)
         self._places: dict[int, str] = {}
+        self._copied_parts: dict[int, Replicate] = {}  # the handles of parts that have copies
 
     def _look_up(self, op: Op, cut: Cut, parts: Sequence[Tensor], ids: Tensor) -> Tensor:
         """Write a gather of rows, and return them."""
@@ -78,10 +79,14 @@ class RowWriter(ProgramWriter):
             which = self._where(f"{name}/which", self._flat(f"{name}/own", own, ()))
             chosen = self._taken(f"{name}/ids", self._flat(f"{name}/all_ids", local, ()), which)
             values = self._taken(f"{name}/values", self._flat(f"{name}/all_values", rows, rest), which)
-            made.append(self._append(op, self._unused(name), [handle, chosen, values], controls[k], (), {}))
+            written = [handle, chosen, values]
+            if handle.op not in self._copied_parts:
+                made.append(self._append(op, self._unused(name), written, controls[k], (), {}))
             for position in range(first, len(self._ops)):
                 if self._ops[position].type != "Const":
                     self._places[position] = cut.devices[k]
+            if (table := self._copied_parts.get(handle.op)) is not None:
+                made.append(self._write_rows_of_copies(op, table, written, controls[k]))
         return made
 
     def _write_rows_of_copies(

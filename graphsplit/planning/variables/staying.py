@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeGuard
 
-from graphsplit.core.layouts import SINGLE_DEVICE, Cut, Division, Layout
+from graphsplit.core.layouts import SINGLE_DEVICE, Cut, Layout, MeshDivision
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.variables.laid_variables import of_variable
 from graphsplit.program.program import Program
 
 
-def is_staying(division: Division | None) -> TypeGuard[Cut]:
+def is_staying(division: MeshDivision | None) -> TypeGuard[Cut]:
     """Return whether a variable is to be used where its parts are along the batch's axis."""
     return isinstance(division, Cut) and division.stays and division.parts > 1
 
 
 def as_they_stay(
-    program: Program, cuts: Mapping[str, Division], mesh: Mesh
-) -> tuple[dict[str, Division], dict[str, str]]:
+    program: Program, cuts: Mapping[str, MeshDivision], mesh: Mesh
+) -> tuple[dict[str, MeshDivision], dict[str, str]]:
     """Return how variables lie, of which only those stay that can; and of those that were to, why not, or "".
 
     Args:
@@ -34,7 +34,7 @@ def as_they_stay(
     return found, said
 
 
-def _wrong(program: Program, cuts: Mapping[str, Division], mesh: Mesh) -> dict[str, str]:
+def _wrong(program: Program, cuts: Mapping[str, MeshDivision], mesh: Mesh) -> dict[str, str]:
     """Return which variables cannot be used where their parts are, and why; the program is read once."""
     staying = {name: own for name, own in cuts.items() if is_staying(own)}
     if mesh.shards and not mesh.rows:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.layouts import Cut
+from graphsplit.core.layouts import Cut, Replicate, in_groups
 from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.planning.variables.gathering import Gather
+from graphsplit.planning.variables.laid_variables import copies_of
 from graphsplit.planning.variables.part_by_part import PartByPart
 from graphsplit.planning.variables.row_writing import RowWriter
 from graphsplit.program.program import Op, Program, Tensor
@@ -33,6 +34,7 @@ class WholeWriter(RowWriter):
         self._parts: dict[tuple[Tensor, Cut], list[Tensor]] = {}
         self._copies: dict[int, list[int]] = {}  # what became of each operation
         self._divides: set[int] = set()
+        self._beside: dict[int, Replicate] = {}
         self._gathers = {(reader, gather.tensor): gather for gather in gathers for reader in gather.readers}
         self._gathered: dict[int, Tensor] = {}
         self._gates: dict[int | None, int] = {}  # of each column: what waits for all that its earlier gathers wait for
@@ -90,6 +92,9 @@ class WholeWriter(RowWriter):
             nodes = [make_node(self._unused(f"{name}/part_{k}"), "Identity", [], T=dtype) for k in range(len(parts))]
             sent = zip(nodes, parts, shapes, strict=True)
             parts = [self._new(node, [part], [(own, dtype)], {}, (gate,)) for node, part, own in sent]
+            if division is not None and division.groups:  # (each group has its own)
+                copies = zip(parts, copies_of(in_groups(division)), strict=True)
+                self._beside.update({part.op: own for part, own in copies})
         if division is None:
             return parts[0]
         whole = self._concatenated(name, parts, division.axis, shape, dtype)

@@ -60,9 +60,9 @@ def table_for(
       slots: those that may be on the host of the devices, if it has a memory of its own.
     """
     mesh = options.mesh
-    savings = savings_left_open(options, -(-rows // (mesh.rows if mesh.others or mesh.stages else devices)))
+    savings = savings_left_open(options, -(-rows // (devices if mesh.is_of_rows else mesh.rows)))
     layouts = LAYOUTS if sizes and options.lays_out else (AS_THEY_ARE,)
-    if mesh.others or mesh.stages:
+    if not mesh.is_of_rows:
         return Table((devices,), layouts, savings, meshes=(mesh,), is_on_mesh=True)
     if options.stages is not None:
         return Table((devices,), layouts, savings)

@@ -53,14 +53,12 @@ class Candidate:
 
     @property
     def columns(self) -> int:
-        """How many devices share one part of the batch: those along the other axes of its mesh, and of its stages."""
-        return self.mesh.columns * max(self.mesh.stages, 1)
+        """How many devices there are for each along the axis of the rows: those along the other axes of its mesh."""
+        return self.mesh.each
 
     def with_rows(self, rows: int) -> Candidate:
         """Return the plan for another number of devices, or of rows of its mesh."""
-        axes = self.mesh
-        sizes = ((axes.batch_axis, rows), *axes.others.items()) if axes else ()
-        return replace(self, devices=rows * self.columns, mesh=replace(axes, sizes=sizes))
+        return replace(self, devices=rows * self.columns, mesh=self.mesh and self.mesh.grown(rows))
 
     @property
     def options(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class ChosenPlans:
         limit = options.memory or machine.device.memory_bytes
         slots = slots_for_host(trace.variables) if machine.device.kind == "GPU" else ()  # (CPUs have the host's memory)
         table = table_for(options, rows, len(devices), fewest, sizes, slots)
-        if trace.program.all_stages() or (laid and not options.mesh.others):  # whose devices are other ones
+        if trace.program.all_stages() or (laid and options.mesh.is_of_rows):  # whose devices are other ones
             table = replace(table, meshes=())
         cuttable = variables_to_cut(trace) if table.meshes and table.layouts == LAYOUTS else []
         question = Question(
@@ -89,7 +89,7 @@ class ChosenPlans:
         """Return the plan that was chosen, and lay the variables out as it has them."""
         chosen, devices = choice.chosen, self.request.devices[: choice.chosen.devices]
         options = replace(self.request.options.as_given(), **chosen.options)
-        grid = device_mesh(options.mesh, devices) if options.mesh.others or options.mesh.stages else None
+        grid = None if options.mesh.is_of_rows else device_mesh(options.mesh, devices)
         if self.request.trace.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.others):
             self._lay_out(chosen, devices if grid is None else grid.devices, grid)
         request = replace(self.request, options=options, devices=devices, home=devices[0], grid=grid).in_stages()
