@@ -17,9 +17,10 @@ MODES = ("forward", "inside", "outside", "second", "unknown", "shares", "axes", 
 MESH = "mesh"  # only where it is asked for: variables that are cut along a second axis
 SEVERAL = "several"  # likewise: a mesh of several axes, one of stages among them; needs eight devices
 EXPERTS = "experts"  # likewise: variables that are cut along the batch's axis, and used where their parts are
+FSDP = "fsdp"  # likewise: a second axis of the rows, along which variables are cut; along the first they are copied
 _EXPERTS_MESHES = ((2, 1), (2, 1), (3, 1), (4, 1), (2, 2))
 _TOO_FEW_ROWS = 0.2  # how often a device has no row: the parts of these variables are gathered then
-_UNKNOWN_ROWS = {"layouts": 0.2, MESH: 0.2, SEVERAL: 0.2, EXPERTS: 0.3}
+_UNKNOWN_ROWS = {"layouts": 0.2, MESH: 0.2, SEVERAL: 0.2, EXPERTS: 0.3, FSDP: 0.2}
 _MESHES_OF_SEVERAL = (
     {"batch": 2, "model": 2, "expert": 2},
     {"expert": 2, "batch": 2, "model": 2},
@@ -52,14 +53,14 @@ def generate(seed: int, mode: str | None = None, ops: Sequence[str] = ()) -> Pro
     """Return the program of a seed.
 
     Args:
-      mode: one of `MODES`, `MESH`, `SEVERAL` or `EXPERTS`; None for one that the seed decides.
+      mode: one of `MODES`, `MESH`, `SEVERAL`, `EXPERTS` or `FSDP`; None for one that the seed decides.
       ops: op types, or names of the API, of which one at least is to be in the program.
     """
     rng = np.random.default_rng([seed, 2021])
     mode = mode or mode_of(seed)
     setting = _setting(rng, mode)
     rows = sorted(set(setting.rows), reverse=True) if setting.sizes != "known" else setting.rows[:1]
-    state = mode in ("layouts", MESH, SEVERAL, EXPERTS)
+    state = mode in ("layouts", MESH, SEVERAL, EXPERTS, FSDP)
     scope = Scope(rng, rows, setting.by_default, state)
     wanted = [t for templates in CATALOG.values() for t in templates if any(op in t for op in ops)]
     if ops and not wanted:
@@ -71,7 +72,9 @@ def generate(seed: int, mode: str | None = None, ops: Sequence[str] = ()) -> Pro
         most = CATALOG["variables"] if state and rng.random() < _OF_VARIABLES else None
         grow(scope, wanted if wanted and rng.random() < 0.6 else most)
     program = _program(scope, setting)
-    return _laid_out(program, rng, {EXPERTS: "batch", SEVERAL: ""}.get(mode, "model")) if state else program
+    return (
+        _laid_out(program, rng, {EXPERTS: "batch", SEVERAL: "", FSDP: "fsdp"}.get(mode, "model")) if state else program
+    )
 
 
 def _laid_out(program: Program, rng: np.random.Generator, along: str) -> Program:
@@ -146,12 +149,14 @@ def _setting(rng: np.random.Generator, mode: str) -> Setting:
         setting = _on_mesh(setting, {"batch": mesh[0], "model": mesh[1]})
         few = int(rng.integers(1, mesh[0])) if rng.random() < _TOO_FEW_ROWS else None
         setting = dataclasses.replace(setting, rows=tuple([few or max(rows, mesh[0]) for rows in setting.rows]))
-    if mode in ("layouts", MESH, SEVERAL, EXPERTS):
+    if mode == FSDP:
+        setting = _on_mesh(setting, {"data": 2, "fsdp": 2})
+    if mode in ("layouts", MESH, SEVERAL, EXPERTS, FSDP):
         setting = dataclasses.replace(setting, rows=setting.rows * 2)  # what a call leaves, the next one finds
     if mode == "unknown" or (mode in _UNKNOWN_ROWS and rng.random() < _UNKNOWN_ROWS[mode]):
         calls = tuple(int(n) for n in rng.choice([1, 2, 3, 4, 5, 7, 8], 3, replace=False))
         setting = dataclasses.replace(setting, rows=calls, sizes="retrace" if rng.random() < 0.4 else "signature")
-    home = f"CPU:{rng.integers(5)}" if rng.random() < 0.15 and mode not in (MESH, SEVERAL, EXPERTS) else None
+    home = f"CPU:{rng.integers(5)}" if rng.random() < 0.15 and mode not in (MESH, SEVERAL, EXPERTS, FSDP) else None
     by_default = mode != "axes" and bool(rng.random() < 0.5)
     return dataclasses.replace(
         setting, home=home, by_default=by_default, in_graph=outside > 0 and bool(rng.random() < 0.2)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fuzzing.__main__ import outcomes
-from tests.fuzzing.generator import EXPERTS, MESH, MODES, SEVERAL, generate
+from tests.fuzzing.generator import EXPERTS, FSDP, MESH, MODES, SEVERAL, generate
 from tests.fuzzing.oracle import judge
 from tests.fuzzing.verdicts import DIFFERENT, RAISED
 from tests.fuzzing.worker import explain
@@ -76,6 +76,21 @@ def test_meshes(first: int) -> None:
         assert verdict.failed == (seed in NOT_MENDED_ON_MESHES), (
             f"seed {seed}: {explain(program, verdict, SHRINK_SECONDS)}"
         )
+
+
+IN_GROUPS = 200  # programs over variables that are cut along one axis of the rows; the first five by default
+
+
+@pytest.mark.usefixtures("plain_oracle", "bounded")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "first", [pytest.param(i, marks=pytest.mark.long if i else ()) for i in range(0, IN_GROUPS, 5)]
+)
+def test_two_axes_of_the_rows(first: int) -> None:
+    for seed in range(first, first + 5):
+        program = generate(seed, FSDP)
+        verdict = judge(program)
+        assert not verdict.failed, f"seed {seed}: {explain(program, verdict, SHRINK_SECONDS)}"
 
 
 WITH_EXPERTS = 300  # programs over variables that are cut along the batch's axis, in place; the first four by default
