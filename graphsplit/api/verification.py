@@ -14,12 +14,14 @@ import tensorflow as tf
 from graphsplit.api.calls.parallel_function import P, ParallelFunction, R
 from graphsplit.api.stepping import Stepping, step_of
 from graphsplit.core import structures
+from graphsplit.core.devices import short_name
 from graphsplit.core.notebooks import text_html
 from graphsplit.core.stand_ins import answering
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.errors import ArgumentError
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.text.headlines import sharding_devices
 from graphsplit.program.graph.compilability import is_of_variables
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Program
@@ -36,13 +38,15 @@ class Report:
     Attributes:
       differences: one for each output and variable, those that rounding does not explain first, then those that take
         most of what it does explain.
-      devices: those of the function.
+      devices: those that the plan uses.
       causes: what of the function can make more of a rounding error, or gives other numbers each time.
+      shards: into how many the plan divides work; micro-batches count.
     """
 
     differences: tuple[Difference, ...]
     devices: tuple[str, ...]
     causes: tuple[str, ...] = ()
+    shards: int = 0
 
     @property
     def largest(self) -> float:
@@ -51,11 +55,21 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether rounding explains every difference."""
+        """Whether rounding explains every difference; also true if nothing was compared, see `compared`."""
         return all(d.is_rounding for d in self.differences)
+
+    @property
+    def compared(self) -> bool:
+        """Whether the plan divides anything. If not, one device ran twice, and `passed` proves nothing."""
+        return len(self.devices) > 1 or self.shards > 1
 
     def _verdict(self) -> str:
         d = max(self.differences, key=lambda d: (not d.is_rounding, d.share), default=None)
+        if self.passed and not self.compared:
+            return (
+                f"NOTHING COMPARED: the plan uses one device, {short_name(self.devices[0])}, so one device ran twice; "
+                "print(function.plan(...)) shows the plan"
+            )
         if d is None or not self.largest:
             return "PASS: equal bit by bit"
         if self.passed:
@@ -76,7 +90,8 @@ class Report:
         lines = [self._verdict()]
         if not self.passed and not any(d.again for d in self.differences):
             lines += ["likely causes:", *[f"  {cause}" for cause in self.causes]]
-        lines.append(f"{count_text(len(self.devices), 'device')} against one:")
+        shards = f", {self.shards} shards," if self.shards > len(self.devices) else ""
+        lines.append(f"{count_text(len(self.devices), 'device')}{shards} against one:")
         width = max((len(d.name) for d in self.differences[:10]), default=0)
         for d in self.differences[:10]:
             explained = f"; rounding explains up to {d.rounding:.2g}" if d.relative else ""
@@ -88,7 +103,7 @@ class Report:
     __repr__ = __str__  # what a prompt, and an assertion that fails, show
 
     def _repr_html_(self) -> str:
-        return text_html(str(self), "the differences", good=self.passed)
+        return text_html(str(self), "the differences", good=self.passed and self.compared)
 
 
 @overload
@@ -120,7 +135,8 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
         without `y` its prediction; or that which is named, `step="test"`.
 
     Returns:
-      A `Report`; print it. Its first line is the verdict.
+      A `Report`; print it. Its first line is the verdict: `PASS`, `CHECK`, or `NOTHING COMPARED` if the plan uses one
+      device only.
 
     Raises:
       ArgumentError: if `function` is neither, arguments are specifications, or this is not eager code.
@@ -166,7 +182,14 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
             replace(d, again=by.relative if by.relative > _HALF else 0.0) for d, by in zip(judged, again, strict=True)
         ]
     judged.sort(key=lambda d: (d.is_rounding, -d.share))
-    return Report(tuple(judged), function.devices, _causes(plan))
+    shards = len(plan.devices) if plan.sharded_ops else 0
+    return Report(tuple(judged), _devices_of(plan), _causes(plan), shards)
+
+
+def _devices_of(plan: Plan) -> tuple[str, ...]:
+    """Return the devices that a plan uses: those of shards; if that is one at most, those of all that runs."""
+    sharding = sharding_devices(plan)
+    return sharding if len(sharding) > 1 else tuple(sorted({*sharding, *plan.owners.all_devices}))
 
 
 # They have effects, and yet their results follow from what they read.

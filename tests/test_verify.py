@@ -1,0 +1,51 @@
+"""What `verify` says it compared: devices of the plan that ran, and which step; and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from tests.helpers.law import rows
+
+
+def mean(x):
+    return tf.reduce_mean(x * x)
+
+
+@pytest.mark.parametrize(
+    ("options", "count", "first", "header"),
+    [
+        ({"devices": 4}, 8, "PASS", "4 devices against one"),
+        ({"devices": 4}, 3, "PASS", "3 devices against one"),
+        ({"devices": 4}, 1, "NOTHING COMPARED", "1 device against one"),
+        ({"devices": 4, "plan": "auto"}, 8, "NOTHING COMPARED", "1 device against one"),
+        ({"devices": 1}, 8, "NOTHING COMPARED", "1 device against one"),
+        ({"devices": 1, "micro_batches": 2}, 8, "PASS", "1 device, 2 shards, against one"),
+    ],
+)
+def test_devices_are_those_of_the_plan_that_ran(options, count, first, header):
+    report = gs.verify(gs.parallelize(mean, **options), rows(count, 3))
+    lines = str(report).splitlines()
+    assert lines[0].startswith(first)
+    assert lines[1].startswith(header)
+    assert report.passed
+    assert report.compared == (first == "PASS")
+    assert ("#1a7f37" in report._repr_html_()) == report.compared  # green is for proofs
+    assert len(report.devices) == int(header[0])
+
+
+def test_nothing_is_compared_where_nothing_is_sharded():
+    report = gs.verify(gs.parallelize(lambda x: tf.unique(x).y, devices=3), tf.ones(5))
+    assert str(report).splitlines()[0] == (
+        "NOTHING COMPARED: the plan uses one device, CPU:0, so one device ran twice; print(function.plan(...)) shows "
+        "the plan"
+    )
+
+
+def test_copies_of_variables_are_compared_where_nothing_is_sharded():
+    v = tf.Variable(tf.ones((8, 2)))
+    gs.set_variable_layout(v, "replicated", 3)
+    report = gs.verify(gs.parallelize(lambda x: v.assign_add(tf.ones((8, 2)) * x), devices=3), tf.constant(5.0))
+    assert report.compared
+    assert len(report.devices) == 3
