@@ -100,7 +100,7 @@ def test_verify_restores_state_and_reports():
     report = gs.verify(parallel, tf.range(7.0))
     assert float(v) == 2.0
     assert report.largest < 1e-6
-    assert str(report).splitlines()[:2] == ["PASS: equal bit by bit", "3 devices against one:"]
+    assert str(report).splitlines()[:2] == ["PASS: equal bit by bit", "3 devices against one, step:"]
 
 
 def test_verify_of_all_kinds_of_results():
@@ -143,7 +143,7 @@ def test_verify_sees_a_difference():
         "likely causes:\n"
         "  Python code that does something else each time it is traced: it is traced for one device and for several\n"
         "  a defect of graphsplit: please report it with the plan, print(function.plan(...))\n"
-        "2 devices against one:\n"
+        "2 devices against one, unstable:\n"
         "  output 0  1 absolute, 0.5 relative; rounding explains up to 1.9e-06"
     )
 

@@ -42,7 +42,7 @@ def test_html_of_plans_and_reports():
     assert "shard 0: CPU:0, 2 rows" in html
     html = report._repr_html_()
     assert html.startswith('<div style="font-weight:600;color:#1a7f37">PASS: ')
-    assert "2 devices against one:" in html
+    assert "2 devices against one, &lt;lambda&gt;:" in html
     placement = step.placement(x)
     assert "<iframe" in placement._repr_html_()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -16,7 +17,7 @@ def mean(x):
 @pytest.mark.parametrize(
     ("options", "count", "first", "header"),
     [
-        ({"devices": 4}, 8, "PASS", "4 devices against one"),
+        ({"devices": 4}, 8, "PASS", "4 devices against one, mean:"),
         ({"devices": 4}, 3, "PASS", "3 devices against one"),
         ({"devices": 4}, 1, "NOTHING COMPARED", "1 device against one"),
         ({"devices": 4, "plan": "auto"}, 8, "NOTHING COMPARED", "1 device against one"),
@@ -49,3 +50,22 @@ def test_copies_of_variables_are_compared_where_nothing_is_sharded():
     report = gs.verify(gs.parallelize(lambda x: v.assign_add(tf.ones((8, 2)) * x), devices=3), tf.constant(5.0))
     assert report.compared
     assert len(report.devices) == 3
+
+
+def small(module=keras):
+    model = gs.multi_gpu_model(module.Sequential([module.layers.Input((3,)), module.layers.Dense(2)], name="small"), 2)
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_the_report_says_which_step_of_a_model_ran():
+    model, x, y = small(), rows(5, 3), rows(5, 2)
+    titles = [
+        str(gs.verify(model, *batch, **which)).splitlines()[1]
+        for batch, which in [((x, y), {}), ((x, y), {"step": "test"}), ((x,), {})]
+    ]
+    assert titles == [
+        "2 devices against one, a training step of 'small':",
+        "2 devices against one, an evaluation step of 'small':",
+        "2 devices against one, a prediction of 'small' (to check training, pass y or step='train'):",
+    ]

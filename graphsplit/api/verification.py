@@ -41,12 +41,14 @@ class Report:
       devices: those that the plan uses.
       causes: what of the function can make more of a rounding error, or gives other numbers each time.
       shards: into how many the plan divides work; micro-batches count.
+      title: what ran, the function's name or which step of a model.
     """
 
     differences: tuple[Difference, ...]
     devices: tuple[str, ...]
     causes: tuple[str, ...] = ()
     shards: int = 0
+    title: str = ""
 
     @property
     def largest(self) -> float:
@@ -91,7 +93,7 @@ class Report:
         if not self.passed and not any(d.again for d in self.differences):
             lines += ["likely causes:", *[f"  {cause}" for cause in self.causes]]
         shards = f", {self.shards} shards," if self.shards > len(self.devices) else ""
-        lines.append(f"{count_text(len(self.devices), 'device')}{shards} against one:")
+        lines.append(f"{count_text(len(self.devices), 'device')}{shards} against one, {self.title}:")
         width = max((len(d.name) for d in self.differences[:10]), default=0)
         for d in self.differences[:10]:
             explained = f"; rounding explains up to {d.rounding:.2g}" if d.relative else ""
@@ -183,7 +185,7 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
         ]
     judged.sort(key=lambda d: (d.is_rounding, -d.share))
     shards = len(plan.devices) if plan.sharded_ops else 0
-    return Report(tuple(judged), _devices_of(plan), _causes(plan), shards)
+    return Report(tuple(judged), _devices_of(plan), _causes(plan), shards, function._title())
 
 
 def _devices_of(plan: Plan) -> tuple[str, ...]:

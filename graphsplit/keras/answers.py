@@ -13,7 +13,11 @@ from graphsplit.errors import ArgumentError
 from graphsplit.keras.batches import BatchFunction, parts_of_batch
 from graphsplit.keras.flavors import flavor_of
 
-STEPS = ("train", "test", "predict")
+STEPS = {
+    "train": "a training step of {!r}",
+    "test": "an evaluation step of {!r}",
+    "predict": "a prediction of {!r} (to check training, pass y or step='train')",
+}  # and their titles, in `verify`
 _STAND_IN = 64  # for sizes that a specification leaves open, while Keras builds what it has not built
 
 

@@ -19,6 +19,7 @@ from graphsplit.core import structures
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.errors import CheckError
 from graphsplit.keras.seen_shapes import Retracing, SeenShapes, is_open, tree_of_elements, with_open_rows
+from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.rules.families.random import has_seeded_kernels
 
@@ -185,7 +186,19 @@ def step_of_parts(step: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 class ModelStep(ParallelFunction[..., Any]):
-    """A step of a model, of what `parts_of_batch` gives."""
+    """A step of a model, of what `parts_of_batch` gives.
+
+    Args:
+      step, options: see `ParallelFunction`.
+      title: which step it is, and of which model.
+    """
+
+    def __init__(self, step: Callable[..., Any], options: Options, title: str):
+        super().__init__(step, options)
+        self._own_title = title
+
+    def _title(self) -> str:
+        return self._own_title
 
     def _seen(self, arguments: structures.Branch) -> structures.Branch:
         [seen, *batch] = arguments.entries

@@ -222,7 +222,8 @@ class ParallelModel(SharedState):
         home = None if where.options.is_automatic else home
         tuning: Tuning = {**where.options.tuning, "default_device": home}
         own = replace(where.options, tuning=tuning, jit_compile=self._compiles())
-        return ModelStep(step, replace(own, lays_out=own.lays_out and trains))
+        title = STEPS[kind].format(self.template.name)
+        return ModelStep(step, replace(own, lays_out=own.lays_out and trains), title)
 
     def _compiles(self) -> bool:
         """Return whether XLA compiles the steps: as asked, or as Keras chose, unless it undoes an option."""

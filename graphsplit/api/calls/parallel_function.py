@@ -446,5 +446,9 @@ class ParallelFunction(Generic[P, R]):
             warn_of_variables(self._name(), self._traces, plan)
         return Differentiable(traced, plan, self._name())
 
+    def _title(self) -> str:
+        """Return what a report calls it: its name, or (a subclass) more."""
+        return self._name()
+
     def _name(self) -> str:
         return str(getattr(self, "__name__", type(self._fn).__name__))
