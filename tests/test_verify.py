@@ -69,3 +69,60 @@ def test_the_report_says_which_step_of_a_model_ran():
         "2 devices against one, an evaluation step of 'small':",
         "2 devices against one, a prediction of 'small' (to check training, pass y or step='train'):",
     ]
+
+
+class Generative(keras.Model):
+    """A step for `fit(x)`, and no `call()`."""
+
+    def __init__(self):
+        super().__init__(name="generative")
+        self.critic = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.critic(x) - 1) ** 2)
+        weights = self.critic.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+class Pairs(keras.Sequential):
+    """Steps for batches that are exactly what `fit(x, y)`, `evaluate(x, y)` and `predict(x)` bring."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+    def test_step(self, data):
+        x, y = data
+        return {"loss": tf.reduce_mean((self(x) - y) ** 2)}
+
+    def predict_step(self, data):
+        return 2 * self(tf.reshape(data, [-1, 3]))  # (of a tensor, not of a tuple of one)
+
+
+def test_steps_get_what_fit_gives_them():
+    x, y = rows(5, 3).numpy(), rows(5, 1).numpy()
+    model = gs.multi_gpu_model(Generative(), 2)
+    model.compile("sgd")
+    model.fit(x, verbose=0)
+    report = gs.verify(model, x, step="train")
+    assert report.passed, str(report)
+    assert report.compared
+    assert model.plan(tf.TensorSpec((None, 3)), step="train").sharded_fraction > 0.99
+    for ask in (lambda: gs.verify(model, x), lambda: model.plan(x)):
+        with pytest.raises(gs.errors.ArgumentError) as error:
+            ask()
+        assert str(error.value) == (
+            "A batch without y is for a prediction, and 'generative' has no call(): write step='train'."
+        )
+    model = gs.multi_gpu_model(Pairs([keras.layers.Input((3,)), keras.layers.Dense(1)]), 2)
+    model.compile("sgd")
+    for batch, step in (((x, y), "train"), ((x, y), "test"), ((x,), "predict")):
+        report = gs.verify(model, *batch, step=step)
+        assert report.passed, str(report)
+        assert report.compared

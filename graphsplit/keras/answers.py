@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from graphsplit.errors import ArgumentError
 from graphsplit.keras.batches import BatchFunction, parts_of_batch
-from graphsplit.keras.flavors import flavor_of
+from graphsplit.keras.flavors import defines, flavor_of
 
 STEPS = {
     "train": "a training step of {!r}",
@@ -23,6 +23,10 @@ _STAND_IN = 64  # for sizes that a specification leaves open, while Keras builds
 
 def kind_of_step(model: Any, y: Any, step: str | None) -> str:
     """Return which step is meant: the one that is named, else training if there are targets, else prediction."""
+    if step is None and y is None and not defines(model, "call") and not defines(model, "predict_step"):
+        raise ArgumentError(
+            f"A batch without y is for a prediction, and {model.name!r} has no call(): write step='train'."
+        )
     if step is None:
         return "predict" if y is None else "train"
     if step not in STEPS:
@@ -49,7 +53,8 @@ def busiest(model: Any, functions: Sequence[Any]) -> BatchFunction:
 def arguments_of(model: Any, kind: str, function: Any, batch: tuple[Any, Any, Any]) -> tuple[Any, ...]:
     """Return the arguments of a step for a batch, `(x, y, sample_weight)`; where it has specifications, with these.
 
-    Keras itself packs them, in `train_on_batch` and the like, and builds optimizer and metrics.
+    Keras itself makes tensors of them, in `train_on_batch` and the like, and builds optimizer and metrics; and packs
+    them as `fit` does: what is not given is no part of the batch. (`train_on_batch` passes None for it.)
 
     Raises:
       ArgumentError: for a model that runs eagerly.
@@ -72,7 +77,10 @@ def arguments_of(model: Any, kind: str, function: Any, batch: tuple[Any, Any, An
     asked = iter(given)
     if len([leaf for leaf in found if leaf is not None]) == len(given):
         found = [leaf if leaf is None else _asked_or(next(asked), leaf) for leaf in found]
-    return parts_of_batch(tf.nest.pack_sequence_as(data, found))
+    flavor = flavor_of(model)
+    assert flavor is not None
+    pack = flavor.module().utils.pack_x_y_sample_weight
+    return parts_of_batch(pack(*tf.nest.pack_sequence_as(data, found)))
 
 
 def _asked_or(asked: Any, leaf: Any) -> Any:

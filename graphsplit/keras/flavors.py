@@ -30,6 +30,12 @@ def flavor_of(model: Any) -> Flavor | None:
     return None
 
 
+def defines(model: Any, method: str) -> bool:
+    """Return whether a Keras model has its own method, not that of `keras.Model`. (A GAN may have no `call`.)"""
+    flavor = flavor_of(model)
+    return flavor is None or getattr(type(model), method) is not getattr(flavor.module().Model, method)
+
+
 def _bases(module: Any) -> tuple[type, ...]:
     """Return the classes that make a model: the one that has `fit`, and a layer, for its variables.
 

@@ -17,7 +17,7 @@ from graphsplit.core.keras_internals import layers_not_built
 from graphsplit.core.patterns import suggesting_options
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.keras.answers import STEPS
-from graphsplit.keras.flavors import KERAS_3, Flavor, flavor_of
+from graphsplit.keras.flavors import KERAS_3, Flavor, defines, flavor_of
 from graphsplit.keras.layer_stages import stages_of_model
 from graphsplit.keras.models import ModelDevices, base_of, is_wrapped, wrapped
 from graphsplit.planning.costs.machine import Machine
@@ -154,7 +154,7 @@ def _check_model(model: Any) -> Flavor:
             f"{model.name!r} is wrapped already, on {model.model_devices}. "
             "Wrap its template, model.template, to run it on others."
         )
-    if not model.built and type(model).call is not flavor.module().Model.call:
+    if not model.built and defines(model, "call"):
         raise ArgumentError(
             f"{model.name!r} is not built: it has no variables yet that could be shared. Give it an Input, or call "
             "it once on a batch, before it is wrapped."
