@@ -141,7 +141,7 @@ def test_a_name_scope_of_our_name_changes_nothing():
     assert_close(function(x), f(x))
     for batch, result in zip([x, x], function.map([x, x]), strict=True):
         assert_close(result, f(batch))
-    planned = function._planned(x)
+    planned = function._planned((x,), {}, runs=True)
     feed, _ = make_fed_executable(planned.trace, planned.plan, "f")
     pieces = feed([x])
     assert sorted(piece.shape[0] for piece in pieces if piece.shape.rank == 2) == [2, 2, 3]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import keras
 import pytest
 import tensorflow as tf
 from typer.testing import CliRunner
 
 import graphsplit as gs
 from graphsplit.cli import app
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission import emitter
+from graphsplit.planning.state import state_bytes
 from tests.helpers.law import rows
 
 EIGHT = [f"GPU:{i}" for i in range(8)]
@@ -110,6 +113,52 @@ def test_devices_of_another_machine():
         with pytest.raises(gs.errors.DeviceError) as error:
             run()
         assert str(error.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("writes", "said"),
+    [(True, "the function writes is sharded, and gathered once a call"), (False, "it only reads is replicated")],
+)
+def test_layouts_that_are_chosen_for_another_machine(writes: bool, said: str):
+    """Plan and placement have the parts on the same devices, and neither moves a variable."""
+    weight = tf.Variable(tf.ones((500, 500)), name="weight")
+    scale = tf.Variable(2.0, name="scale")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.tanh(x @ weight)) * scale
+        if writes:
+            weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    parallel = gs.parallelize(step, devices=EIGHT, variables="auto")
+    x = tf.TensorSpec((64, 500))
+    plan = parallel.plan(x)
+    expected = state_bytes(plan.program, plan.state, plan.home)
+    assert len(expected) == 8
+    assert sum(expected.values()) == 1_000_000 * (1 if writes else 8) + 4
+    for placed in (parallel.placement(x), gs.placement(parallel, x)):
+        assert {d: total.parameter_bytes for d, total in placed.devices.items() if total.parameter_bytes} == expected
+    assert plan.notes[-2:] == (
+        f"this process does not have {', '.join(EIGHT)}: the plan is for a process that does",
+        f'variables="auto": what {said}',
+    )
+    with pytest.raises(gs.errors.DeviceError, match="step would run on GPU:0, "):
+        gs.placement(parallel, tf.ones((64, 500)), actual=True)
+    assert parts_of_variable(weight) is None
+
+
+def test_the_placement_of_a_model_on_another_machine_moves_nothing():
+    model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(1024), keras.layers.Dense(10)])
+    model.compile("sgd", "mse")
+    far = gs.multi_gpu_model(model, gpus=EIGHT)
+    batch = tf.TensorSpec((64, 256)), tf.TensorSpec((64, 10))
+    plan = far.plan(*batch)
+    expected = state_bytes(plan.program, plan.state, plan.home)
+    assert len(expected) == 8
+    for placed in (far.placement(*batch), gs.placement(far, *batch)):
+        assert {d: total.parameter_bytes for d, total in placed.devices.items() if total.parameter_bytes} == expected
+    assert all(parts_of_variable(weight.value) is None for weight in model.weights)
 
 
 def test_stages_on_devices_of_another_machine():

@@ -85,7 +85,7 @@ def test_sizes_are_those_that_tensorflow_infers():
         x = tf.ones([10, 64])
         gs.set_variable_layout([WEIGHTS, BIAS], layout, devices=3)
         try:
-            planned = split._planned(x)
+            planned = split._planned((x,), {}, runs=True)
             graph = emit(planned.plan)
             order = [node.name for node in graph.nodes]
             sizes = sizes_of(planned.plan, graph)

@@ -53,17 +53,20 @@ def placement(
     >>> placed.select("Mul")[0].flops
     32
     """
-    source, arguments, title = source_of(fn, args, kwargs, signature)
+    source, arguments, title = source_of(fn, args, kwargs, signature, runs=actual)
     return placement_of_source(source, arguments, actual=actual, title=title)
 
 
 def source_of(
-    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], signature: str = "serving_default"
+    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], signature: str = "serving_default", runs: bool = True
 ) -> tuple[PlacementSource, Sequence[Any], str]:
-    """Return the graph of anything that `placement` takes, its flat arguments, and what to call it."""
+    """Return the graph of anything that `placement` takes, its flat arguments, and what to call it.
+
+    Variables move to where a plan wants them only if the graph `runs`.
+    """
     fn = answering(fn)
     if isinstance(fn, Planning):
-        planned = fn._planned(*args, **kwargs)
+        planned = fn._planned(tuple(args), dict(kwargs), runs)
         return source_of_plan(planned.trace, planned.plan, planned.name), planned.tensors, planned.name
     if isinstance(fn, tf.Graph):
         if args or kwargs:

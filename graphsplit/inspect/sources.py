@@ -52,7 +52,7 @@ class Planned(NamedTuple):
 class Planning(Protocol):
     """Whatever plans its calls: a parallelized function. (`api/` imports this folder.)"""
 
-    def _planned(self, *args: Any, **kwargs: Any) -> Planned: ...
+    def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool) -> Planned: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,7 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> PlacementSource:
         rows=plan.rows,
         compiled=_calls(emitted),
         make_run=lambda: make_executable(trace, plan, name),
-        **_where_planned(plan, _captures(emitted, trace, plan)),
+        **_captures(emitted, trace, plan),
     )
 
 
@@ -139,22 +139,17 @@ def _calls(emitted: EmittedGraph) -> Mapping[str, str]:
     return compile_clusters(emitted, emitted.nodes, emitted.outputs, emitted.effects).inside
 
 
-def _where_planned(plan: Plan, resources: dict[str, Any]) -> dict[str, Any]:
-    """Return what is known of captured resources as the plan has it: at home, if that is no device of this process."""
-    if not missing_devices([plan.home]):
-        return resources
-    return {**resources, "resource_devices": dict.fromkeys(resources["resource_devices"], plan.home)}
-
-
 def _captures(emitted: EmittedGraph, trace: Trace, plan: Plan) -> dict[str, Any]:
     """Return what is known of captures: a variable that lies in parts is a capture for each of them.
 
-    (Of a plan that was only looked at, variables may lie otherwise; then they are where it would have them.)
+    (Of a plan that was only looked at, variables may lie otherwise, or be on devices that this process does not have;
+    then they are where it would have them.)
     """
     origins = plan.state.parts or [(k, 0) for k in range(len(trace.captures))]
     symbols = trace.function.inputs[len(emitted.inputs) :]
     original = [trace.captures[k] for k, _ in origins]
-    lie_so = any(parts_of(handle) is not None for handle in trace.captures)
+    default = plan.home if missing_devices([plan.home]) else ""
+    lie_so = not default and any(parts_of(handle) is not None for handle in trace.captures)
     handles = captured(trace, plan) if plan.state.parts and lie_so else original
     found = _resources(emitted.captures, [symbols[k] for k, _ in origins], handles)
     devices = devices_of_handles(plan.program, plan.state)
@@ -163,8 +158,8 @@ def _captures(emitted: EmittedGraph, trace: Trace, plan: Plan) -> dict[str, Any]
         if name in found["held"] and division is not None and plan.state.parts:
             dtype, shape = found["held"][name]
             found["held"][name] = dtype, tf.TensorShape(part_shapes(division, shape.as_list())[part])
-            if not lie_so:
-                found["resource_devices"][name] = device
+        if not lie_so and name in found["resource_devices"]:
+            found["resource_devices"][name] = device or default or found["resource_devices"][name]
     return {"variables": _variable_names(emitted.captures, original, trace.variables), **found}
 
 

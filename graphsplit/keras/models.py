@@ -131,12 +131,12 @@ class ParallelModel(SharedState):
         """
         from graphsplit.inspect.builders import placement_of_plan
 
-        return placement_of_plan(self._planned(x, y, sample_weight, step=step), actual)
+        return placement_of_plan(self._planned((x, y, sample_weight), {"step": step}, actual), actual)
 
-    def _planned(self, *batch: Any, **which: Any) -> Planned:
-        """Return what a batch runs, for those who look at it; see `plan`."""
+    def _planned(self, batch: tuple[Any, ...], which: dict[str, Any], runs: bool) -> Planned:
+        """Return what a batch runs, for those who look at it or run it; see `plan`."""
         function, arguments = self._parallel_step(*batch, **which)
-        planned = function._planned(*arguments)
+        planned = function._planned(arguments, {}, runs)
         return planned._replace(name=f"{self.template.name}.{planned.name}")
 
     def _parallel_step(

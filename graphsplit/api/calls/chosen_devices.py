@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from graphsplit.api.layouts.layout_spellings import AUTO
 from graphsplit.core.device_mesh import device_mesh, devices_of
 from graphsplit.core.devices import (
     check_existing,
@@ -52,14 +53,12 @@ class ChosenDevices:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a plan says where some are missing."""
+        """What a plan says where some are missing. (Layouts that are chosen for it have a note of their own.)"""
         if not self.missing:
             return ()
         names = ", ".join(map(short_name, self.missing))
-        return (
-            f"this process does not have {names}: the plan is for a process that does, with variables on "
-            f"{short_name(self.home)}",
-        )
+        where = "" if self.options.variables == AUTO else f", with variables on {short_name(self.home)}"
+        return (f"this process does not have {names}: the plan is for a process that does{where}",)
 
 
 def choose_devices(options: Options) -> ChosenDevices:

@@ -262,13 +262,10 @@ class ParallelFunction(Generic[P, R]):
         """
         from graphsplit.inspect.builders import placement_of_plan
 
-        return placement_of_plan(self._looked_at(args, kwargs, actual), actual)
+        return placement_of_plan(self._planned(args, kwargs, actual), actual)
 
-    def _planned(self, *args: Any, **kwargs: Any) -> Planned:
-        """Return what a call with these arguments runs, for those who run it by themselves."""
-        return self._looked_at(args, kwargs, runs=True)
-
-    def _looked_at(self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool) -> Planned:
+    def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool) -> Planned:
+        """Return what a call with these arguments runs, for those who look at it or, if `runs`, run it."""
         from graphsplit.inspect.sources import Planned
 
         compiled, tensors = self._planning(args, kwargs, runs)
@@ -437,12 +434,13 @@ class ParallelFunction(Generic[P, R]):
         fn = by_bound_arguments(self._traced, self._signature)
         chosen = self._chosen
         where = chosen.devices, chosen.home, state_elsewhere if chosen.missing else state_of, chosen.notes
+        runs = runs and not chosen.missing
         with phase(self._name()):
             seen, choices = self._seen(arguments), self._traces.choices
             functions = None if seen == arguments else self._traces.functions
             call = as_call(seen)
             traced, plan = trace_and_plan(fn, call, named, self._options, *where, runs, choices, functions)
-        if runs and not chosen.missing:
+        if runs:
             warn_of_variables(self._name(), self._traces, plan)
         return Differentiable(traced, plan, self._name())
 
