@@ -61,6 +61,7 @@ class DeviceError(GraphsplitError, ValueError):
       - CPU:0
       - CPU:1
     To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts.
+    For a plan or a placement only, name them: devices=[f"GPU:{k}" for k in range(8)].
     """
 
     asked: int | None = None

@@ -210,7 +210,8 @@ ONE = "Give one for each tensor, in order, like --spec 'float32[64,784]'."
             "devices=7: there are only 5 CPU devices. This process has:\n"
             + "".join(f"  - CPU:{i}\n" for i in range(5))
             + "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts.\n"
-            "On the command line: --devices 7 makes so many logical CPU devices first; now there are CPU:0, CPU:1, "
+            + 'For a plan or a placement only, name them: devices=[f"GPU:{k}" for k in range(7)].\n'
+            + "On the command line: --devices 7 makes so many logical CPU devices first; now there are CPU:0, CPU:1, "
             "CPU:2, CPU:3, CPU:4.",
         ),
     ],

@@ -40,7 +40,12 @@ class Pair:
 @pytest.mark.parametrize(
     ("devices", "kind", "expected"),
     [
-        (6, gs.errors.DeviceError, f"devices=6: there are only 5 CPU devices. This process has:\n{CPUS}{MAKE_MORE}"),
+        (
+            6,
+            gs.errors.DeviceError,
+            f"devices=6: there are only 5 CPU devices. This process has:\n{CPUS}{MAKE_MORE}\n"
+            'For a plan or a placement only, name them: devices=[f"GPU:{k}" for k in range(6)].',
+        ),
         (0, gs.errors.ArgumentError, "devices=0: at least one device is needed."),
         (-2, gs.errors.ArgumentError, "devices=-2: at least one device is needed."),
         (True, gs.errors.ArgumentError, "devices takes a number or a list of device names, got True."),

@@ -72,7 +72,8 @@ def test_more_devices_than_exist():
     listed = "\n".join(f"  - CPU:{i}" for i in range(5))
     assert message(gs.errors.DeviceError, gs.multi_gpu_model, small(), 9) == (
         f"gpus=9: there are only 5 CPU devices. This process has:\n{listed}\n"
-        "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
+        "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts.\n"
+        'For a plan or a placement only, name them: gpus=[f"GPU:{k}" for k in range(9)].'
     )
     assert message(gs.errors.DeviceError, gs.multi_gpu_model, small(), [0, 7]) == (
         f"gpus=['CPU:0', 'CPU:7']: CPU:7 does not exist. This process has:\n{listed}\n"

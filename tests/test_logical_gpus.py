@@ -149,7 +149,8 @@ def test_more_devices_than_gpus(monkeypatch: pytest.MonkeyPatch):
     assert message(gs.errors.DeviceError, lambda: devices.resolve_devices(4)) == (
         "devices=4: there is only 1 GPU. This process has:\n  - CPU:0\n  - GPU:0\n"
         "A number of devices means GPUs if there are any; name CPU devices to use them. To divide one GPU, call "
-        "graphsplit.use_logical_devices(n, kind='GPU', memory_mb=...) before TensorFlow starts."
+        "graphsplit.use_logical_devices(n, kind='GPU', memory_mb=...) before TensorFlow starts.\n"
+        'For a plan or a placement only, name them: devices=[f"GPU:{k}" for k in range(4)].'
     )
 
 

@@ -122,7 +122,7 @@ def resolve_devices(
     if devices is None:
         return _all_devices(argument)
     if isinstance(devices, int) and not isinstance(devices, bool):
-        return _first_devices(devices, said or f"{argument}={devices}")
+        return _first_devices(devices, argument, said or f"{argument}={devices}")
     names = _full_names(devices, argument)
     check_existing(names, argument, devices)
     return names
@@ -296,14 +296,17 @@ def _existing() -> tuple[str, ...]:
     return tuple(canonical_name(device.name) for device in tf.config.list_logical_devices())
 
 
-def _first_devices(count: int, said: str) -> tuple[str, ...]:
+def _first_devices(count: int, argument: str, said: str) -> tuple[str, ...]:
     if count < 1:
         raise ArgumentError(f"{said}: at least one device is needed.")
     available = available_devices()
     if count > len(available):
         kind = "GPU" if "device:GPU:" in available[0] else "CPU device"
         there = f"is only 1 {kind}" if len(available) == 1 else f"are only {len(available)} {kind}s"
-        missing = DeviceError(f"{said}: there {there}. This process has:\n{_what_there_is()}")
+        missing = DeviceError(
+            f"{said}: there {there}. This process has:\n{_what_there_is()}\n"
+            f'For a plan or a placement only, name them: {argument}=[f"GPU:{{k}}" for k in range({count})].'
+        )
         missing.asked = count
         raise missing
     return available[:count]
