@@ -59,7 +59,7 @@ PRINTED: dict[str, tuple[str, ...]] = {
     "micro_batches.md": ("1f1b: 2 stages, 6 micro-batches", "stage"),
     "migration.md": ("with graphsplit", "["),
     "performance.md": ("busy", "compiled by XLA between moves: 15 of 15 operations"),
-    "placement.md": ("  shard 1: CPU:1, 15 rows", "CPU:1  32:64"),
+    "placement.md": ("  shard 1: CPU:1, 15 rows", "MatMul /device:CPU:1 163840", "CPU:1  32:64"),
     "prediction.md": (
         "Prediction of train_step on 8 of 8xA100-SXM4-80GB",
         "Prediction of train_step on 16 of 2x8xH100-SXM5",
