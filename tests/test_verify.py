@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import pytest
 import tensorflow as tf
@@ -126,3 +128,26 @@ def test_steps_get_what_fit_gives_them():
         report = gs.verify(model, *batch, step=step)
         assert report.passed, str(report)
         assert report.compared
+
+
+def test_a_batch_is_not_taken_for_inputs():
+    model, x, y = small(), rows(5, 3), rows(5, 2)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
+    told = "write gs.verify(model, *next(iter(dataset))), and plan and placement alike."
+    for ask in (functools.partial(gs.verify, model), model.plan, model.placement):
+        with pytest.raises(gs.errors.ArgumentError) as error:
+            ask(dataset)
+        assert str(error.value) == f"This takes one batch of 'small', got a tf.data.Dataset: {told}"
+        with pytest.raises(gs.errors.ArgumentError) as error:
+            ask(next(iter(dataset)))
+        assert str(error.value) == (
+            f"x is a tuple of 2 tensors, and 'small' takes 1 input. If it is a whole batch, {told}"
+        )
+    with pytest.raises(gs.errors.ArgumentError, match=r"write gs\.verify\(model, next\(iter\(dataset\)\)\)"):
+        model.plan(dataset.map(lambda x, y: x))
+    assert gs.verify(model, *next(iter(dataset))).compared
+    a, b = keras.layers.Input((3,)), keras.layers.Input((3,))
+    two = gs.multi_gpu_model(keras.Model([a, b], keras.layers.Add()([a, b])), 2)
+    assert gs.verify(two, (x, x)).compared  # its inputs are a tuple
+    with pytest.raises(gs.errors.ArgumentError, match=r"x is a tuple of 3 tensors, and .* takes 2 inputs"):
+        gs.verify(two, ((x, x), y))

@@ -12,6 +12,7 @@ import tensorflow as tf
 from graphsplit.errors import ArgumentError
 from graphsplit.keras.batches import BatchFunction, parts_of_batch
 from graphsplit.keras.flavors import defines, flavor_of
+from graphsplit.planning.amounts import count_text
 
 STEPS = {
     "train": "a training step of {!r}",
@@ -32,6 +33,26 @@ def kind_of_step(model: Any, y: Any, step: str | None) -> str:
     if step not in STEPS:
         raise ArgumentError(f"step={step!r} of {model.name!r}: write 'train', 'test' or 'predict'.")
     return step
+
+
+def check_one_batch(model: Any, x: Any, y: Any) -> None:
+    """Raise `ArgumentError` if `x` is a dataset, or the whole batch that a dataset gives: it would pass for inputs."""
+    if isinstance(x, tf.data.Dataset):
+        star = "*" if type(x.element_spec) is tuple else ""
+        raise ArgumentError(
+            f"This takes one batch of {model.name!r}, got a tf.data.Dataset: write gs.verify(model, "
+            f"{star}next(iter(dataset))), and plan and placement alike."
+        )
+    inputs = getattr(model, "inputs", None)
+    if y is not None or type(x) is not tuple or len(x) not in (2, 3) or not isinstance(inputs, (list, tuple)):
+        return
+    leaves = tf.nest.flatten(x)
+    is_batch = len(tf.nest.flatten(x[0])) == len(inputs) < len(leaves)
+    if is_batch and all(hasattr(leaf, "shape") for leaf in leaves):
+        raise ArgumentError(
+            f"x is a tuple of {len(leaves)} tensors, and {model.name!r} takes {count_text(len(inputs), 'input')}. If it "
+            "is a whole batch, write gs.verify(model, *next(iter(dataset))), and plan and placement alike."
+        )
 
 
 def busiest(model: Any, functions: Sequence[Any]) -> BatchFunction:

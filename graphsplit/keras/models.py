@@ -34,7 +34,7 @@ from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.errors import UnsupportedError
 from graphsplit.inspect.placements import Placement
 from graphsplit.inspect.sources import Planned
-from graphsplit.keras.answers import STEPS, arguments_of, busiest, kind_of_step
+from graphsplit.keras.answers import STEPS, arguments_of, busiest, check_one_batch, kind_of_step
 from graphsplit.keras.batches import (
     BatchesFunction,
     BatchFunction,
@@ -146,6 +146,7 @@ class ParallelModel(SharedState):
         if x is None:
             functions = [self._function(kind) for kind in (STEPS if step is None else [step])]
             return busiest(self.template, functions).step, ()
+        check_one_batch(self.template, x, y)
         kind = kind_of_step(self.template, y, step)
         batch = (x, None, None) if kind == "predict" else (x, y, sample_weight)
         function = self._make(kind, force=False)
