@@ -151,3 +151,13 @@ def test_a_batch_is_not_taken_for_inputs():
     assert gs.verify(two, (x, x)).compared  # its inputs are a tuple
     with pytest.raises(gs.errors.ArgumentError, match=r"x is a tuple of 3 tensors, and .* takes 2 inputs"):
         gs.verify(two, ((x, x), y))
+
+
+def test_parts_that_differ_in_rows_are_named():
+    model, x, y = small(), rows(5, 3), rows(5, 2)
+    for ask in (gs.verify, gs.placement, lambda model, *batch: model.plan(*batch)):
+        with pytest.raises(ValueError, match=r"\nThe batch has parts of different numbers of rows: x 5, y 4\.$"):
+            ask(model, x, y[:4])
+    with pytest.raises(ValueError, match=r"\nThe batch has parts of different numbers of rows: x 6, y 4\.$"):
+        model.plan(tf.TensorSpec((6, 3)), tf.TensorSpec((4, 2)))
+    assert gs.verify(model, x, y).compared  # it can go on

@@ -50,8 +50,8 @@ def check_one_batch(model: Any, x: Any, y: Any) -> None:
     is_batch = len(tf.nest.flatten(x[0])) == len(inputs) < len(leaves)
     if is_batch and all(hasattr(leaf, "shape") for leaf in leaves):
         raise ArgumentError(
-            f"x is a tuple of {len(leaves)} tensors, and {model.name!r} takes {count_text(len(inputs), 'input')}. If it "
-            "is a whole batch, write gs.verify(model, *next(iter(dataset))), and plan and placement alike."
+            f"x is a tuple of {len(leaves)} tensors, and {model.name!r} takes {count_text(len(inputs), 'input')}. If "
+            "it is a whole batch, write gs.verify(model, *next(iter(dataset))), and plan and placement alike."
         )
 
 

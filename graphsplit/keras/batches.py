@@ -6,6 +6,7 @@ for which it is planned. What the step's code knows of that shape is another mat
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,7 @@ from graphsplit.keras.seen_shapes import Retracing, SeenShapes, is_open, tree_of
 from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.rules.families.random import has_seeded_kernels
+from graphsplit.runtime.gradients.differentiable import Differentiable
 
 _LEFT_OUT = object()  # stands for an argument of a step that a batch does not have
 
@@ -95,21 +97,8 @@ class BatchFunction:
         return self._finish(outputs)
 
     def _run_step(self) -> Any:
-        """Run the step on the last batch; errors of shapes say which parts of it differ in rows.
-
-        (Keras compares these for arrays, and not for what a dataset or `train_on_batch` brings. TensorFlow then names
-        an operation of a loss, which the user may never have seen.)
-        """
-        try:
+        with _differing_rows_told(self.step, self._last):
             return self.step(*self._last)
-        except ValueError as error:
-            if told := self._rows_that_differ():
-                error.args = (f"{error}\n{told}",)
-            raise
-        except tf.errors.InvalidArgumentError as error:  # (of a step that was not to know its rows)
-            if told := self._rows_that_differ():
-                raise type(error)(error.node_def, error.op, f"{error.message}\n{told}") from error.__cause__
-            raise
 
     def _tell_of_kernels(self) -> None:
         """Warn, once, if batches of several shapes draw from kernels: Keras has one trace for all of them."""
@@ -129,16 +118,6 @@ class BatchFunction:
                 "tf.random.Generator in your layers; or leave out the smaller last batch.",
                 stacklevel=user_stack_level(),
             )
-
-    def _rows_that_differ(self) -> str:
-        """Return the number of rows of each part of the last batch, "" if they are the same."""
-        named = inspect.signature(self.step).bind(*self._last).arguments
-        tree = structures.flatten(dict(named))[1]
-        assert isinstance(tree, structures.Branch)
-        rows = {path: leaf.shape[0] for path, leaf in structures.paths(tree) if leaf.shape}
-        if len(set(rows.values())) < 2:
-            return ""
-        return f"The batch has parts of different numbers of rows: {', '.join(f'{p} {n}' for p, n in rows.items())}."
 
     def batch_in(self, call: Callable[[], Any]) -> Any:
         """Return the batch that `call` brings, as the step has it; nothing runs."""
@@ -164,6 +143,37 @@ class BatchesFunction(BatchFunction):
         seen = self._of_graphs.seen(structures.flatten(list(map(_without_optionals, batches)))[1])
         assert isinstance(seen, structures.Branch)
         return self.run(zip(batches, seen.entries, strict=True))
+
+
+@contextlib.contextmanager
+def _differing_rows_told(step: ParallelFunction[..., Any], batch: tuple[Any, ...]) -> Iterator[None]:
+    """Let errors of shapes say which parts of a batch differ in rows.
+
+    (Keras compares these for arrays, and not for what a dataset or `train_on_batch` brings. TensorFlow then names an
+    operation of a loss, which the user may never have seen.)
+    """
+    try:
+        yield
+    except ValueError as error:
+        told = _rows_that_differ(step, batch)
+        if told and told not in str(error):
+            error.args = (f"{error}\n{told}",)
+        raise
+    except tf.errors.InvalidArgumentError as error:  # (of a step that was not to know its rows)
+        if told := _rows_that_differ(step, batch):
+            raise type(error)(error.node_def, error.op, f"{error.message}\n{told}") from error.__cause__
+        raise
+
+
+def _rows_that_differ(step: ParallelFunction[..., Any], batch: tuple[Any, ...]) -> str:
+    """Return the number of rows of each part of a batch, "" if they are the same."""
+    named = inspect.signature(step).bind_partial(*batch).arguments
+    tree = structures.flatten(dict(named), specs=True)[1]
+    assert isinstance(tree, structures.Branch)
+    rows = {path: leaf.shape[0] for path, leaf in structures.paths(tree) if leaf.shape and leaf.shape[0]}
+    if len(set(rows.values())) < 2:
+        return ""
+    return f"The batch has parts of different numbers of rows: {', '.join(f'{p} {n}' for p, n in rows.items())}."
 
 
 def step_of_parts(step: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -199,6 +209,12 @@ class ModelStep(ParallelFunction[..., Any]):
 
     def _title(self) -> str:
         return self._own_title
+
+    def _planning(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool = False
+    ) -> tuple[Differentiable, list[Any]]:
+        with _differing_rows_told(self, args):
+            return super()._planning(args, kwargs, runs)
 
     def _seen(self, arguments: structures.Branch) -> structures.Branch:
         [seen, *batch] = arguments.entries
