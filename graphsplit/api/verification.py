@@ -133,8 +133,8 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
     Args:
       function: made by `parallelize`; or a model made by `multi_gpu_model`, or under `keras.distribution`, see
         `gs.keras.enable_distribution`.
-      *args, **kwargs: its arguments, tensors; of a model a batch, `x, y, sample_weight`: its training step is run, or
-        without `y` its prediction; or that which is named, `step="test"`.
+      *args, **kwargs: its arguments, tensors; of a model one batch, `x, y, sample_weight`: its training step is run, or
+        without `y` its prediction; or the one that is named, `step="train"`, `"test"` or `"predict"`.
 
     Returns:
       A `Report`; print it. Its first line is the verdict: `PASS`, `CHECK`, or `NOTHING COMPARED` if the plan uses one
