@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import keras
 import pytest
 import tensorflow as tf
 from typer.testing import CliRunner
@@ -63,6 +64,22 @@ def test_sizes_of_arguments_are_known():
 def test_no_function():
     with raises(gs.errors.ArgumentError, "predict takes a function and its arguments, got 3 for the function."):
         gs.predict(3, X, machine=boxed())  # type: ignore[arg-type]
+
+
+def test_a_plain_model_is_called_with_its_inputs():
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(3)], name="plain")
+    model.compile("sgd", "mse")
+    y = tf.zeros((X.shape[0], 3))
+    expected = (
+        "'plain' is a Keras model, which is called with its inputs, and there are 2 arguments. For its training step, "
+        "wrap it with multi_gpu_model, or pass model.train_step and (x, y)."
+    )
+    with raises(gs.errors.ArgumentError, expected):
+        gs.predict(model, X, y, machine=boxed())
+    with raises(gs.errors.ArgumentError, expected):
+        gs.placement(model, X, y)
+    assert gs.predict(model, X, machine=boxed()).step_s > 0
+    assert gs.predict(model.train_step, (X, y), machine=boxed()).step_s > 0
 
 
 def test_bad_scaling():

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.stepping import check_takes_inputs
 from graphsplit.core.stand_ins import answering
 from graphsplit.errors import ArgumentError
 from graphsplit.inspect.actual import match, run_and_collect
@@ -72,6 +73,7 @@ def source_of(
         if args or kwargs:
             raise ArgumentError("A tf.Graph takes no arguments here: its placeholders stand for them.")
         return PlacementSource(fn.as_graph_def()), (), "graph"
+    check_takes_inputs(fn, args)
     title = name_of(fn)
     if isinstance(fn, (str, os.PathLike)):
         title, fn = f"{os.fspath(fn)} ({signature})", load_signature(os.fspath(fn), signature)
