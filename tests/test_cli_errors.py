@@ -43,7 +43,7 @@ NO_TARGET = "is neither the directory of a SavedModel nor of the form module:fun
 BEFORE_TENSORFLOW = [
     (
         ["inspect", "os:getcwd", "-o", "a.bmp"],
-        "'a.bmp': a placement is not written as '.bmp'. There are .html, .svg, .json, .pb, .tfevents, and a "
+        "'a.bmp': a placement is not written as '.bmp'. There are .html, .svg, .json, .pb, .tfevents, .csv, and a "
         "directory for TensorBoard; networkx writes placement.graph in other forms.",
     ),
     (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import html
 import itertools
 import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from xml.etree import ElementTree
 
 import networkx as nx
@@ -323,3 +325,19 @@ def test_names_cannot_end_the_script_that_holds_them(name: str):
     assert "<" not in data
     assert name in json.dumps(json.loads(data), ensure_ascii=False)
     assert f"<title>Placement of {html.escape(name)}</title>" in page
+
+
+def test_a_table_of_operations(tmp_path: Path):
+    weight = tf.Variable(tf.ones((4, 3)), name="weight")
+
+    def step(x):
+        with tf.name_scope("layer"):
+            return tf.tanh(x @ weight)
+
+    placed = gs.parallelize(step, devices=2).placement(tf.ones((5, 4)))
+    placed.save(str(tmp_path / "ops.csv"))
+    rows = list(csv.DictReader((tmp_path / "ops.csv").read_text().splitlines()))
+    assert [row["name"] for row in rows] == list(placed.ops)
+    columns = ("device", "asked device", "shard", "layer", "bytes", "FLOPs")
+    found = [tuple(row[column] for column in columns) for row in rows if row["type"] == "MatMul"]
+    assert found == [("CPU:0", "", "0", "layer", "36", "72"), ("CPU:1", "", "1", "layer", "24", "48")]

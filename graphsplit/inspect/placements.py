@@ -23,8 +23,9 @@ class Placement(PlacementGraph):
     def save(self, path: str) -> None:
         """Write the placement; the suffix chooses the form.
 
-        `.html` a page to explore, without network; `.svg` a still picture; `.json` for other tools; `.pb` a `GraphDef`
-        with devices, for Netron; a directory or `.tfevents`: an event file for TensorBoard.
+        `.html` a page to explore, without network; `.svg` a still picture; `.json` for other tools; `.csv` a line for
+        each operation; `.pb` a `GraphDef` with devices, for Netron; a directory or `.tfevents`: an event file for
+        TensorBoard.
 
         Raises:
           ArgumentError: for another suffix.

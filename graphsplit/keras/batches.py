@@ -170,7 +170,7 @@ def _rows_that_differ(step: ParallelFunction[..., Any], batch: tuple[Any, ...]) 
     named = inspect.signature(step).bind_partial(*batch).arguments
     tree = structures.flatten(dict(named), specs=True)[1]
     assert isinstance(tree, structures.Branch)
-    rows = {path: leaf.shape[0] for path, leaf in structures.paths(tree) if leaf.shape and leaf.shape[0]}
+    rows = {path: leaf.shape[0] for path, leaf in structures.paths(tree) if leaf.shape and leaf.shape[0] is not None}
     if len(set(rows.values())) < 2:
         return ""
     return f"The batch has parts of different numbers of rows: {', '.join(f'{p} {n}' for p, n in rows.items())}."

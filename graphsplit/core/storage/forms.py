@@ -19,7 +19,7 @@ from graphsplit.core.storage import files
 from graphsplit.errors import ArgumentError
 
 MARK = "written by graphsplit"
-PLACEMENT_SUFFIXES = (".html", ".svg", ".json", ".pb", ".tfevents")
+PLACEMENT_SUFFIXES = (".html", ".svg", ".json", ".pb", ".tfevents", ".csv")
 _EDGE_BYTES = 1 << 16  # the mark stands within so many bytes of the begin or the end
 _REMARKS = {".html": "<!-- {} -->", ".svg": "<!-- {} -->", ".md": "<!-- {} -->"}
 _PNG_HEADER_BYTES = 8 + 25  # signature, and the IHDR chunk, which comes first

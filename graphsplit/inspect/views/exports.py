@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -9,9 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.core.devices import short_name
 from graphsplit.core.storage import files, forms
 from graphsplit.inspect.findings import find_warnings
 from graphsplit.inspect.graph import PlacementGraph
+from graphsplit.inspect.questions import layer_names
 from graphsplit.inspect.views.pages import page_html
 from graphsplit.inspect.views.pictures import picture
 
@@ -46,6 +50,19 @@ def save_json(placement: PlacementGraph, path: str) -> None:
         "warnings": list(find_warnings(placement)),
     }
     forms.write_json(path, content, indent=1)
+
+
+def save_table(placement: PlacementGraph, path: str) -> None:
+    """Write a line for each operation. The mark is the name of a last column, an empty one: CSV has no remarks."""
+    layers, text = layer_names(list(placement.ops.values())), io.StringIO()
+    rows = csv.writer(text)
+    rows.writerow(["name", "type", "device", "asked device", "shard", "layer", "bytes", "FLOPs", forms.MARK])
+    for op in placement.ops.values():
+        asked = short_name(op.requested) if op.moved else ""
+        own = layers.get(op.name, op.name).removeprefix(op.prefix + op.written)
+        layer = own.rpartition("/")[0]
+        rows.writerow([op.name, op.type, short_name(op.device), asked, op.shard, layer, op.output_bytes, op.flops, ""])
+    forms.write(path, text.getvalue().encode())
 
 
 def save_graph_def(placement: PlacementGraph, path: str) -> None:
@@ -101,4 +118,5 @@ WRITERS: dict[str, Callable[[PlacementGraph, str], None]] = {
     ".json": save_json,
     ".pb": save_graph_def,
     ".tfevents": save_events,
+    ".csv": save_table,
 }
