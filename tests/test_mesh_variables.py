@@ -301,7 +301,7 @@ def lays(layout: Any, **given: Any) -> Callable[[], None]:
         (lays("home", mesh={"batch": 2, "home": 2}), "'home' is a layout; give the axis another name"),
         (
             lambda: gs.parallelize(abs, mesh={"data": 2, "batch": 2}),
-            "names of the axis over which the batch is split. Give one ",
+            "names of the axis over which the batch is split. Call the one ",
         ),
     ],
 )

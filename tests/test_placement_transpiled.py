@@ -31,7 +31,7 @@ def test_shards_of_a_saved_model(tmp_path: Path):
     assert shards(before, "MatMul") == {None: 2}
     assert shards(after, "MatMul") == {0: 2, 1: 2, 2: 2, 3: 2}
     alike = [lane["together"] for lane in page_data(after)["lanes"] if lane["alike"] == 4]
-    assert alike == ["shards 0 to 3"] * 4
+    assert alike == ["shards 0 to 3 \N{MULTIPLICATION SIGN} 4"] * 4
     for placement in (before, after):
         paths = {tuple(path[:-1]) for name, path in page_paths(placement).items() if "MatMul" in name}
         assert paths == {("net_1", "encoder_1"), ("net_1", "head_1")}

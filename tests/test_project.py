@@ -66,6 +66,7 @@ FRIENDS = {  # of a `ParallelFunction`, which other files of its layer and the n
         "_programs_so_far",
         "_run",
         "_seen",
+        "_title",
         "_traced",
         "_variables_so_far",
     ),

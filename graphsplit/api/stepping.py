@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from graphsplit.api.calls.call_signatures import check_takes_inputs
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.core.stand_ins import answering
-from graphsplit.errors import ArgumentError
 
 
 @runtime_checkable
@@ -26,14 +24,3 @@ def step_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any
         return fn, args, kwargs
     step, batch = fn._parallel_step(*args, **kwargs)
     return step, batch, {}
-
-
-def check_takes_inputs(fn: Any, args: Sequence[Any]) -> None:
-    """Raise `ArgumentError` for a Keras model and a batch: called, a model takes its inputs, then `training`."""
-    if not hasattr(fn, "train_step") or not any(hasattr(own, "shape") for own in args[1:2]):
-        return
-    if list(inspect.signature(fn.call).parameters)[1:2] == ["training"]:
-        raise ArgumentError(
-            f"{fn.name!r} is a Keras model, which is called with its inputs, and there are {len(args)} arguments. For "
-            "its training step, wrap it with multi_gpu_model, or pass model.train_step and (x, y)."
-        )

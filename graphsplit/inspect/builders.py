@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.stepping import check_takes_inputs
+from graphsplit.api.calls.call_signatures import check_takes_inputs
 from graphsplit.core.stand_ins import answering
 from graphsplit.errors import ArgumentError
 from graphsplit.inspect.actual import match, run_and_collect

@@ -106,3 +106,14 @@ def generalized(one: Tree, other: Tree) -> Tree | None:
     entries = [generalized(x, y) for x, y in zip(one.entries, other.entries, strict=True)]
     found = [entry for entry in entries if entry is not None]
     return dataclasses.replace(one, entries=tuple(found)) if len(found) == len(entries) else None
+
+
+def check_takes_inputs(fn: Any, args: Sequence[Any]) -> None:
+    """Raise `ArgumentError` for a Keras model and a batch: called, a model takes its inputs, then `training`."""
+    if not hasattr(fn, "train_step") or not any(hasattr(own, "shape") for own in args[1:2]):
+        return
+    if list(inspect.signature(fn.call).parameters)[1:2] == ["training"]:
+        raise ArgumentError(
+            f"{fn.name!r} is a Keras model, which is called with its inputs, and there are {len(args)} arguments. For "
+            "its training step, wrap it with multi_gpu_model, or pass model.train_step and (x, y)."
+        )
