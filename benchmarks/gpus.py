@@ -31,6 +31,23 @@ def memory_of_each(devices: int, contestants: Sequence[str]) -> int | None:
     return int(there * _SPARE) // most
 
 
+def make_devices(devices: int, kind: str, memory_mb: int | None = None) -> list[str]:
+    """Make so many devices of a kind, "cpu" or "gpu", exist in this process, and return their names."""
+    import tensorflow as tf
+
+    import graphsplit as gs
+
+    if kind == "cpu":
+        gs.use_logical_devices(devices, threads_per_device=1)
+        return [f"CPU:{d}" for d in range(devices)]
+    if memory_mb is not None:
+        return list(gs.use_logical_devices(devices, kind="GPU", memory_mb=memory_mb))
+    found = len(tf.config.list_physical_devices("GPU"))
+    if found < devices:
+        raise LookupError(f"{devices} GPUs asked for, {found} here")
+    return [f"GPU:{d}" for d in range(devices)]
+
+
 def reset_peaks(devices: Sequence[str]) -> None:
     """Forget how much memory GPUs held so far."""
     import tensorflow as tf

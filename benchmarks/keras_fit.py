@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import graphsplit as gs
+from benchmarks.gpus import make_devices
 from benchmarks.workloads import Workload
 
 _TOKENS = {"words": 8192, "length": 256, "width": 512, "heads": 8, "blocks": 8}
@@ -49,13 +50,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8, help="for which batches are timed")
     parser.add_argument("--small", action="store_true", help="the small network, to see that everything works")
     options = parser.parse_args()
-    if options.kind == "gpu":
-        devices = gs.use_logical_devices(options.devices, kind="GPU", memory_mb=options.memory_mb)
-    else:
-        devices = gs.use_logical_devices(options.devices, threads_per_device=1)
+    devices = make_devices(options.devices, options.kind, options.memory_mb)
     found = (SMALL if options.small else NETWORKS)[options.network]
     ways = options.ways.split(";")
-    fits = {way: fit_of(found, list(devices), *WAYS[way]) for way in ways}
+    fits = {way: fit_of(found, devices, *WAYS[way]) for way in ways}
     for way, fit in fits.items():
         seconds, loss = fit(1)
         print(f"{options.network}, {way}: first batch {seconds:.2f} s, loss {loss:.5f}", flush=True)

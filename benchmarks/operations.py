@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-import graphsplit as gs
+from benchmarks.gpus import make_devices
+from benchmarks.partitions import SENDS
 from benchmarks.workloads import WORKLOADS, workload
 
 WAYS = {"layout_auto": "auto", "graphsplit": "home", "mirrored": "MirroredStrategy"}
-_SENDS = frozenset({"_Send", "_HostSend"})
 _FREE = frozenset({"Const", "Identity", "IdentityN", "NoOp", "VarHandleOp", "Placeholder", "_Arg", "_Retval"})
 _RECEIVES = frozenset({"_Recv", "_HostRecv"})
 
@@ -32,10 +32,7 @@ def main() -> None:
     parser.add_argument("--workload", choices=WORKLOADS, default="transformer")
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
-    if options.kind == "gpu":
-        devices = list(gs.use_logical_devices(options.devices, kind="GPU", memory_mb=options.memory_mb))
-    else:
-        devices = list(gs.use_logical_devices(options.devices))
+    devices = make_devices(options.devices, options.kind, options.memory_mb)
     from benchmarks.contestants import make
     from graphsplit.core.tensorflow_internals import partition_graphs
 
@@ -55,7 +52,7 @@ def counted(graphs: Iterable[Any]) -> tuple[Counter[str], Counter[str]]:
     operations, sends = Counter[str](), Counter[str]()
     for node in (node for graph in graphs for node in graph.node):
         device = node.device.rpartition("device:")[2]
-        if node.op in _SENDS:
+        if node.op in SENDS:
             sends[device] += 1
         elif node.op not in _FREE | _RECEIVES:
             operations[device] += 1

@@ -16,7 +16,7 @@ from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission import EmittedGraph, emit
 from graphsplit.planning.plan import Plan
 
-_SENDS = ("_Send", "_HostSend")
+SENDS = ("_Send", "_HostSend")
 
 
 def busiest(parallel: Any, *arguments: Any) -> tuple[int, int]:
@@ -41,7 +41,7 @@ def bytes_between(graphs: Sequence[Any], plan: Plan) -> Counter[tuple[str, str]]
     """
     emitted = emit(plan)
     size_of, ours, found = _sizes(plan, emitted), {node.name for node in emitted.nodes}, Counter[tuple[str, str]]()
-    for node in (node for graph in graphs for node in graph.node if node.op in _SENDS):
+    for node in (node for graph in graphs for node in graph.node if node.op in SENDS):
         ends = [canonical_name(node.attr[f"{end}_device"].s.decode()) for end in ("send", "recv")]
         if split_reference(node.input[0])[0] in ours:  # (others are mere signals, for what waits)
             found[ends[0], ends[1]] += size_of(node.input[0])

@@ -23,7 +23,9 @@ class Worker:
 
     def start(self, devices: int, kind: str, memory_mb: int | None = None) -> Answer:
         """Import everything and start TensorFlow with so many devices."""
-        self._devices = _start(devices, kind, memory_mb)
+        from benchmarks.gpus import make_devices
+
+        self._devices = make_devices(devices, kind, memory_mb)
         import benchmarks.contestants  # noqa: F401
 
         return {"devices": self._devices}
@@ -90,23 +92,6 @@ class Worker:
         from benchmarks.environment import environment
 
         return environment()
-
-
-def _start(devices: int, kind: str, memory_mb: int | None) -> list[str]:
-    """Make the devices exist and return their names."""
-    import tensorflow as tf
-
-    import graphsplit as gs
-
-    if kind == "cpu":
-        gs.use_logical_devices(devices, threads_per_device=1)
-        return [f"CPU:{d}" for d in range(devices)]
-    if memory_mb is not None:
-        return list(gs.use_logical_devices(devices, kind="GPU", memory_mb=memory_mb))
-    found = len(tf.config.list_physical_devices("GPU"))
-    if found < devices:
-        raise LookupError(f"{devices} GPUs asked for, {found} here")
-    return [f"GPU:{d}" for d in range(devices)]
 
 
 def _peak_bytes() -> int:
