@@ -192,6 +192,8 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+            # a page of the site leads to pages of the site: mkdocs warns of anything else, and is strict
+            assert page.parent == ROOT or (page.parent / target).resolve().is_relative_to(ROOT / "docs"), target
 
 
 def test_the_pages_can_be_read_in_a_day() -> None:
