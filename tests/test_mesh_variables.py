@@ -119,7 +119,7 @@ def test_weights_are_gathered_again(micro_batches: int):
     batches = [tf.constant(numbers(7, 48))]
     parallel = assert_law(deep, layout, TWO, batches, micro_batches=micro_batches)
     plan = parallel.plan(*batches)
-    joined = [op for op in plan.program.ops if op.type == "ConcatV2" and op.index in plan.program.divides]
+    joined = [op for op in plan.program.ops if op.type == "ConcatV2" and op.divides]
     assert {op.provenance.column for op in joined} == {0, 1}
     if micro_batches == 1:
         assert len(joined) > 2 * 4  # more often than once for each weight and column

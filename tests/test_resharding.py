@@ -42,7 +42,7 @@ def most_at_a_time(plan: gs.inspect.Plan, graphs: Sequence[Any]) -> int:
     """Return how many weights a device may have whole at a time, whatever is quick and whatever is slow."""
     ops, before, graph = plan.program.ops, ancestors_of(graphs), emit(plan)
     name_of = {(origin.op, origin.shard): name for name, origin in graph.origins.items() if origin.role == "op"}
-    wholes = [op.index for op in plan.sharded_ops if op.index in plan.program.divides and op.type == "ConcatV2"]
+    wholes = [op.index for op in plan.sharded_ops if op.divides and op.type == "ConcatV2"]
     readers = {whole: [op.index for op in ops if any(t.op == whole for t in op.inputs)] for whole in wholes}
 
     def ends_before(a: int, b: int, d: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,16 +16,46 @@ from graphsplit.program.program import Op, Program, Provenance, Tensor, is_state
 
 
 class ProgramWriter:
-    """Appends operations, those of another program and new ones, each behind what it reads.
+    """Writes a program again: visits its operations in order, and appends them or others, each behind what it reads.
 
     Args:
-      names: that are not free.
+      program: the original, which stays as it is.
     """
 
-    def __init__(self, names: Iterable[str]):
+    def __init__(self, program: Program):
+        self._program = program
         self._ops: list[Op] = []
-        self._names = set(names)
+        self._names = {op.name for op in program.ops}
         self._provenance = Provenance()
+        self._became: dict[int, Sequence[int]] = {}  # which operations each of the original became
+        self._results: dict[Tensor, Tensor] = {}
+
+    def write(self) -> Program:
+        """Return the program that is written in place of the original."""
+        for op in self._program.ops:
+            with self._serving(op):
+                self._visit(op)
+        return self._written()
+
+    def _visit(self, op: Op) -> None:
+        """Write an operation of the original, or what stands for it: by default as it is."""
+        self._keep(op, [self._result(tensor) for tensor in op.inputs])
+
+    def _keep(self, op: Op, inputs: Sequence[Tensor]) -> None:
+        made = self._append(op, op.name, inputs, self._controls(op))
+        self._note(op, [Tensor(made.op, k) for k in range(len(op.out_shapes))], [made.op])
+
+    def _note(self, op: Op, results: Sequence[Tensor], became: Sequence[int]) -> None:
+        """Note the results of what was written for an operation, and what waits for it has to wait for."""
+        self._became[op.index] = became
+        self._results.update({Tensor(op.index, k): result for k, result in enumerate(results)})
+
+    def _result(self, tensor: Tensor) -> Tensor:
+        """Return what a tensor of the original became."""
+        return self._results[tensor]
+
+    def _controls(self, op: Op) -> tuple[int, ...]:
+        return tuple([own for control in op.controls for own in self._became[control]])
 
     @contextlib.contextmanager
     def _serving(self, op: Op) -> Iterator[None]:
@@ -34,34 +64,14 @@ class ProgramWriter:
         yield
         self._provenance = before
 
-    def _rewritten(
-        self, program: Program, became: Callable[[int], Sequence[int]], result: Callable[[Tensor], Tensor]
-    ) -> Program:
-        """Return what was written in place of a program.
+    def _written(self) -> Program:
+        def all_of(positions: Iterable[int]) -> tuple[int, ...]:
+            return tuple([own for i in positions for own in self._became[i]])
 
-        Args:
-          program: the original.
-          became: which operations each of its operations became.
-          result: what each tensor that it returns became, which may be written now.
-        """
-
-        def all_of(positions: Iterable[int]) -> list[int]:
-            return [own for i in positions for own in became(i)]
-
-        outputs = tuple(map(result, program.outputs))
+        program, outputs = self._program, tuple(map(self._result, self._program.outputs))  # (which may be written now)
+        inputs, captures, effects = map(all_of, (program.inputs, program.captures, program.effects))
         return replace(
-            program,
-            ops=tuple(self._ops),
-            inputs=tuple(all_of(program.inputs)),
-            captures=tuple(all_of(program.captures)),
-            outputs=outputs,
-            effects=tuple(all_of(program.effects)),
-            divides=frozenset(all_of(program.divides)),
-            places={own: device for i, device in program.places.items() for own in became(i)},
-            laid={own: layout for i, layout in program.laid.items() for own in became(i)},
-            copied={own: layout for i, layout in program.copied.items() for own in became(i)},
-            held_on={own: devices for i, devices in program.held_on.items() for own in became(i)},
-            beside={own: layout for i, layout in program.beside.items() for own in became(i)},
+            program, ops=tuple(self._ops), inputs=inputs, captures=captures, outputs=outputs, effects=effects
         )
 
     def _constant(self, name: str, value: np.ndarray, dtype: tf.DType) -> Tensor:
@@ -134,9 +144,16 @@ class ProgramWriter:
             yields=op.yields,
             numbers=op.numbers,
             provenance=op.provenance,
+            devices=op.devices,
+            layout=op.layout,
+            divides=op.divides,
         )
         self._ops.append(made)
         return Tensor(made.index, 0)
+
+    def _lay(self, position: int, **fields: Any) -> None:
+        """Say of an operation that was appended where it runs, or what it is for: `devices`, `layout`, `divides`."""
+        self._ops[position] = replace(self._ops[position], **fields)
 
     def _shapes(self, inputs: Iterable[Tensor]) -> tuple[Any, ...]:
         return tuple([self._ops[t.op].out_shapes[t.index] for t in inputs])

@@ -256,8 +256,8 @@ class _CopyWriter(ProgramWriter):
     """Writes the operations of a program, and the copies before those that read them."""
 
     def __init__(self, passes: _Passes, blocks: Sequence[Block]):
-        super().__init__(op.name for op in passes.program.ops)
-        self._passes, self._program = passes, passes.program
+        super().__init__(passes.program)
+        self._passes = passes
         self._blocks = blocks
         self._copies = {i: block for block in blocks for i in block.copied}
 
@@ -270,11 +270,10 @@ class _CopyWriter(ProgramWriter):
         for k in in_order(sources, [self._program.ops[i].name for i, _ in arranged]):
             i, is_copy = arranged[k]
             place[arranged[k]] = self._write(self._program.ops[i], is_copy, place)
-
-        def became(i: int) -> list[int]:
-            return [place[entry] for entry in ((i, False), (i, True)) if entry in place]
-
-        return self._rewritten(self._program, became, lambda t: Tensor(place[t.op, False], t.index))
+        for op in self._program.ops:
+            own = [Tensor(place[op.index, False], k) for k in range(len(op.out_shapes))]
+            self._note(op, own, [place[entry] for entry in ((op.index, False), (op.index, True)) if entry in place])
+        return self._written()
 
     def _arranged(self) -> Iterator[tuple[int, bool]]:
         before: dict[int, list[int]] = {}

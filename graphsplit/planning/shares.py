@@ -99,7 +99,7 @@ class _Causes:
             return []
         for op, step in zip(plan.program.ops, plan.steps, strict=True):
             # (rows are looked up where their table is, or a part of it)
-            is_beside = op.index in plan.program.places or op.index in plan.owners.groups
+            is_beside = op.device or op.index in plan.owners.groups
             if step.home and not step.bodies and not step.for_rows and not is_beside:
                 cause = self._cause_of(op)
                 if cause is not None:

@@ -96,6 +96,11 @@ class Op:
       provenance: where it comes from.
       stateful: whether running it twice differs from running it once.
       bodies: for loops and branches, the functions that they call, by the functions' names.
+      devices: where it runs, once: what is done for one part or copy of a variable; of the placeholder of a variable
+        that is several, those of its parts or copies.
+      layout: of the placeholder of a variable, how it lies: `Shard` where each shard uses its own part, `Replicate`
+        where each device of a group has a copy; of another operation, the group on each of whose devices it runs once.
+      divides: whether it puts together or takes apart what lies in parts because a variable does.
     """
 
     index: int
@@ -115,6 +120,9 @@ class Op:
     yields: np.ndarray | None = None
     numbers: Mapping[int, Numbers | InOrder] = field(default_factory=dict)
     provenance: Provenance = Provenance()
+    devices: tuple[str, ...] = ()
+    layout: Shard | Replicate | None = None
+    divides: bool = False
 
     def __repr__(self) -> str:
         return f"<{self.type} {self.name!r}>"
@@ -123,6 +131,11 @@ class Op:
     def stage(self) -> Stage | None:
         """The stage that it belongs to, with devices of its own."""
         return self.provenance.stage
+
+    @property
+    def device(self) -> str:
+        """The one device on which it runs, as it is done for a part or copy of a variable; "" for any other."""
+        return self.devices[0] if len(self.devices) == 1 else ""
 
     @property
     def is_constant(self) -> bool:
@@ -171,13 +184,6 @@ class Program:
       notes: one sentence for each thing that tracing changed.
       locate: operation name -> the user's source line, or "" where it is not known.
       stages: those that operations belong to, in the order in which shards go through them.
-      divides: positions of operations that put together or take apart what lies in parts because a variable does.
-      places: the devices of operations that run once and there: what is done for a part or copy of a variable.
-      laid: how variables lie over the shards that are used where their parts are, by the positions of their
-        placeholders, of which each shard has its own.
-      copied: how variables lie that have a copy on each device of a group, by the positions of their placeholders.
-      held_on: the devices of the parts or copies of both, by the same positions.
-      beside: how results lie of operations that run once on each device of a group, for a part that is copied there.
     """
 
     ops: tuple[Op, ...]
@@ -193,12 +199,17 @@ class Program:
     notes: tuple[str, ...] = ()
     locate: Callable[[str], str] = field(default=lambda _: "", repr=False)
     stages: tuple[Stage, ...] = field(default=(), repr=False)
-    divides: frozenset[int] = frozenset()
-    places: Mapping[int, str] = field(default_factory=dict, repr=False)
-    laid: Mapping[int, Shard] = field(default_factory=dict, repr=False)
-    copied: Mapping[int, Replicate] = field(default_factory=dict, repr=False)
-    held_on: Mapping[int, tuple[str, ...]] = field(default_factory=dict, repr=False)
-    beside: Mapping[int, Replicate] = field(default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def copied(self) -> Mapping[int, Replicate]:
+        """How variables lie that have a copy on each device of a group, by the positions of their placeholders."""
+        lying = {i: self.ops[i].layout for i in self.captures}
+        return {i: layout for i, layout in lying.items() if isinstance(layout, Replicate)}
+
+    @functools.cached_property
+    def has_parts_in_place(self) -> bool:
+        """Whether shards use their own part of a variable."""
+        return any(isinstance(self.ops[i].layout, Shard) for i in self.captures)
 
     def shape(self, tensor: Tensor) -> Shape | None:
         """Return the static shape of `tensor`."""
@@ -222,13 +233,15 @@ class Program:
         return self.locate(op.provenance.origin or op.name)
 
     def copies_beside(self, op: Op) -> Replicate | None:
-        """Return how a variable is copied that an operation is, reads or writes; None for none that is."""
-        return next((self.copied[i] for i in (op.index, *[t.op for t in op.inputs]) if i in self.copied), None)
+        """Return the group on each of whose devices an operation runs: of a variable that it is, reads or writes."""
+        if isinstance(op.layout, Replicate):
+            return op.layout
+        return next((self.copied[t.op] for t in op.inputs if t.op in self.copied), None)
 
     @property
     def handles(self) -> list[tuple[int, str]]:
         """The position of each captured tensor, once for each part or copy that it has, and the device of that."""
-        return [(i, device) for i in self.captures for device in self.held_on.get(i, ("",))]
+        return [(i, device) for i in self.captures for device in self.ops[i].devices or ("",)]
 
     @property
     def batch_is_unknown(self) -> bool:

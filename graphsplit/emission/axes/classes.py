@@ -61,22 +61,15 @@ class _ClassWriter(ProgramWriter):
     """Writes a program again, with some operations over classes taken apart."""
 
     def __init__(self, program: Program, found: Sequence[Op]):
-        super().__init__([op.name for op in program.ops])
-        self._program = program
+        super().__init__(program)
         self._found = {op.index for op in found}
 
-    def write(self) -> Program:
-        """Return the program."""
-        made: dict[int, list[Tensor]] = {}
-        for op in self._program.ops:
-            inputs = [made[tensor.op][tensor.index] for tensor in op.inputs]
-            if op.index in self._found:
-                with self._serving(op):
-                    made[op.index] = self._taken_apart(op, inputs)
-            else:
-                first = self._append(op, op.name, inputs, [made[i][0].op for i in op.controls])
-                made[op.index] = [Tensor(first.op, k) for k in range(max(len(op.out_shapes), 1))]
-        return self._rewritten(self._program, lambda i: [made[i][0].op], lambda t: made[t.op][t.index])
+    def _visit(self, op: Op) -> None:
+        if op.index not in self._found:
+            super()._visit(op)
+            return
+        results = self._taken_apart(op, [self._result(tensor) for tensor in op.inputs])
+        self._note(op, results, [results[0].op])
 
     def _taken_apart(self, op: Op, inputs: Sequence[Tensor]) -> list[Tensor]:
         if op.type in _PLACES:

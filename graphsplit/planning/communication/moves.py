@@ -97,8 +97,7 @@ class _MoveFinder:
     copied: dict[Tensor, Replicate] = field(default_factory=dict)  # what all devices of a group read
 
     def __post_init__(self) -> None:
-        ops = self.program.ops
-        self._needed_by_parts = {tensor for i in self.program.places for tensor in ops[i].inputs}
+        self._needed_by_parts = {tensor for op in self.program.ops if op.device for tensor in op.inputs}
 
     def read(self, tensor: Tensor, layout: Layout) -> None:
         """Add what it takes to read a tensor in a layout. (No device: wherever it is made whole.)"""

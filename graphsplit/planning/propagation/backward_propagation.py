@@ -161,7 +161,7 @@ class BackwardPropagation:
         That is an empty list, something small that follows from constants, what follows from copies that every shard
         has, or a variable that lies in parts, which each shard puts together.
         """
-        if op.index in self.program.divides:
+        if op.divides:
             return op.type == "ConcatV2"
         if not self._may_repeat(op) or depth > _DEEPEST_REMAKE:
             return False

@@ -138,15 +138,15 @@ class ForwardPropagation:
         if settled is not None:
             self._append_sharded(op, settled)
             return
-        if op.index in self.program.laid:
-            self._append_sharded(op, Sharded((), (self.program.laid[op.index],)))
+        if isinstance(op.layout, Shard):
+            self._append_sharded(op, Sharded((), (op.layout,)))
             return
         layouts = [self.layout(tensor) for tensor in op.inputs]
-        own = of_variable(self.program, op, layouts) if self.program.laid else None
+        own = of_variable(self.program, op, layouts) if self.program.has_parts_in_place else None
         if own is not None:
             self._append_sharded(op, own)
             return
-        if all(map(is_whole, layouts)) or op.index in self.program.places or self.program.copies_beside(op):
+        if all(map(is_whole, layouts)) or op.device or self.program.copies_beside(op):
             self._append_home(op, "")
             return
         given = self._answer(op, [REPLICATE if is_whole(layout) else layout for layout in layouts])
@@ -181,7 +181,7 @@ class ForwardPropagation:
 
     def _append_sharded(self, op: Op, given: Sharded) -> None:
         layouts = (self.layout(op.inputs[0]),) * len(op.out_shapes) if given.turned else given.gives
-        if op.index in self.program.laid or self._follows_from_parts(op):
+        if isinstance(op.layout, Shard) or self._follows_from_parts(op):
             self._staying.update([Tensor(op.index, k) for k in range(len(op.out_shapes))])
         self._append(given, "", tuple([self._as_seen(op, k, layout) for k, layout in enumerate(layouts)]))
 
@@ -213,7 +213,8 @@ class ForwardPropagation:
         rule = rule_of(op.type)
         if rule is None:
             return Declined(f"no rule for {op.type}")
-        fewest = self._of_fewest_bytes(rule, op, layouts) if self.by_bytes or self.program.laid else None
+        by_bytes = self.by_bytes or self.program.has_parts_in_place
+        fewest = self._of_fewest_bytes(rule, op, layouts) if by_bytes else None
         sizes = [self.program.bytes(tensor) for tensor in op.inputs]
         return self._if_it_can_be_cut(op, fewest or answer(rule, op, layouts, sizes, self.may_grow))
 
@@ -263,7 +264,7 @@ class ForwardPropagation:
         return wanted | forks(self.program, wanted)
 
     def _read_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:
-        wanted = {*outputs, *[tensor for i in self.program.places for tensor in self.program.ops[i].inputs]}
+        wanted = {*outputs, *[tensor for op in self.program.ops if op.device for tensor in op.inputs]}
         for op in self.program.ops:
             if not op.bodies:
                 partial = partial_operands(op, self.may_grow)
@@ -304,7 +305,7 @@ def forks(program: Program, wanted: Collection[Tensor], behind_moves: bool = Fal
         costs no more, and who reads it in parts has it reduced in parts.
     """
     found: set[Tensor] = set()
-    apart = {program.ops[i].inputs[0] for i in program.divides if program.ops[i].type == "SplitV"}  # parts of variables
+    apart = {op.inputs[0] for op in program.ops if op.divides and op.type == "SplitV"}  # parts of variables
     ends: dict[Tensor, dict[Tensor, bool]] = {}  # where it would be reduced if it were partial; added to others before?
     for op in reversed(program.ops):
         behind: dict[Tensor, bool] = {}

@@ -52,8 +52,8 @@ class _GroupFinder:
 
     def _beside(self, op: Op) -> Replicate | None:
         """Return the group of a variable with copies that an operation reads or writes."""
-        is_one = op.index in self.program.places or not self.steps[op.index].home
-        return None if is_one else self.program.beside.get(op.index) or self.program.copies_beside(op)
+        is_one = op.device or not self.steps[op.index].home
+        return None if is_one else self.program.copies_beside(op)
 
     def _chosen(self, op: Op) -> Replicate | None:
         """Return the group for which an operation runs on each device, as that moves no more bytes."""
@@ -61,7 +61,7 @@ class _GroupFinder:
         group = next((self.wanted[tensor] for tensor in made if tensor in self.wanted), None)
         if group is None or not self._may_repeat(op):
             return None
-        if group.readers and op.index in self.program.divides:
+        if group.readers and op.divides:
             return None  # (of several parts each goes to a group of its own)
         size, inputs = sum(op.out_bytes), dict.fromkeys(op.inputs)
         if size <= _NUMBER:
@@ -70,7 +70,7 @@ class _GroupFinder:
         return group if sum(costs) <= size + sum(map(self._added_up, inputs)) else None
 
     def _may_repeat(self, op: Op) -> bool:
-        if not self.steps[op.index].home or op.index in self.program.places or op.index in self.program.inputs:
+        if not self.steps[op.index].home or op.device or op.index in self.program.inputs:
             return False
         unknown = op.symbols or any(shape is None or has_sizes(shape) or None in shape for shape in op.out_shapes)
         opaque = not {tf.resource, tf.variant}.isdisjoint(op.out_dtypes)

@@ -41,7 +41,7 @@ def rows_at_home(
 
 def _rows_like(program: Program, op: Op) -> Tensor | None:
     """Return a tensor of which the result of `op` has the rows, as far as the type of the op tells."""
-    if op.type == "LookupTableFindV2" or (op.type == "GatherV2" and op.index in program.places):
+    if op.type == "LookupTableFindV2" or (op.type == "GatherV2" and op.device):
         return op.inputs[1]
     if op.type == "RaggedTensorToTensor":
         sliced = program.ops[op.inputs[3].op]

@@ -99,7 +99,7 @@ class _Finder:
     def is_on_every_device(self, table: Tensor) -> bool:
         """Return whether every device has a table, or puts it together from what lies on several."""
         op = self._program.ops[table.op]
-        if self._state.is_everywhere(op) or op.index in self._program.divides:
+        if self._state.is_everywhere(op) or op.divides:
             return True
         copied = {i for i, own in self._program.copied.items() if not own.readers}
         return bool(copied) and any(own.index in copied for own in self._behind(table))

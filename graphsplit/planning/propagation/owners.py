@@ -102,7 +102,8 @@ def _pinned(program: Program, state: State, home: str) -> dict[int, str]:
     And what calls back into Python, or prints, does so in this process, where home may be a worker: there it would find
     no such function, and nobody who reads.
     """
-    found, is_away = dict(program.places), task_of(home) is not None
+    found = {op.index: op.device for op in program.ops if op.device}
+    is_away = task_of(home) is not None
     held = {op.index: state.devices[op.name] for op in program.ops if op.name in state.devices}
     for op in program.ops:
         if is_away and _calls_back(op):

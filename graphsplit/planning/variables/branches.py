@@ -70,7 +70,7 @@ def without_branches(
             else:
                 branches.add(op.index)
                 notes.append(f"both sides of If {op.name!r} are computed, and what it writes is chosen")
-    written = _ArithmeticWriter(program, branches).written() if branches else program
+    written = _ArithmeticWriter(program, branches).write() if branches else program
     return replace(written, notes=(*written.notes, *notes)) if notes else written
 
 
@@ -117,38 +117,25 @@ class _ArithmeticWriter(ProgramWriter):
     """Writes a program, some of whose branches become arithmetic."""
 
     def __init__(self, program: Program, branches: Set[int]):
-        super().__init__([op.name for op in program.ops])
-        self._program = program
+        super().__init__(program)
         self._branches = branches
-        self._became: dict[int, tuple[int, ...]] = {}  # which operations what waits for one has to wait for
-        self._made_of: _Values = {}
 
-    def written(self) -> Program:
-        for op in self._program.ops:
-            if op.index in self._branches:
-                with self._serving(op):
-                    self._write_branch(op)
-                continue
-            inputs = [self._made_of[tensor] for tensor in op.inputs]
-            made = self._append(op, op.name, inputs, self._controls(op))
-            self._made_of.update({Tensor(op.index, k): Tensor(made.op, k) for k in range(len(op.out_shapes))})
-            self._became[op.index] = (made.op,)
-        return self._rewritten(self._program, self._became.__getitem__, self._made_of.__getitem__)
-
-    def _controls(self, op: Op) -> tuple[int, ...]:
-        return tuple([new for control in op.controls for new in self._became[control]])
+    def _visit(self, op: Op) -> None:
+        if op.index in self._branches:
+            self._write_branch(op)
+        else:
+            super()._visit(op)
 
     def _write_branch(self, op: Op) -> None:
         """Write what a branch reads, what both of its sides compute, and what it writes."""
-        given, controls = [self._made_of[tensor] for tensor in op.inputs], self._controls(op)
+        given, controls = [self._results[tensor] for tensor in op.inputs], self._controls(op)
         before: _Values = {}
         for handle, (shape, dtype) in dict(_used(op, op.inputs)).items():
-            own = self._made_of[handle]
+            own = self._results[handle]
             node = make_node(self._unused(f"{op.name}/read_{len(before)}"), "ReadVariableOp", [], dtype=dtype)
             before[own] = self._new(node, (own,), [(shape, dtype)], {}, controls)
         after = dict(before)
         results = self._choose(op, op.name, given, after)
-        self._made_of.update({Tensor(op.index, k): result for k, result in enumerate(results)})
         reads = [tensor.op for tensor in given if self._ops[tensor.op].type == "ReadVariableOp"]
         writes: list[int] = []
         for handle, value in after.items():
@@ -158,7 +145,7 @@ class _ArithmeticWriter(ProgramWriter):
             dtype, name = self._type_of(value), self._unused(f"{op.name}/write_{len(writes)}")
             node = make_node(name, "AssignVariableOp", [], dtype=dtype)
             writes.append(self._new(node, (handle, value), [], {}, (before[handle].op, *controls)).op)
-        self._became[op.index] = (*writes, *dict.fromkeys(reads))  # (who changes what it only reads waits, too)
+        self._note(op, results, (*writes, *dict.fromkeys(reads)))  # (who changes what it only reads waits, too)
 
     def _choose(self, op: Op, name: str, given: Sequence[Tensor], state: _Values) -> list[Tensor]:
         """Write both sides of a branch, and which of their results and of the values that they leave counts.

@@ -30,7 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.layouts import Cut, EvenCut, MeshDivision, Partial, Shard, cut_in, in_groups
+from graphsplit.core.layouts import Cut, EvenCut, MeshDivision, Partial, Replicate, Shard, cut_in, in_groups
 from graphsplit.core.protos.graphdefs import constant_value
 from graphsplit.planning.variables.gathering import Gather, find_gathers
 from graphsplit.planning.variables.laid_variables import READS, WRITES_ROWS, copies_of
@@ -70,15 +70,16 @@ def divide(program: Program, cuts: Mapping[str, MeshDivision], reshard: bool = T
     lying = {i: cuts[name] for i in program.captures if (name := program.ops[i].name) in cuts}
     copies = {i: found for i, own in lying.items() if (found := copies_of(own))}
     copied = {i: own for i, [own, *others] in copies.items() if not others}
-    staying = {i: cut.in_place for i, cut in lying.items() if is_staying(cut)}
-    held_on = {i: tuple(map(canonical_name, lying[i].devices)) for i in (*copied, *staying)}
-    whole = (*copied, *staying)
+    whole: dict[int, Shard | Replicate] = {**copied, **{i: cut.in_place for i, cut in lying.items() if is_staying(cut)}}
     handles = {i: cut for i, own in lying.items() if isinstance(cut := cut_in(own), Cut) and i not in whole}
     gathers = find_gathers(program, handles) if reshard else ()
     finder = part_by_part(program, handles)
     if obstacles := {**taken_whole(program, copied), **finder.obstacles}:
         return Divided(program, tuple([(k, 0) for k in range(len(program.captures))]), obstacles)
-    lying_so = replace(program, laid=staying, copied=copied, held_on=held_on)
+    ops = list(program.ops)
+    for i, layout in whole.items():
+        ops[i] = replace(ops[i], layout=layout, devices=tuple(map(canonical_name, lying[i].devices)))
+    lying_so = replace(program, ops=tuple(ops))
     finder = replace(finder, once=finder.once | _done_once(lying_so))
     return _PartsWriter(lying_so, finder, gathers).divided()
 
@@ -99,23 +100,11 @@ class _PartsWriter(WholeWriter):
         self._done = Counter[str]()  # bytes that each of them makes
 
     def divided(self) -> Divided:
-        program = self._program
-        for op in program.ops:
-            with self._serving(op):
-                self._write(op)
-        made = self._rewritten(program, self._copies.__getitem__, self._as_whole)
-        made = replace(
-            made,
-            divides=frozenset(self._divides),
-            places=self._places,
-            beside=self._beside,
-            copied={**made.copied, **self._copied_parts},
-            held_on={**made.held_on, **{i: own.devices for i, own in self._copied_parts.items()}},
-        )
-        counts = [sum([len(made.held_on.get(k, [k])) for k in self._copies[i]]) for i in program.captures]
+        made = self.write()
+        counts = [sum([len(made.ops[k].devices or [k]) for k in self._became[i]]) for i in self._program.captures]
         return Divided(made, tuple([(k, part) for k, count in enumerate(counts) for part in range(count)]))
 
-    def _write(self, op: Op) -> None:
+    def _visit(self, op: Op) -> None:
         if op.index in self._finder.handles:
             self._write_handles(op)
         elif op.index in self._finder.how:
@@ -123,27 +112,22 @@ class _PartsWriter(WholeWriter):
         elif op.index in self._finder.rows:
             self._write_by_rows(op, self._finder.rows[op.index])
         elif op.type in WRITES_ROWS and (table := self._program.copied.get(op.inputs[0].op)):
-            operands = [self._as_whole(tensor) for tensor in op.inputs]
-            self._copies[op.index] = [self._write_rows_of_copies(op, table, operands, self._controls(op, None)).op]
+            operands = [self._result(tensor) for tensor in op.inputs]
+            self._note(op, (), [self._write_rows_of_copies(op, table, operands, self._controls(op)).op])
         else:
-            self._write_whole(op)
+            self._keep(op, [self._as_read(op, tensor) for tensor in op.inputs])
+            if op.index in self._finder.once:
+                self._lay(self._became[op.index][0], devices=(self._owner_of(op),))
 
     def _write_handles(self, op: Op) -> None:
         division = self._finder.handles[op.index]
-        self._handles[op.index] = [self._append(op, self._name(op, k), (), ()) for k in range(division.parts)]
-        self._place(self._handles[op.index], division)
+        handles = [self._append(op, self._name(op, k), (), ()) for k in range(division.parts)]
+        self._handles[op.index] = handles
+        self._note(op, (), [handle.op for handle in handles])
+        self._place(handles, division)
         if division.groups:
-            pairs = zip(self._handles[op.index], copies_of(in_groups(division)), strict=True)
-            self._copied_parts |= {handle.op: own for handle, own in pairs}
-        self._copies[op.index] = [tensor.op for tensor in self._handles[op.index]]
-
-    def _write_whole(self, op: Op) -> None:
-        inputs = tuple([self._as_read(op, tensor) for tensor in op.inputs])
-        made = self._append(op, op.name, inputs, self._controls(op, None))
-        self._copies[op.index] = [made.op]
-        if op.index in self._finder.once:
-            self._places[made.op] = self._owner_of(op)
-        self._whole.update({Tensor(op.index, k): Tensor(made.op, k) for k in range(len(op.out_shapes))})
+            for handle, own in zip(handles, copies_of(in_groups(division)), strict=True):
+                self._lay(handle.op, layout=own, devices=own.devices)
 
     def _owner_of(self, op: Op) -> str:
         """Return the device of what is done once: that of what it follows from, or else the one that does least."""
@@ -160,19 +144,19 @@ class _PartsWriter(WholeWriter):
     def _write_by_rows(self, op: Op, table: Cut) -> None:
         """Write an operation on rows of a table for each part of it, where that is."""
         first, result = op.inputs[0], Tensor(op.index, 0)
-        ids = self._as_whole(op.inputs[1])
+        ids = self._result(op.inputs[1])
         if first.op in self._handles:
-            rows, handles = self._as_whole(op.inputs[2]), self._handles[first.op]
+            rows, handles = self._result(op.inputs[2]), self._handles[first.op]
             controls = [self._controls(op, k) for k in range(len(handles))]
             made = self._write_rows(op, table, handles, ids, rows, controls)
-            self._copies[op.index] = [tensor.op for tensor in made]
+            self._note(op, (), [tensor.op for tensor in made])
             return
         if op.type == "UnsortedSegmentSum":
-            made = self._add_up(op, table, self._as_whole(first), ids)
-            self._parts[result, table], self._copies[op.index] = made, [tensor.op for tensor in made]
+            made = self._parts[result, table] = self._add_up(op, table, self._result(first), ids)
+            self._note(op, (), [tensor.op for tensor in made])
         else:
-            self._whole[result] = self._look_up(op, table, self._parts[first, table], ids)
-            self._copies[op.index] = [self._whole[result].op]
+            found = self._look_up(op, table, self._parts[first, table], ids)
+            self._note(op, [found], [found.op])
 
     def _write_parts(self, op: Op, how: Sharded) -> None:
         base = self._finder.base[op.index]
@@ -188,13 +172,13 @@ class _PartsWriter(WholeWriter):
                 constants.update({} if value is None else {i: value})
             shapes = [part_shape(shape, give, k) for shape, give in zip(op.out_shapes, gives, strict=True)]
             made.append(self._append(op, self._name(op, k), inputs, self._controls(op, k), shapes, constants))
-        self._copies[op.index] = [tensor.op for tensor in made]
+        self._note(op, (), [tensor.op for tensor in made])
         self._place(made, base)
         for output, layout in enumerate(how.gives):
             own = [Tensor(tensor.op, output) for tensor in made]
             tensor = Tensor(op.index, output)
             if isinstance(layout, Partial):
-                self._whole[tensor] = self._joined(op, output, own, JOINS[layout.reduction])
+                self._results[tensor] = self._joined(op, output, own, JOINS[layout.reduction])
             else:
                 self._parts[tensor, self._finder.cut[tensor]] = own
 
@@ -220,18 +204,18 @@ class _PartsWriter(WholeWriter):
             if value is not None:
                 value = np.take(value, _entries(want, k), want.axis)
             return self._as_parts(tensor, want)[k], value
-        return self._as_whole(tensor), value
+        return self._result(tensor), value
 
     def _place(self, tensors: Sequence[Tensor], division: Cut) -> None:
         """Note on which devices parts are, where they serve copies as well, or what is done once."""
         if (self._finder.once or self._program.copied) and division.devices and not division.groups:
-            pairs = zip(tensors, division.devices, strict=True)
-            self._places.update({tensor.op: device for tensor, device in pairs})
+            for tensor, device in zip(tensors, division.devices, strict=True):
+                self._lay(tensor.op, devices=(device,))
 
-    def _controls(self, op: Op, part: int | None) -> tuple[int, ...]:
+    def _controls(self, op: Op, part: int | None = None) -> tuple[int, ...]:
         found: list[int] = []
         for control in op.controls:
-            copies = self._copies[control]
+            copies = self._became[control]
             found += copies if part is None or len(copies) <= part else [copies[part]]
         return tuple(found)
 
@@ -247,7 +231,7 @@ class _PartsWriter(WholeWriter):
         if op.type in READS and op.inputs[0].op in self._program.copied and cut.devices:
             return self._sliced(tensor, cut)
         if op.type != "Const":
-            return self._taken_apart(self._as_whole(tensor), op.name, cut, self._program.shape(tensor), dtype)
+            return self._taken_apart(self._result(tensor), op.name, cut, self._program.shape(tensor), dtype)
         value = constant_value(op.node)
         pieces = [np.take(value, _entries(cut, k), cut.axis) for k in range(cut.parts)]
         return [self._constant(f"{op.name}/part_{k}", piece, dtype) for k, piece in enumerate(pieces)]
@@ -255,7 +239,7 @@ class _PartsWriter(WholeWriter):
     def _sliced(self, tensor: Tensor, cut: Cut) -> list[Tensor]:
         """Return parts of a variable with copies, each taken from the nearest copy."""
         name, shape, dtype = self._program.ops[tensor.op].name, self._program.shape(tensor), self._program.dtype(tensor)
-        whole, found = self._as_whole(tensor), list[Tensor]()
+        whole, found = self._result(tensor), list[Tensor]()
         for k in range(cut.parts):
             size, begin = part_shape(shape, cut, k), np.zeros(len(shape or ()), np.int64)
             begin[cut.axis] = sum(cut.lengths[:k])
@@ -282,7 +266,7 @@ class _PartsWriter(WholeWriter):
             T=dtype,
             Tlen=tf.int64,
         )
-        self._divides.add(made.op)
+        self._lay(made.op, divides=True)
         return [Tensor(made.op, k) for k in range(cut.parts)]
 
     def _joined(self, op: Op, output: int, parts: Sequence[Tensor], joins: str) -> Tensor:

@@ -108,7 +108,7 @@ def _devices_of_parts(
     """
     found = {name: device for name, device in devices.items() if name not in cuts}
     for (position, _), (k, part) in zip(divided.program.handles, divided.origins, strict=True):
-        if names[k] in cuts and position not in divided.program.held_on:
+        if names[k] in cuts and divided.program.ops[position].layout is None:
             found[divided.program.ops[position].name] = canonical_name(cuts[names[k]].devices[part])
     return found
 
@@ -118,7 +118,8 @@ def _apart(
 ) -> dict[str, str]:
     """Return the variables that an operation takes together with others, which lie on other devices."""
     handles = [i for i, _ in divided.program.handles]
-    origins = {i: own for i, own in zip(handles, divided.origins, strict=True) if i not in divided.program.held_on}
+    ops = divided.program.ops
+    origins = {i: own for i, own in zip(handles, divided.origins, strict=True) if ops[i].layout is None}
     found = {}
     for op in divided.program.ops:
         taken = [tensor.op for tensor in op.inputs if tensor.op in origins]

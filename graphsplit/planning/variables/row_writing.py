@@ -28,11 +28,6 @@ from graphsplit.program.program import Op, Program, Tensor
 class RowWriter(ProgramWriter):
     """Appends what goes to where rows are."""
 
-    def __init__(self, names: Sequence[str]):
-        super().__init__(names)
-        self._places: dict[int, str] = {}
-        self._copied_parts: dict[int, Replicate] = {}  # the handles of parts that have copies
-
     def _look_up(self, op: Op, cut: Cut, parts: Sequence[Tensor], ids: Tensor) -> Tensor:
         """Write a gather of rows, and return them."""
         shape, dtype = op.out_shapes[0], op.out_dtypes[0]
@@ -44,7 +39,7 @@ class RowWriter(ProgramWriter):
             local, own = self._own_ids(name, ids, cut, k)
             safe = self._select(f"{name}/safe", own, local, self._number(f"{name}/first", 0, local))
             rows = self._append(op, self._unused(name), [part, safe, axis], (), [shape], {2: np.array(0, np.int32)})
-            self._places[rows.op] = cut.devices[k]
+            self._lay(rows.op, devices=(cut.devices[k],))
             for _ in range(len(shape or ()) - len(self._shape_of(own) or ())):
                 own = self._widened(f"{name}/wide", own)
             found.append(self._select(f"{name}/own_rows", own, rows, nothing, shape))
@@ -62,7 +57,7 @@ class RowWriter(ProgramWriter):
             operands = [values, segments, self._constant(f"{name}/count", count, dtype)]
             shape = (length, *(op.out_shapes[0] or ())[1:])
             added = self._append(op, self._unused(name), operands, (), [shape], {2: count})
-            self._places[added.op] = cut.devices[k]
+            self._lay(added.op, devices=(cut.devices[k],))
             found.append(added)
         return found
 
@@ -80,12 +75,13 @@ class RowWriter(ProgramWriter):
             chosen = self._taken(f"{name}/ids", self._flat(f"{name}/all_ids", local, ()), which)
             values = self._taken(f"{name}/values", self._flat(f"{name}/all_values", rows, rest), which)
             written = [handle, chosen, values]
-            if handle.op not in self._copied_parts:
+            table = self._ops[handle.op].layout  # of a part that has copies
+            if table is None:
                 made.append(self._append(op, self._unused(name), written, controls[k], (), {}))
             for position in range(first, len(self._ops)):
                 if self._ops[position].type != "Const":
-                    self._places[position] = cut.devices[k]
-            if (table := self._copied_parts.get(handle.op)) is not None:
+                    self._lay(position, devices=(cut.devices[k],))
+            if isinstance(table, Replicate):
                 made.append(self._write_rows_of_copies(op, table, written, controls[k]))
         return made
 
@@ -99,7 +95,8 @@ class RowWriter(ProgramWriter):
         written = self._append(op, self._unused(f"{op.name}/rows_0"), [handle, ids, rows], controls, (), {})
         gather = make_node(self._unused(f"{op.name}/rows"), "ResourceGather", [], **types)
         found = self._new(gather, [handle, ids], [(self._shape_of(rows), dtype)], {}, (written.op,))
-        self._places.update(dict.fromkeys([written.op, found.op], table.devices[0]))
+        for own in (written, found):
+            self._lay(own.op, devices=table.devices[:1])
         node = make_node(self._unused(f"{op.name}/rows_of_all"), "ResourceScatterUpdate", [], **types)
         return self._new(node, [handle, ids, found], [], {}, tuple(controls))
 

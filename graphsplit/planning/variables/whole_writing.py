@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.layouts import Cut, Replicate, in_groups
+from graphsplit.core.layouts import Cut, in_groups
 from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.planning.variables.gathering import Gather
 from graphsplit.planning.variables.laid_variables import copies_of
@@ -27,25 +27,20 @@ class WholeWriter(RowWriter):
     """
 
     def __init__(self, program: Program, finder: PartByPart, gathers: Sequence[Gather]):
-        super().__init__([op.name for op in program.ops])
-        self._program = program
+        super().__init__(program)
         self._finder = finder
-        self._whole: dict[Tensor, Tensor] = {}
         self._parts: dict[tuple[Tensor, Cut], list[Tensor]] = {}
-        self._copies: dict[int, list[int]] = {}  # what became of each operation
-        self._divides: set[int] = set()
-        self._beside: dict[int, Replicate] = {}
         self._gathers = {(reader, gather.tensor): gather for gather in gathers for reader in gather.readers}
         self._gathered: dict[int, Tensor] = {}
         self._gates: dict[int | None, int] = {}  # of each column: what waits for all that its earlier gathers wait for
 
-    def _as_whole(self, tensor: Tensor) -> Tensor:
+    def _result(self, tensor: Tensor) -> Tensor:
         """Return the whole value: put together, once, where it is in parts."""
-        if tensor not in self._whole:
+        if tensor not in self._results:
             with self._serving(self._program.ops[tensor.op]):
-                self._whole[tensor] = self._put_together(tensor)
-            self._divides.add(self._whole[tensor].op)
-        return self._whole[tensor]
+                self._results[tensor] = self._put_together(tensor)
+            self._lay(self._results[tensor].op, divides=True)
+        return self._results[tensor]
 
     def _put_together(self, tensor: Tensor) -> Tensor:
         division, op, dtype = self._finder.cut[tensor], self._program.ops[tensor.op], self._program.dtype(tensor)
@@ -62,7 +57,7 @@ class WholeWriter(RowWriter):
         """Return the whole value for an operation: put together when that is its turn, if it is one of the large."""
         gather = self._gathers.get((op.index, tensor))
         if gather is None:
-            return self._as_whole(tensor)
+            return self._result(tensor)
         if id(gather) not in self._gathered:
             if gather.waits:
                 self._gates[self._column(tensor)] = self._write_gate(gather)
@@ -72,7 +67,7 @@ class WholeWriter(RowWriter):
 
     def _write_gate(self, gather: Gather) -> int:
         """Write what has run when all shards have ended what a gather waits for."""
-        waits = [copy for position in gather.waits for copy in self._copies[position]]
+        waits = [copy for position in gather.waits for copy in self._became[position]]
         node = make_node(self._unused(f"gate_{len(self._gathered)}"), "NoOp", [])
         before = self._gates.get(self._column(gather.tensor))
         return self._new(node, (), [], {}, (*waits, *(() if before is None else (before,)))).op
@@ -85,7 +80,7 @@ class WholeWriter(RowWriter):
         op, shape, dtype = self._program.ops[tensor.op], self._program.shape(tensor), self._program.dtype(tensor)
         division = self._finder.cut.get(tensor)
         name = f"{op.name}/gathered_{tensor.index}_{len(self._gathered)}"
-        parts = [self._whole[tensor]] if division is None else self._parts[tensor, division]
+        parts = [self._results[tensor]] if division is None else self._parts[tensor, division]
         gate = self._gates.get(self._column(tensor))
         if gate is not None:
             shapes = [part_shape(shape, division, k) for k in range(len(parts))]
@@ -94,11 +89,12 @@ class WholeWriter(RowWriter):
             parts = [self._new(node, [part], [(own, dtype)], {}, (gate,)) for node, part, own in sent]
             if division is not None and division.groups:  # (each group has its own)
                 copies = zip(parts, copies_of(in_groups(division)), strict=True)
-                self._beside.update({part.op: own for part, own in copies})
+                for part, own in copies:
+                    self._lay(part.op, layout=own)
         if division is None:
             return parts[0]
         whole = self._concatenated(name, parts, division.axis, shape, dtype)
-        self._divides.add(whole.op)
+        self._lay(whole.op, divides=True)
         return whole
 
     def _concatenated(self, name: str, parts: Sequence[Tensor], axis: int, shape: Any, dtype: tf.DType) -> Tensor:
