@@ -23,7 +23,6 @@ from graphsplit.emission.draft import SIZES_ROLE
 from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
 from graphsplit.errors import CheckError
 from graphsplit.planning.communication.transfers import Collective, Concatenation, Own, Slice, Sum, Zeros
-from graphsplit.planning.decisions import copies_in
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.schedule.phases import Phase
 from graphsplit.planning.schedule.turns import followed
@@ -232,7 +231,7 @@ class _Planned:
 
     def once(self, tensor: Tensor, layout: Layout, device: str) -> Form:
         """Return how what a device has of a whole value comes about, alone or as one of a group."""
-        op, copies = self._plan.program.ops[tensor.op], copies_in(self._plan).get(tensor)
+        op, copies = self._plan.program.ops[tensor.op], self._plan.copies.get(tensor)
         if copies is None and isinstance(layout, SingleDevice):
             return self.whole(tensor, layout)
         if self._plan.state.is_everywhere(op):
@@ -251,7 +250,7 @@ class _Planned:
         cut_constant = op.type == "Const" and isinstance(layout, Shard)
         if cut_constant or (is_whole(layout) and self._plan.state.is_everywhere(op)):
             return _everywhere(op, tensor)
-        if is_whole(layout) and tensor in copies_in(self._plan):
+        if is_whole(layout) and tensor in self._plan.copies:
             return self.once(tensor, layout, device)
         return self._moved(self._move(tensor, layout), d)
 

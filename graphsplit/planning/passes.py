@@ -17,7 +17,6 @@ from graphsplit.planning.communication.bucketing import find_buckets, leading_to
 from graphsplit.planning.communication.gateways import through_gateways
 from graphsplit.planning.communication.moves import find_moves
 from graphsplit.planning.communication.transfers import Collective
-from graphsplit.planning.decisions import flow_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.propagation.backward_propagation import BodyPlanner, WholeBackwardPropagation
 from graphsplit.planning.propagation.control_flow import ControlFlowAnswers
@@ -208,7 +207,7 @@ def divide_into_phases(plan: Plan) -> Plan:
     """Decide what each shard does in one go, where shards take turns on a device."""
     if not plan.mesh.has_turns:
         return plan
-    return replace(plan, phases=find_phases(flow_of(plan), plan.collectives, _schedule(plan)))
+    return replace(plan, phases=find_phases(plan.flow, plan.collectives, _schedule(plan)))
 
 
 def take_turns(plan: Plan) -> Plan:

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.core.protos.marks import is_of_variable
-from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.plan import Plan
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
 
 
-def with_rows_read(plan: Decisions) -> tuple[Program, tuple[Step, ...]] | None:
+def with_rows_read(plan: Plan) -> tuple[Program, tuple[Step, ...]] | None:
     """Return a plan's program and steps, with lookups that read from variables themselves; None if there are none."""
     reader = _RowReader(plan)
     reader.read()
@@ -26,7 +26,7 @@ def with_rows_read(plan: Decisions) -> tuple[Program, tuple[Step, ...]] | None:
 
 
 class _RowReader:
-    def __init__(self, plan: Decisions):
+    def __init__(self, plan: Plan):
         self.ops = list(plan.program.ops)
         self.steps = list(plan.steps)
         self._plan = plan

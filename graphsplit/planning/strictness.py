@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from graphsplit.errors import StrictError, bullet_list
-from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.plan import Plan
 from graphsplit.planning.shares import shares_of
 from graphsplit.planning.text.advice import advice_on
 from graphsplit.planning.text.plan_text import cause_text
@@ -18,7 +18,7 @@ _INSTEAD = "Or drop strict=True, and assert how much is sharded: step.plan(x).sh
 _OF_IDS = frozenset({"Unique", "UniqueV2", "UniqueWithCounts"})
 
 
-def check_strict(plan: Decisions, strict: bool, finished: bool = False) -> None:
+def check_strict(plan: Plan, strict: bool, finished: bool = False) -> None:
     """Raise `StrictError` if more of the work on the batch runs at home than is allowed.
 
     Args:
@@ -58,7 +58,7 @@ def _behind_results(program: Program) -> Set[int]:
     return reached([tensor.op for tensor in program.outputs], made_from.__getitem__)
 
 
-def _stayed_message(plan: Decisions, stayed: Sequence[tuple[Op, str]], finished: bool) -> str:
+def _stayed_message(plan: Plan, stayed: Sequence[tuple[Op, str]], finished: bool) -> str:
     lines = []
     for op, reason in stayed:
         where = plan.program.line_of(op)

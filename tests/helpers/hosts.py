@@ -20,8 +20,8 @@ from graphsplit.core.protos.graphdefs import NodeDef, make_node, split_reference
 from graphsplit.emission import EmittedGraph, check_emitted, emit
 from graphsplit.planning.communication.collectives import bucketed, find_collectives, in_turns
 from graphsplit.planning.communication.transfers import Collective
-from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.planning.state import State
 from graphsplit.planning.traffic import traffic
@@ -93,7 +93,7 @@ def plan_on_hosts(
         return gs.parallelize(function, devices=sum(counts), **options).plan(*arguments)
 
 
-def by_gateways(plan: Decisions) -> list[Collective]:
+def by_gateways(plan: Plan) -> list[Collective]:
     """Return the collectives in which something passes from host to host through one device of several."""
     return [collective for collective in plan.collectives if collective.gateways]
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
-from graphsplit.planning.decisions import Decisions
 from graphsplit.program.graph.compilability import why_not_compiled
 from graphsplit.program.graph.inlining import is_compiled
 from graphsplit.program.program import SIZES
 
+if TYPE_CHECKING:
+    from graphsplit.planning.plan import Plan
+
 _NO_WORK = frozenset({"Placeholder", "Const", "NoOp", "ReadVariableOp", "Identity", SIZES})
 
 
-def compiled_text(plan: Decisions) -> list[str]:
+def compiled_text(plan: Plan) -> list[str]:
     """Return what is compiled, what is not and why, and what unknown sizes cost; nothing unless XLA was asked for."""
     if not plan.jit_compile:
         return []

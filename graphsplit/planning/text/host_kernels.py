@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from graphsplit.core.gpus.kernel_devices import has_moving_kernel, kernel_devices
 from graphsplit.planning.communication.transfers import Concatenation, Slice, Sum, Value
-from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.propagation.owners import computing_devices
 from graphsplit.program.program import SIZES, Op
+
+if TYPE_CHECKING:
+    from graphsplit.planning.plan import Plan
 
 _REDUCTIONS = {
     "sum": "AddN",
@@ -21,7 +24,7 @@ _REDUCTIONS = {
 }
 
 
-def host_kernels_text(plan: Decisions) -> str:
+def host_kernels_text(plan: Plan) -> str:
     """Return how many operations of which types these are, moves included; "" if there are none."""
     devices = computing_devices(plan.program, plan.mesh, plan.home) | plan.owners.all_devices
     if not any("GPU" in device for device in devices):
@@ -37,7 +40,7 @@ def host_kernels_text(plan: Decisions) -> str:
     return ", ".join(f"{count} {what}" for what, count in found.most_common())
 
 
-def _on_gpu(plan: Decisions, op: Op) -> bool:
+def _on_gpu(plan: Plan, op: Op) -> bool:
     step = plan.steps[op.index]
     if step.home and any("GPU" in (device or plan.home) for device in plan.owners.devices(op.index)):
         return True

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from graphsplit.planning.decisions import Decisions
+from typing import TYPE_CHECKING
+
 from graphsplit.planning.steps import Step
 
+if TYPE_CHECKING:
+    from graphsplit.planning.plan import Plan
 
-def steps_text(plan: Decisions) -> str:
+
+def steps_text(plan: Plan) -> str:
     """Return where each operation of a plan runs and in which layouts, and what moves, as far as it is decided."""
     first, *lines = str(plan.program).splitlines()
     devices = [", ".join(plan.owners.devices(i)) for i in range(len(plan.steps))]
