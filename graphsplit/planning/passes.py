@@ -9,7 +9,6 @@ from typing import Any
 from graphsplit.core.devices import short_name
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import SINGLE_DEVICE
-from graphsplit.errors import CheckError
 from graphsplit.planning import recomputation, strictness
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.communication import collectives
@@ -32,6 +31,7 @@ from graphsplit.planning.schedule.phases import find_phases
 from graphsplit.planning.schedule.pipelines import make_schedules
 from graphsplit.planning.schedule.scheduling import find_order
 from graphsplit.planning.schedule.turns import find_turns
+from graphsplit.planning.settling import settled
 from graphsplit.planning.state import State, state_bytes
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Program
@@ -118,16 +118,13 @@ def with_lists_in_place(decide: Callable[[Mapping[int, str]], Plan], given: Coll
     Raises:
       CheckError: if lists that are kept at home would still have to move.
     """
-    kept_home: dict[int, str] = {}
-    while True:
-        found = decide(dict(kept_home))
+
+    def attempt(kept_home: dict[int, str]) -> tuple[Plan, dict[int, str]]:
+        found = decide(kept_home)
         misplaced = misplaced_lists(found.program, found.steps, found.moves, found.mesh.batch)
-        misplaced = {position: why for position, why in misplaced.items() if position not in given}
-        if not misplaced:
-            return found
-        if misplaced.keys() <= kept_home.keys():
-            raise CheckError(f"Lists cannot be placed: {sorted(found.program.ops[i].name for i in misplaced)}.")
-        kept_home.update(misplaced)
+        return found, {position: why for position, why in misplaced.items() if position not in given}
+
+    return settled(attempt)
 
 
 def owned_and_moved(plan: Plan, steps: Sequence[Step]) -> Plan:

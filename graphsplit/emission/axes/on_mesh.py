@@ -10,6 +10,7 @@ from typing import NamedTuple
 from graphsplit.core.layouts import MeshDivision, Nested, axis_of, layout_along_axis
 from graphsplit.emission.axes.columns import Held, in_columns
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.settling import settled
 from graphsplit.planning.state import State, captured_by, state_of
 from graphsplit.planning.variables.in_parts import program_of, with_twins
 from graphsplit.program.asked_layouts import asked_of
@@ -37,16 +38,17 @@ def program_on_mesh(
     asked = {name for op in trace.program.ops for name in asked_of(op) or () if name}
     if not any(map(axis_of, state.divisions.values())) and not asked & dict(mesh.others).keys():
         return program_of(trace, state, reshard, mesh=mesh)
-    whole: dict[str, str] = {}
-    while True:  # until no operation takes a variable whole that lies along an axis
-        columns = _Columned(trace, state, whole)
+
+    def attempt(whole: dict[str, str]) -> tuple[tuple[Program, State], dict[str, str]]:
+        """Let variables lie along axes that no operation takes whole."""
+        columns, planned = _Columned(trace, state, whole), (trace.program, state)
         obstacles = columns.cut(mesh, asked)
         if not obstacles:
-            program, planned = program_of(trace, columns.state, reshard, columns.given, mesh)
-            obstacles = columns.taken_whole(planned)
-            if not obstacles:
-                return program, planned
-        whole.update(with_twins(trace, obstacles))
+            planned = program_of(trace, columns.state, reshard, columns.given, mesh)
+            obstacles = columns.taken_whole(planned[1])
+        return planned, with_twins(trace, obstacles)
+
+    return settled(attempt)
 
 
 class _PartOfCapture(NamedTuple):

@@ -23,6 +23,7 @@ from graphsplit.planning.propagation.axis_propagation import AxisBackward, AxisF
 from graphsplit.planning.propagation.control_flow import ControlFlowAnswers, fits
 from graphsplit.planning.propagation.forward_propagation import NaturalForms
 from graphsplit.planning.propagation.owners import Owners
+from graphsplit.planning.settling import settled
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import origin
@@ -152,35 +153,36 @@ class AxisPlanner:
 
     def _loop(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         condition_name, body_name = function_names(op.node)
-        body, condition, whole = op.bodies[body_name], op.bodies[condition_name], set[int]()
-        while True:
+        body, condition = op.bodies[body_name], op.bodies[condition_name]
+
+        def attempt(known: dict[int, str]) -> tuple[Answer, dict[int, str]]:
+            whole = {*known}
             carried = self._settled(body, layouts, whole)
             if not any(isinstance(layout, Shard) for layout in carried):
-                return Declined("none of its loop variables stays cut")
+                return Declined("none of its loop variables stays cut"), {}
             plans = {
                 condition_name: self._plan_function(condition, carried, [SINGLE_DEVICE]),
                 body_name: self._plan_function(body, carried, carried),
             }
-            more = {i for plan in plans.values() for i in _wanted_whole(plan, body)} - whole
-            if not more:
-                return _together(plans, carried, carried)
-            whole |= more
+            return _together(plans, carried, carried), _wanted_whole(plans, body, whole)
+
+        return settled(attempt)
 
     def _branch(self, op: Op, layouts: Sequence[Layout]) -> Answer:
-        names, whole = function_names(op.node), set[int]()
+        names = function_names(op.node)
         if any(not fits(op, op.bodies[name]) for name in names):
             return Declined("one of its branches needs other layouts than its arguments have")
         lists = [i for i, dtype in enumerate(op.out_dtypes) if dtype == tf.variant]
-        while True:
+
+        def attempt(whole: dict[int, str]) -> tuple[Answer, dict[int, str]]:
             given = [_given(op.bodies[names[0]], i, layout, whole) for i, layout in enumerate(layouts[1:])]
             if not any(isinstance(layout, Shard) for layout in given):
-                return Declined("none of its arguments stays cut")
+                return Declined("none of its arguments stays cut"), {}
             outputs = self._agreed(op, names, given, lists)
             plans = {name: self._plan_function(op.bodies[name], given, outputs) for name in names}
-            more = {i for plan in plans.values() for i in _wanted_whole(plan, None)} - whole
-            if not more:
-                return _together(plans, [SINGLE_DEVICE, *given], outputs)
-            whole |= more
+            return _together(plans, [SINGLE_DEVICE, *given], outputs), _wanted_whole(plans, None, whole)
+
+        return settled(attempt)
 
     def _agreed(self, op: Op, names: Sequence[str], given: Sequence[Layout], lists: Collection[int]) -> list[Layout]:
         """Return the layouts of what branches make: cut where all that do not make it whole cut it so."""
@@ -242,7 +244,12 @@ def _together(plans: Mapping[str, Plan], wants: Sequence[Layout], gives: Sequenc
     return Sharded(tuple(wants), tuple(gives), bodies=plans, together=True)
 
 
-def _wanted_whole(plan: Plan, loop: Program | None) -> Iterator[int]:
+def _wanted_whole(plans: Mapping[str, Plan], loop: Program | None, whole: Collection[int]) -> dict[int, str]:
+    """Return which arguments have to be given whole besides those that are, and for which function; see `_wanted`."""
+    return {i: name for name, plan in plans.items() for i in _wanted(plan, loop) if i not in whole}
+
+
+def _wanted(plan: Plan, loop: Program | None) -> Iterator[int]:
     """Yield the arguments that are given in parts and have to be given whole.
 
     Those are lists, which are never put together, and what each turn of a loop would put together anew.

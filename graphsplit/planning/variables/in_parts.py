@@ -13,6 +13,7 @@ from graphsplit.core.layouts import Copied, MeshDivision, axis_of
 from graphsplit.core.tensorflow_internals import resource_value
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.settling import settled
 from graphsplit.planning.state import State, captured_by, state_of
 from graphsplit.planning.variables.branches import without_branches
 from graphsplit.planning.variables.division import Divided, divide
@@ -47,27 +48,28 @@ def program_of(
     if given is None:
         program = without_branches(program, state.divisions.keys(), _captured_twice(trace), _shapes(trace))
     names = [program.ops[i].name for i in program.captures]
-    whole: dict[str, str] = {}
-    while True:  # until no operation takes a variable whole, or variables of different devices, that lie in parts
+
+    def attempt(whole: dict[str, str]) -> tuple[tuple[Program, State], dict[str, str]]:
+        """Let variables lie in parts that no operation takes whole, or together with those of other devices."""
         left = {n: division for n, division in state.divisions.items() if n not in whole and n not in state.in_place}
         cuts = {n: division for n, division in left.items() if not axis_of(division)}
         cuts, staying = as_they_stay(program, cuts, mesh)
         divided = divide(program, cuts, reshard)
         devices = _devices_of_parts(state.devices, divided, names, cuts)
         obstacles = divided.obstacles or _apart(divided, devices, names, cuts)
-        if not obstacles:
-            several = {n: division for n, division in state.divisions.items() if n not in whole}
-            own = enumerate([trace.program.ops[i].name for i in trace.program.captures])
-            copied = frozenset([k for k, name in own if isinstance(several.get(name), Copied)])
-            parts = tuple([(origins[k][0], origins[k][1] + part) for k, part in divided.origins])
-            held = {**cuts, **{name: state.divisions[name] for name in state.in_place}}
-            all_whole = {**state.whole, **whole}
-            said = {state.captured[origins[names.index(n)][0]].name: why for n, why in staying.items()}
-            found = replace(
-                state, devices=devices, divisions=held, parts=parts, copied=copied, whole=all_whole, staying=said
-            )
-            return divided.program, found
-        whole.update(with_twins(trace, obstacles))
+        several = {n: division for n, division in state.divisions.items() if n not in whole}
+        own = enumerate([trace.program.ops[i].name for i in trace.program.captures])
+        copied = frozenset([k for k, name in own if isinstance(several.get(name), Copied)])
+        parts = tuple([(origins[k][0], origins[k][1] + part) for k, part in divided.origins])
+        held = {**cuts, **{name: state.divisions[name] for name in state.in_place}}
+        all_whole = {**state.whole, **whole}
+        said = {state.captured[origins[names.index(n)][0]].name: why for n, why in staying.items()}
+        found = replace(
+            state, devices=devices, divisions=held, parts=parts, copied=copied, whole=all_whole, staying=said
+        )
+        return (divided.program, found), with_twins(trace, obstacles)
+
+    return settled(attempt)
 
 
 def _shapes(trace: Trace) -> dict[str, Sequence[int | None]]:

@@ -8,6 +8,7 @@ from typing import TypeGuard
 
 from graphsplit.core.layouts import SINGLE_DEVICE, Cut, Layout, MeshDivision
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.settling import settled
 from graphsplit.planning.variables.laid_variables import of_variable
 from graphsplit.program.program import Program
 
@@ -27,11 +28,15 @@ def as_they_stay(
       cuts: how variables lie, by the names of their placeholders.
       mesh: the shards.
     """
-    found, said = dict(cuts), {name: "" for name, own in cuts.items() if is_staying(own)}
-    while wrong := _wrong(program, found, mesh):  # until no operation takes variables of which only some stay
-        said |= wrong
-        found |= {name: replace(own, stays=False) for name in wrong if is_staying(own := found[name])}
-    return found, said
+
+    def lying(said: Mapping[str, str]) -> dict[str, MeshDivision]:
+        return {
+            name: replace(own, stays=False) if name in said and is_staying(own) else own for name, own in cuts.items()
+        }
+
+    # (an operation may take variables of which only some stay)
+    said = settled(lambda known: (known, _wrong(program, lying(known), mesh)))
+    return lying(said), {name: said.get(name, "") for name, own in cuts.items() if is_staying(own)}
 
 
 def _wrong(program: Program, cuts: Mapping[str, MeshDivision], mesh: Mesh) -> dict[str, str]:

@@ -1,0 +1,31 @@
+"""Settling: something is decided, what stands in its way is taken into account, and it is decided again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from graphsplit.errors import CheckError
+
+Result = TypeVar("Result")
+Key = TypeVar("Key")
+
+
+def settled(attempt: Callable[[dict[Key, str]], tuple[Result, Mapping[Key, str]]]) -> Result:
+    """Return what an attempt makes in whose way nothing stands.
+
+    Args:
+      attempt: makes something for all obstacles that are known, and returns it with those that it finds besides: what
+        is in the way, and why. What follows from each may be less than before, and never more, so there is an end.
+
+    Raises:
+      CheckError: if an attempt finds nothing but what was known to it.
+    """
+    known: dict[Key, str] = {}
+    while True:
+        result, found = attempt(dict(known))
+        if not found:
+            return result
+        if found.keys() <= known.keys():
+            raise CheckError(f"What was taken into account stands in the way again: {sorted(map(str, found))}.")
+        known.update(found)
