@@ -13,6 +13,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.core.layouts import EvenCut, Shard
+from graphsplit.emission.axes.plans import planned_along
 from graphsplit.planning import planner
 from tests.helpers.hosts import plan_on_hosts
 
@@ -185,3 +187,14 @@ def test_a_plan_is_printed_between_passes():
     [after] = [line for line in texts["propagate"].splitlines() if "# matmul:" in line]
     assert after == before.replace("not decided", "shards: (shard(0), replicated) -> shard(0)")
     assert re.search(r"^  reduce of %\d+: partial\(sum\) -> whole on CPU:0$", texts["propagate"], re.MULTILINE)
+
+
+def test_a_plan_along_another_axis_is_printed_between_its_passes():
+    w = tf.Variable(np.ones((12, 4)))
+    single = gs.parallelize(lambda x: tf.reduce_sum(tf.matmul(x, w, name="product")), devices=1)
+    program = single.plan(tf.TensorSpec([ROWS, 12], tf.float64)).program
+    [handle] = [program.ops[i].name for i in program.captures]
+    plan = planned_along(program, "model", 2, {handle: Shard(0, partition=EvenCut(12))})
+    text = planner.text_after(plan, "propagate")
+    assert re.search(r"# product: shards: .* -> partial\(sum\)$", text, re.MULTILINE)
+    assert re.search(r"^  reduce of %\d+: partial\(sum\) -> whole on COLUMN:0$", text, re.MULTILINE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -51,12 +51,14 @@ class Start:
       divide: writes the program as its variables lie; None for one that is planned as it is.
       drops: whether sharded variables are put together again whenever they are read, and not kept in between.
       plan: what the first pass is given.
+      decisions: the passes, in order.
     """
 
     homes: tuple[str, ...] = ()
     divide: Divide | None = None
     drops: bool = True
     plan: Any = None
+    decisions: tuple[Callable[[Plan], Plan], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,6 +36,7 @@ def plan_program(
     stages: StagesAsked | None = None,
     notes: Sequence[str] = (),
     input_devices: Sequence[str] = (),
+    output_layouts: Sequence[Layout] = (),
     homes: Sequence[str] = (),
     divide: Divide | None = None,
     decisions: Sequence[Callable[[Plan], Plan]] | None = None,
@@ -53,6 +54,7 @@ def plan_program(
       notes: for the plan.
       input_devices: where each argument lies; by default at home. What a function's gradients are given besides, and
         what a loop hands to its body, is at home.
+      output_layouts: of what it returns; by default each on one device.
       homes: the devices for which the function is planned, if `home` is to be where its variables are.
       divide: writes the program as its variables lie.
       decisions: those of `PASSES` that are taken; by default all.
@@ -74,19 +76,20 @@ def plan_program(
         state=state,
         stage_cuts=None if stages is None else StageCuts(stages),
         input_devices=tuple(input_devices),
+        output_layouts=tuple(output_layouts),
     )
-    return _decided(plan, Start(tuple(homes), divide, not mesh.has_turns, plan), decisions)
+    return _decided(Start(tuple(homes), divide, not mesh.has_turns, plan, tuple(decisions or PASSES)))
 
 
 def text_after(plan: Plan, last: str) -> str:
     """Return what the passes of a plan had decided when the one of this name was done, to be printed."""
-    decisions = PASSES[: [decide.__name__ for decide in PASSES].index(last) + 1]
-    return steps_text(_decided(plan.start.plan, plan.start, decisions))
+    names = [decide.__name__ for decide in plan.start.decisions]
+    return steps_text(_decided(replace(plan.start, decisions=plan.start.decisions[: names.index(last) + 1])))
 
 
-def _decided(plan: Plan, start: Start, decisions: Sequence[Callable[[Plan], Plan]] | None = None) -> Plan:
-    plan = replace(plan, start=start)
-    for decide in PASSES if decisions is None else decisions:
+def _decided(start: Start) -> Plan:
+    plan: Plan = replace(start.plan, start=start)
+    for decide in start.decisions:
         plan = decide(plan)
     return plan
 
@@ -118,7 +121,7 @@ def drop_or_keep(plan: Plan) -> Plan:
     """Decide whether shards that take turns keep what is put together for them; see `turns_and_gathers`."""
     if not may_drop(plan):
         return plan
-    return with_less_alive(plan, _decided(plan.start.plan, replace(plan.start, drops=True)))
+    return with_less_alive(plan, _decided(replace(plan.start, drops=True)))
 
 
 PASSES: tuple[Callable[[Plan], Plan], ...] = (

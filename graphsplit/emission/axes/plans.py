@@ -19,10 +19,10 @@ from graphsplit.emission.axes.classes import with_cut_classes
 from graphsplit.planning import passes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.planner import plan_program
 from graphsplit.planning.propagation.axis_propagation import AxisBackward, AxisForward
 from graphsplit.planning.propagation.control_flow import ControlFlowAnswers, fits
 from graphsplit.planning.propagation.forward_propagation import NaturalForms
-from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.settling import settled
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.program import Op, Program, Tensor
@@ -78,37 +78,37 @@ class AxisPlanner:
         drawing = 0 if is_function or program.symbols else self.mesh.shards
         program, first = with_cut_classes(program, lambda program: self.forward(program, laid, outputs))
         wanted = tuple(outputs) or (SINGLE_DEVICE,) * len(program.outputs)
-        plan = Plan(
-            program=program,
-            mesh=self.mesh,
-            home=self.mesh.devices[0],
-            input_layouts=tuple([laid.get(program.ops[i].name, SINGLE_DEVICE) for i in program.inputs]),
-            steps=(),
-            owners=Owners((), {}, self.mesh.devices[0]),
-            moves=(),
-            output_layouts=tuple(outputs),
-        )
+        given = [i for i in program.inputs if program.ops[i].name in laid]
 
-        def decide(kept_home: Mapping[int, str]) -> Plan:
+        def propagate(plan: Plan) -> Plan:
+            return passes.with_lists_in_place(functools.partial(decide, plan), given)
+
+        def decide(plan: Plan, kept_home: Mapping[int, str]) -> Plan:
             forward = functools.partial(self.forward, program, laid, outputs)
             natural, cuts = forward(kept_home) if kept_home else first, dict[Tensor, Shard]()
-            found, wishes = backward(natural)
+            found, wishes = backward(plan, natural)
             while more := {tensor: layout for tensor, layout in wishes.items() if tensor not in cuts}:
                 cuts |= more  # (a gradient of which a norm is taken is written in parts, and has never to be whole)
-                other, wishes = backward(forward(kept_home, cuts))
+                other, wishes = backward(plan, forward(kept_home, cuts))
                 if _sent(other) > _sent(found) + _SMALL * len(cuts):
                     break
                 found = other
             return found
 
-        def backward(natural: NaturalForms) -> tuple[Plan, Mapping[Tensor, Shard]]:
+        def backward(plan: Plan, natural: NaturalForms) -> tuple[Plan, Mapping[Tensor, Shard]]:
             propagation = AxisBackward(
                 program, natural, wanted, state=plan.state, plan_bodies=lambda *_: {}, drawing=drawing
             )
             return passes.owned_and_moved(plan, propagation.run()), propagation.wishes
 
-        given = [i for i in program.inputs if program.ops[i].name in laid]
-        return passes.carry_out_moves(passes.with_lists_in_place(decide, given))
+        return plan_program(
+            program,
+            mesh=self.mesh,
+            home=self.mesh.devices[0],
+            input_layouts=[laid.get(program.ops[i].name, SINGLE_DEVICE) for i in program.inputs],
+            output_layouts=outputs,
+            decisions=(propagate, passes.carry_out_moves),
+        )
 
     def forward(
         self,
