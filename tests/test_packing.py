@@ -21,7 +21,7 @@ from graphsplit.planning.communication.collectives import bucketed, find_collect
 from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.steps import Move
 from graphsplit.program.program import Tensor
-from graphsplit.runtime.grappler import optimizer_config
+from graphsplit.runtime.executable import optimizer_config
 from tests.helpers.law import assert_close, assert_law, rows
 from tests.helpers.regression import regression_step
 

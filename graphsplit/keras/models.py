@@ -1,13 +1,18 @@
-"""Wrapped models: a second object that shares the template's whole state and only runs batches differently."""
+"""Wrapped models: a second object that shares the template's whole state and only runs batches differently.
+
+When one is saved, a file of Keras' is written beside the old one, which stays as it is until the new one is whole.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -29,6 +34,7 @@ from graphsplit.core.keras_internals import (
     step_counter,
 )
 from graphsplit.core.patterns import SLOTS
+from graphsplit.core.storage.files import kind_of, replacing
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.errors import UnsupportedError
@@ -45,11 +51,34 @@ from graphsplit.keras.batches import (
     step_of_parts,
 )
 from graphsplit.keras.flavors import KERAS_3, Flavor
-from graphsplit.keras.saving import save_whole
 from graphsplit.planning.option_checks import check_flag
 from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.tuning import Tuning
+
+_SUFFIXES = (".keras", ".h5")
+_IN_THE_WAY = ("", "a plain file")  # what Keras replaces without a word
+
+
+def save_whole(save: Callable[..., Any], filepath: Any, overwrite: bool, *args: Any, **options: Any) -> Any:
+    """Call a `save` of Keras', so that an interruption leaves the old file whole.
+
+    What is no single file on this machine (a SavedModel, weights in several files, a bucket, an open file) is Keras'
+    own business, and so is the question whether to replace something.
+
+    Args:
+      save: takes what follows.
+      filepath: where to write.
+      overwrite: whether a file there is replaced without asking.
+      *args, **options: of the method.
+    """
+    path = os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else ""
+    single = path.endswith(_SUFFIXES) and "://" not in path and options.get("max_shard_size") is None
+    zipped = options.get("zipped", args[0] if args else None) is not False
+    if not (single and overwrite and zipped and kind_of(Path(path)) in _IN_THE_WAY):
+        return save(filepath, overwrite, *args, **options)
+    with replacing(path, lambda _: "") as made:
+        return save(made, overwrite, *args, **options)
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
+from graphsplit.core.layouts import SINGLE_DEVICE, Cut, Layout, Nested, Shard
 from graphsplit.planning import passes
+from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.memory import live_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Divide, Plan, Start
 from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.schedule.automatic_stages import StageCuts, StagesAsked
 from graphsplit.planning.state import State
-from graphsplit.planning.text.steps_text import steps_text
-from graphsplit.planning.turns_and_gathers import may_drop, with_less_alive
+from graphsplit.planning.steps import Step
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Op, Program, Tensor
 
@@ -87,6 +88,23 @@ def text_after(plan: Plan, last: str) -> str:
     return steps_text(_decided(replace(plan.start, decisions=plan.start.decisions[: names.index(last) + 1])))
 
 
+def steps_text(plan: Plan) -> str:
+    """Return where each operation of a plan runs and in which layouts, and what moves, as far as it is decided."""
+    first, *lines = str(plan.program).splitlines()
+    devices = [", ".join(plan.owners.devices(i)) for i in range(len(plan.steps))]
+    where = list(map(_where, plan.steps, devices)) or ["not decided"] * len(lines)
+    moves = [f"  {move.kind} of %{move.tensor.op}: {move.source} -> {move.target}" for move in plan.moves]
+    return "\n".join([first, *[f"{line}: {own}" for line, own in zip(lines, where, strict=True)], *moves])
+
+
+def _where(step: Step, devices: str) -> str:
+    once, given = f"once, on {devices}", step.shards
+    if given is None:
+        return once if step.home else "not run by itself"
+    own = f"shards: ({', '.join(map(str, given.wants))}) -> {', '.join(map(str, given.gives))}"
+    return f"{own}; {once}" if step.home else own
+
+
 def _decided(start: Start) -> Plan:
     plan: Plan = replace(start.plan, start=start)
     for decide in start.decisions:
@@ -118,10 +136,49 @@ def propagate(plan: Plan) -> Plan:
 
 
 def drop_or_keep(plan: Plan) -> Plan:
-    """Decide whether shards that take turns keep what is put together for them; see `turns_and_gathers`."""
-    if not may_drop(plan):
+    """Decide whether shards that take turns keep what is put together for them, or drop it and do so again.
+
+    What is dropped is put together again for all shards at a time (`variables/gathering`), so all turns meet there, and
+    what they have computed so far is held. Kept through all turns it is put together once, but then all of it is alive,
+    and so are the sums of its gradients. Few rows and large weights want the one, many and small ones the other.
+    """
+    if not _may_drop(plan):
         return plan
-    return with_less_alive(plan, _decided(replace(plan.start, drops=True)))
+    return _with_less_alive(plan, _decided(replace(plan.start, drops=True)))
+
+
+_SAID = "sharded variables are gathered"
+
+
+def _may_drop(plan: Plan) -> bool:
+    """Return whether anything is kept that could be dropped, and what is alive is known when planning."""
+    divisions = plan.state.divisions.values()
+    in_stages = plan.asked.stages is not None or plan.asked.schedule
+    is_there = any(isinstance(division, (Cut, Nested)) and division.reshard for division in divisions)
+    return not plan.start.drops and is_there and not in_stages and not plan.program.symbols
+
+
+def _with_less_alive(kept: Plan, again: Plan) -> Plan:
+    """Return the plan of the two that has fewer bytes alive on its fullest device; it says what the other one has."""
+    most_kept, most_again = _most_alive(kept), _most_alive(again)
+    if most_again < most_kept:
+        said = "again for each use, for which all micro-batches wait"
+        return _with_note(again, said, most_again, most_kept)
+    if most_kept < most_again:
+        return _with_note(kept, "once, and kept for all micro-batches", most_kept, most_again)
+    return kept
+
+
+def _most_alive(plan: Plan) -> int:
+    return max(live_bytes(plan).values(), default=0)
+
+
+def _with_note(plan: Plan, said: str, most: int, otherwise: int) -> Plan:
+    note = f"{_SAID} {said}: {format_bytes(most)} alive at most, {format_bytes(otherwise)} the other way"
+    others = [
+        other for other in plan.notes if not other.startswith(_SAID)
+    ]  # (a function's, on the plan of its gradient)
+    return replace(plan, notes=(*others, note))
 
 
 PASSES: tuple[Callable[[Plan], Plan], ...] = (

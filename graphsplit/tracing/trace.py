@@ -2,6 +2,8 @@
 
 What enters: a function, and the structure, dtypes and shapes of its arguments. What leaves: a `Trace`: the program, the
 tensors and variables that it captured, and TensorFlow's own graph, to which gradients are added.
+
+The variables that a function captured are those of which TensorFlow knows, and those behind handles alone.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import functools
 import re
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,16 +21,61 @@ import tensorflow as tf
 from graphsplit.core import structures
 from graphsplit.core.protos.graphdefs import make_node, set_inputs
 from graphsplit.core.sizes.symbolic_sizes import Shape
-from graphsplit.core.tensorflow_internals import captures_of_graph, resource_value, rewritten_by_autograph
+from graphsplit.core.tensorflow_internals import (
+    captures_of_graph,
+    resource_value,
+    rewritten_by_autograph,
+    variable_behind,
+)
 from graphsplit.core.user_code import user_line
 from graphsplit.core.variables.parted_classes import raw_handles
-from graphsplit.core.variables.parted_variables import OWN_TRACE
+from graphsplit.core.variables.parted_variables import OWN_TRACE, parts_of
 from graphsplit.errors import OutputError, bullet_list
 from graphsplit.program.program import Program, is_stateful, is_write
 from graphsplit.program.reading.function_bodies import Memo
 from graphsplit.tracing.branch_effects import ShapeOf
-from graphsplit.tracing.captured_variables import variables_of
 from graphsplit.tracing.graph_to_program import CallSizes, Reading, graph_to_program
+
+_objects: weakref.WeakValueDictionary[int, tf.Variable] = weakref.WeakValueDictionary()  # by the ids of their handles
+
+
+def variables_of(
+    graph: tf.Graph, placeholders: Sequence[tf.Tensor], captured: Sequence[tf.Tensor]
+) -> tuple[tf.Variable, ...]:
+    """Return the variables that a function captured, each once, in the order in which it did.
+
+    A graph keeps a set of variables whose objects were used while it was built. Of others it has the handle (an old
+    optimizer hands those of its slots to its kernels): for such there is a new object, for the same variable.
+
+    Args:
+      graph: of the function.
+      placeholders: of what it captured.
+      captured: what these stand for.
+    """
+    variables, places = list(graph.variables), {id(handle): k for k, handle in enumerate(captured)}
+    with tf.init_scope(), raw_handles():
+        known = {id(variable.handle) for variable in variables}
+        for placeholder, handle in zip(placeholders, captured, strict=True):
+            held = resource_value(placeholder) if handle.dtype == tf.resource and hasattr(handle, "numpy") else None
+            if held is None or id(handle) in known:
+                continue
+            known.add(id(handle))
+            parts = parts_of(handle)
+            own = parts.variable if parts is not None else None
+            variables.append(_behind(handle, *held, placeholder.op.name) if own is None else own)
+        # (what is laid out lies by this order: not by that of a set, which is another one in every process)
+        return tuple(
+            sorted(variables, key=lambda variable: (places.get(id(variable.handle), len(places)), variable.name))
+        )
+
+
+def _behind(handle: tf.Tensor, dtype: tf.DType, shape: tf.TensorShape, name: str) -> tf.Variable:
+    """Return the object for the variable behind a handle, the same as long as somebody has it (and so the handle)."""
+    found = _objects.get(id(handle))
+    if found is None:
+        found = _objects[id(handle)] = variable_behind(handle, dtype, shape, name)
+    return found
+
 
 _COLLECTION = "graphsplit_traces"  # of a graph, and of graphs inside it: lists of parallelized functions called
 _RETURNED_AS_IS = (bool, int, float, complex, str, bytes, type(None))

@@ -24,6 +24,7 @@ from graphsplit.api.calls.call_signatures import (
     parameters_of,
     signature_of,
     spread,
+    warn_of_retracing,
 )
 from graphsplit.api.calls.chosen_devices import ChosenDevices, choose_devices
 from graphsplit.api.calls.compilation import trace_and_plan
@@ -34,7 +35,6 @@ from graphsplit.api.calls.outer_graphs import (
     warn_of_stateless_scope,
     warn_of_variables,
 )
-from graphsplit.api.calls.retracing import warn_of_retracing
 from graphsplit.api.calls.traces import PerInstance, Signature, Traces
 from graphsplit.api.input import prefetching
 from graphsplit.api.layouts.automatic import why_they_stay

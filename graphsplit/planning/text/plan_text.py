@@ -26,10 +26,9 @@ from graphsplit.planning.shares import Cause, Shares, shares_of
 from graphsplit.planning.state import devices_of_handles, state_on
 from graphsplit.planning.tasks import COPY, Tasks, few_tasks_of
 from graphsplit.planning.text.advice import advice_on
-from graphsplit.planning.text.compiled_text import compiled_text
 from graphsplit.planning.text.headlines import headline
 from graphsplit.planning.text.held_text import held_text
-from graphsplit.planning.text.host_kernels import host_kernels_text
+from graphsplit.planning.text.kernels_text import compiled_text, host_kernels_text
 from graphsplit.planning.text.stage_texts import stages_text
 from graphsplit.planning.text.variables_text import burden_of_variables
 from graphsplit.planning.traffic import STAGES, Traffic, along, giving_devices, traffic
