@@ -254,7 +254,7 @@ def test_second_derivative_through_a_loop_over_an_unknown_length():
     for count, length in ((5, 2), (6, 4)):
         x = sequences(count, length)
         assert_close(second_derivative(sharded, x, w), second_derivative(forward, x, w), tolerance=1e-11)
-    ((compiled,),) = sharded._traces.compiled.values()
+    ((compiled,),) = sharded._traces.planned.values()
     (pair,) = compiled._pairs.values()
     bodies = compiled.trace.shared.bodies
     assert len(pair.again) == 1  # the second derivative asked for one of the groups

@@ -255,7 +255,7 @@ def test_copies_of_functions(copied: Callable[[Any], Any]):
     function = gs.parallelize(square, devices=["CPU:1", "CPU:3"], tuning={"default_device": "CPU:2"})
     function(ones() * 3)
     twin = copied(function)
-    assert not twin._traces.compiled
+    assert not twin._traces.planned
     assert first(twin(ones() * 3)) == 9
     assert (twin.devices, twin.home) == (function.devices, function.home)
     assert twin.function is square

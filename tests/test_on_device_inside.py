@@ -141,7 +141,7 @@ def test_a_batch_of_unknown_size():
     for count in (5, 1, 8):
         assert_close(for_any_size(rows(count)), plain(rows(count)))
     assert_close([v.value() for v in own_variables], [v.value() for v in variables])
-    (compiled,) = (compiled for found in parallel._traces.compiled.values() for compiled in found)
+    (compiled,) = (compiled for found in parallel._traces.planned.values() for compiled in found)
     graph = emit(compiled.plan).graph_def()
     assert devices_by_type([graph], TANH) == expected(TANH, STAGE)
     assert devices_by_type([graph], LEAKY) == expected(LEAKY, OUTER)

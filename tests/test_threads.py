@@ -89,7 +89,7 @@ def test_calls_and_gradients_of_same_and_different_shapes(reduce_retracing: bool
         expected = (plain(x), gradients(plain, x, w))
         for each in found:
             assert_close(each, expected)
-    assert len(parallel._traces.compiled) <= 4
+    assert len(parallel._traces.planned) <= 4
 
 
 def test_traced_once_by_all_threads():
@@ -168,7 +168,7 @@ def test_everything_that_is_asked_of_a_function():
     assert at_once(lambda i: ask[i](), len(ask)) == one_after_the_other
     fresh = parallel = gs.parallelize(forward(w), devices=2)
     assert at_once(lambda i: ask[i](), len(ask)) == one_after_the_other
-    assert len(fresh._traces.compiled) == 1
+    assert len(fresh._traces.planned) == 1
 
 
 def test_instances_that_take_each_others_place():
@@ -200,7 +200,7 @@ def test_sizes_of_calls_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch):
     for count in range(1, 40):
         assert double(tf.ones(count)).shape == (count,)
     assert len(double._traces.covered) <= 5
-    assert len(double._traces.compiled) <= 2
+    assert len(double._traces.planned) <= 2
 
 
 class NoCluster:

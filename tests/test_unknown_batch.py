@@ -89,7 +89,7 @@ def test_rules(case: Case) -> None:
     plan.check()
     emit(plan).check()
     assert plan.program.batch_is_unknown
-    assert len(parallel._traces.compiled) == 1
+    assert len(parallel._traces.planned) == 1
     if case.name not in CLIPPED and not any("B" in argument.shape for argument in case.arguments):
         assert len(plan.stayed_home) == case.at_home, str(plan)
         if not case.at_home and not case.partial:  # whether it pays to keep a sum partial is another matter
@@ -225,7 +225,7 @@ def test_every_number_of_rows_and_devices() -> None:
             rng = np.random.default_rng(rows)
             x, z = rng.standard_normal((rows, 3)), rng.standard_normal((2, rows))
             assert_close(parallel(x, z), f(x, z), f"{rows} rows on {devices} devices")
-        assert len(parallel._traces.compiled) == 1
+        assert len(parallel._traces.planned) == 1
         plan = parallel.plan(x, z)
         assert not plan.stayed_home, str(plan)
 

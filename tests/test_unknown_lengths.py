@@ -39,7 +39,7 @@ def test_unknown_lengths_as_well() -> None:
         tokens = np.random.default_rng(rows).integers(0, 10, (rows, words)).astype(np.int32)
         assert_close(parallel(tokens), f(tokens))
     plan = parallel.plan(tokens)
-    assert len(parallel._traces.compiled) == 1
+    assert len(parallel._traces.planned) == 1
     assert not plan.stayed_home, str(plan)
 
 

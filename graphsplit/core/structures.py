@@ -73,7 +73,7 @@ def _content(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Branch:
+class Container:
     """A container: its type, the keys of its entries, its entries, and what else it takes to make it again."""
 
     kind: type
@@ -83,7 +83,7 @@ class Branch:
 
 
 Leaf = TensorLeaf | CompositeLeaf | StaticLeaf
-Tree = Leaf | Branch
+Tree = Leaf | Container
 
 
 def flatten(value: Any, specs: bool = False) -> tuple[list[tf.Tensor], Tree]:
@@ -116,7 +116,7 @@ def _flatten(value: Any, tensors: list[tf.Tensor], specs: bool) -> Tree:
         return StaticLeaf(value)
     keys, entries, rest = container.take_apart(value)
     trees = tuple([_flatten(entry, tensors, specs) for entry in entries])
-    return Branch(kind, keys, trees, None if rest is None else StaticLeaf(rest))
+    return Container(kind, keys, trees, None if rest is None else StaticLeaf(rest))
 
 
 def _in_host_memory(value: Any) -> tf.Tensor:
@@ -197,7 +197,7 @@ def walk(tree: Tree, prefix: str | None = None) -> Iterator[tuple[str, Leaf]]:
       tree: the structure.
       prefix: what the user calls the whole; None for arguments, whose names are its keys.
     """
-    if not isinstance(tree, Branch):
+    if not isinstance(tree, Container):
         yield prefix or "", tree
         return
     for key, entry in zip(tree.keys, tree.entries, strict=True):
@@ -257,6 +257,6 @@ def map_static(function: Callable[[Any], Any], value: Any) -> Any:
 
 def map_leaves(function: Callable[[Leaf], Leaf], tree: Tree) -> Tree:
     """Return a structure with `function` applied to every leaf, in the order of the tensors."""
-    if not isinstance(tree, Branch):
+    if not isinstance(tree, Container):
         return function(tree)
     return dataclasses.replace(tree, entries=tuple([map_leaves(function, entry) for entry in tree.entries]))

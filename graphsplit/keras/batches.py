@@ -141,7 +141,7 @@ class BatchesFunction(BatchFunction):
     def __call__(self, batches: Any) -> Any:
         """Return the predictions of all, joined."""
         seen = self._of_graphs.seen(structures.flatten(list(map(_without_optionals, batches)))[1])
-        assert isinstance(seen, structures.Branch)
+        assert isinstance(seen, structures.Container)
         return self.run(zip(batches, seen.entries, strict=True))
 
 
@@ -169,7 +169,7 @@ def _rows_that_differ(step: ParallelFunction[..., Any], batch: tuple[Any, ...]) 
     """Return the number of rows of each part of a batch, "" if they are the same."""
     named = inspect.signature(step).bind_partial(*batch).arguments
     tree = structures.flatten(dict(named), specs=True)[1]
-    assert isinstance(tree, structures.Branch)
+    assert isinstance(tree, structures.Container)
     rows = {path: leaf.shape[0] for path, leaf in structures.paths(tree) if leaf.shape and leaf.shape[0] is not None}
     if len(set(rows.values())) < 2:
         return ""
@@ -216,7 +216,7 @@ class ModelStep(ParallelFunction[..., Any]):
         with _differing_rows_told(self, args):
             return super()._planning(args, kwargs, runs)
 
-    def _seen(self, arguments: structures.Branch) -> structures.Branch:
+    def _seen(self, arguments: structures.Container) -> structures.Container:
         [seen, *batch] = arguments.entries
         if not isinstance(seen, structures.StaticLeaf) or seen.value is None:
             return arguments

@@ -13,7 +13,7 @@ import tensorflow as tf
 from graphsplit.core.protos.graphdefs import GraphDef, make_node, output_names, source_of, split_reference, with_inputs
 from graphsplit.core.protos.marks import is_marked, mark
 from graphsplit.core.sizes.symbolic_sizes import Shape
-from graphsplit.core.structures import Branch, TensorLeaf
+from graphsplit.core.structures import Container, TensorLeaf
 from graphsplit.core.tensorflow_internals import import_operations
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
@@ -125,7 +125,7 @@ def check_can_be_split(nodes: Iterable[Any], library: Any) -> None:
         )
 
 
-def arguments_of(part: ModelPart, names: Sequence[str]) -> Branch:
+def arguments_of(part: ModelPart, names: Sequence[str]) -> Container:
     """Return the structure of the part's inputs, called by these names."""
     placeholders = {node.name: node for node in part.nodes}
     leaves = []
@@ -133,7 +133,7 @@ def arguments_of(part: ModelPart, names: Sequence[str]) -> Branch:
         attributes = placeholders[name].attr
         shape = tf.TensorShape(attributes["shape"].shape)
         leaves.append(TensorLeaf(tf.as_dtype(attributes["dtype"].type), known_shape(shape)))
-    return Branch(dict, tuple(names), tuple(leaves))
+    return Container(dict, tuple(names), tuple(leaves))
 
 
 def read_part(part: ModelPart, names: Sequence[str], shapes: Sequence[Shape | None]) -> Program:

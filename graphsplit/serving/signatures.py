@@ -75,7 +75,7 @@ def plan_signature(
 
     specs = dict(function.structured_input_signature[1])
     leaves = tuple(structures.TensorLeaf(spec.dtype, known_shape(spec.shape)) for spec in specs.values())
-    arguments = structures.Branch(dict, tuple(specs), leaves)
+    arguments = structures.Container(dict, tuple(specs), leaves)
     call = as_call(arguments)
     traced, plan = trace_and_plan(
         lambda inputs: function(**inputs), call, arguments, options, devices, devices[0], find_state

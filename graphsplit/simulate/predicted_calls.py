@@ -40,10 +40,10 @@ class PredictedCall:
 
     function: Callable[..., Any]
     options: Options
-    arguments: structures.Branch
+    arguments: structures.Container
     splitting: Splitting
     run_trace: Callable[[], Trace] = field(repr=False)
-    seen: Callable[[structures.Branch], structures.Branch] = field(repr=False)
+    seen: Callable[[structures.Container], structures.Container] = field(repr=False)
     notes: tuple[str, ...] = ()
 
     @property
@@ -81,7 +81,7 @@ class PredictedCall:
             return replace(leaf, shape=tuple([n * rows // batch if n and k == layout.axis else n for k, n in sizes]))
 
         wide = structures.map_leaves(widen, self.arguments)
-        assert isinstance(wide, structures.Branch)
+        assert isinstance(wide, structures.Container)
         return _call_of(self.function, self.options, wide, self.seen, self.notes)
 
     @collection_paused()
@@ -124,7 +124,7 @@ def predicted_call(
     check_split(options.split, parameters_of(signature))
     bound = signature.bind(*args, **kwargs)
     _, tree = structures.flatten(dict(bound.arguments), specs=True)
-    assert isinstance(tree, structures.Branch)
+    assert isinstance(tree, structures.Container)
     seen = fn._seen if isinstance(fn, ParallelFunction) else lambda arguments: arguments
     return _call_of(function, options, tree, seen, notes)
 
@@ -132,8 +132,8 @@ def predicted_call(
 def _call_of(
     function: Callable[..., Any],
     options: Options,
-    arguments: structures.Branch,
-    seen: Callable[[structures.Branch], structures.Branch],
+    arguments: structures.Container,
+    seen: Callable[[structures.Container], structures.Container],
     notes: tuple[str, ...],
 ) -> PredictedCall:
     signature = signature_of(function)

@@ -39,7 +39,7 @@ def plan_for_gpus(
     devices = [f"/device:GPU:{d}" for d in range(axes.count or gpus)]
     _, call = structures.flatten((tuple(arguments), {}))
     leaves = tuple(structures.TensorLeaf(x.dtype, tuple(x.shape)) for x in arguments)
-    named = structures.Branch(dict, tuple(f"argument_{i}" for i in range(len(leaves))), leaves)
+    named = structures.Container(dict, tuple(f"argument_{i}" for i in range(len(leaves))), leaves)
     own = Options(mesh=axes, **options)
     splitting = resolve_split(own.split, named)
     names = [path for path, _ in structures.paths(named)]

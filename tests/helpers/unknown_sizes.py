@@ -6,5 +6,5 @@ import graphsplit as gs
 
 
 def last_plan(function: gs.ParallelFunction) -> gs.inspect.Plan:
-    compiled = [found for several in function._traces.compiled.values() for found in several]
+    compiled = [found for several in function._traces.planned.values() for found in several]
     return compiled[-1].pair().plan

@@ -13,8 +13,8 @@ from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
 from graphsplit.core.sizes.polynomials import Polynomial
 from graphsplit.core.sizes.symbolic_sizes import MOST_LENGTHS, Shape, Size, length, rows
 from graphsplit.core.structures import (
-    Branch,
     CompositeLeaf,
+    Container,
     StaticLeaf,
     TensorLeaf,
     Tree,
@@ -85,7 +85,7 @@ def check_split(split: Split, parameters: Sequence[str] | None) -> None:
         raise ArgumentError(f"split takes an axis, or a mapping from argument names to an axis or None, got {split!r}.")
 
 
-def resolve_split(split: Split, arguments: Branch) -> Splitting:
+def resolve_split(split: Split, arguments: Container) -> Splitting:
     """Return how the arguments are split.
 
     Args:
@@ -167,7 +167,7 @@ def _with_lengths(shapes: Sequence[Shape | None], names: Sequence[str]) -> tuple
     return tuple(result)
 
 
-def same_batch(splitting: Splitting, arguments: Branch) -> bool:
+def same_batch(splitting: Splitting, arguments: Container) -> bool:
     """Return whether all arguments of a call that would be split have the same size along their axes.
 
     Not if a size that is not known is 0: sizes are followed from 1 on, and a batch without rows is traced for itself.
@@ -186,7 +186,7 @@ def _turns_out_empty(actual: Shape | None, planned: Shape | None) -> bool:
     return any(a == 0 and (p is None or isinstance(p, Size)) for a, p in zip(actual, planned, strict=True))
 
 
-def _by_name(split: Split, arguments: Branch) -> dict[str, tuple[Split, bool]]:
+def _by_name(split: Split, arguments: Container) -> dict[str, tuple[Split, bool]]:
     if isinstance(split, Mapping):
         return {name: (spec, True) for name, spec in split.items()}
     if isinstance(split, (list, tuple)):

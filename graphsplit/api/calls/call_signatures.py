@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core import structures
-from graphsplit.core.structures import Branch, TensorLeaf, Tree
+from graphsplit.core.structures import Container, TensorLeaf, Tree
 from graphsplit.core.tensorflow_internals import rewritten_by_autograph
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.errors import ArgumentError, RetracingWarning, bullet_list
@@ -22,7 +22,7 @@ from graphsplit.errors import ArgumentError, RetracingWarning, bullet_list
 MANY_SIGNATURES = 8
 
 
-def warn_of_retracing(name: str, signatures: Sequence[structures.Branch]) -> None:
+def warn_of_retracing(name: str, signatures: Sequence[structures.Container]) -> None:
     """Warn, once, when a function has reached `MANY_SIGNATURES` signatures; name the arguments that differ."""
     if len(signatures) != MANY_SIGNATURES:
         return
@@ -37,7 +37,7 @@ def warn_of_retracing(name: str, signatures: Sequence[structures.Branch]) -> Non
     )
 
 
-def _differing(signatures: Sequence[structures.Branch]) -> dict[str, list[str]]:
+def _differing(signatures: Sequence[structures.Container]) -> dict[str, list[str]]:
     """Return what each argument was, for those that were not always the same."""
     seen: dict[str, list[str]] = {}
     for signature in signatures:
@@ -74,21 +74,21 @@ def parameters_of(signature: inspect.Signature) -> list[str] | None:
     return None if inspect.Parameter.VAR_KEYWORD in kinds else list(signature.parameters)
 
 
-def spread(arguments: structures.Branch, signature: inspect.Signature) -> structures.Branch:
+def spread(arguments: structures.Container, signature: inspect.Signature) -> structures.Container:
     """Return the arguments by name with those of `**kwargs` among them, as the user wrote the call."""
     keys: list[str] = []
     entries: list[structures.Tree] = []
     for key, entry in zip(arguments.keys, arguments.entries, strict=True):
-        if signature.parameters[key].kind is inspect.Parameter.VAR_KEYWORD and isinstance(entry, structures.Branch):
+        if signature.parameters[key].kind is inspect.Parameter.VAR_KEYWORD and isinstance(entry, structures.Container):
             keys += entry.keys
             entries += entry.entries
         else:
             keys.append(key)
             entries.append(entry)
-    return structures.Branch(dict, tuple(keys), tuple(entries))
+    return structures.Container(dict, tuple(keys), tuple(entries))
 
 
-def check_no_specs(name: str, arguments: Branch) -> None:
+def check_no_specs(name: str, arguments: Container) -> None:
     """Raise `ArgumentError` for specifications where a call needs tensors."""
     found = structures.static_leaves(arguments)
     if specs := [f"{path}: {value}" for path, value in found if isinstance(value, tf.TypeSpec)]:
@@ -100,10 +100,10 @@ def check_no_specs(name: str, arguments: Branch) -> None:
         )
 
 
-def as_call(arguments: structures.Branch) -> structures.Branch:
+def as_call(arguments: structures.Container) -> structures.Container:
     """Return the structure of `(args, kwargs)` for a function of the bound arguments."""
-    return structures.Branch(
-        tuple, (0, 1), (structures.Branch(tuple, (0,), (arguments,)), structures.Branch(dict, (), ()))
+    return structures.Container(
+        tuple, (0, 1), (structures.Container(tuple, (0,), (arguments,)), structures.Container(dict, (), ()))
     )
 
 
@@ -124,7 +124,7 @@ def as_specified(arguments: Tree, specs: Any) -> Tree:
     if isinstance(arguments, TensorLeaf):
         known = isinstance(specs, tf.TensorSpec) and specs.shape.rank is not None
         return TensorLeaf(arguments.dtype, tuple(specs.shape.as_list())) if known else arguments
-    if not isinstance(arguments, Branch):
+    if not isinstance(arguments, Container):
         return arguments
     if isinstance(specs, Mapping):
         chosen = [specs.get(key) for key in arguments.keys]
@@ -143,7 +143,7 @@ def generalized(one: Tree, other: Tree) -> Tree | None:
         if one.dtype != other.dtype or a is None or b is None or len(a) != len(b):
             return one if one == other else None
         return TensorLeaf(one.dtype, tuple([x if x == y else None for x, y in zip(a, b, strict=True)]))
-    if not isinstance(one, Branch) or not isinstance(other, Branch):
+    if not isinstance(one, Container) or not isinstance(other, Container):
         return one if one == other else None
     if (one.kind, one.keys, one.rest) != (other.kind, other.keys, other.rest):
         return None

@@ -40,7 +40,7 @@ from graphsplit.tracing.trace import Trace, TracedFunction, trace_function
 def trace_and_plan(
     fn: Callable[..., Any],
     call: structures.Tree,
-    arguments: structures.Branch,
+    arguments: structures.Container,
     options: Options,
     devices: Sequence[str],
     home: str,

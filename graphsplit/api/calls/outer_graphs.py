@@ -76,7 +76,7 @@ def check_no_replica(name: str) -> None:
             )
 
 
-def check_no_spread_values(name: str, arguments: structures.Branch) -> None:
+def check_no_spread_values(name: str, arguments: structures.Container) -> None:
     """Raise `ArgumentError` for values that a strategy has distributed."""
     found = []
     for path, leaf in structures.walk(arguments):

@@ -121,7 +121,7 @@ class ParallelFunction(Generic[P, R]):
         """What is traced: the single-device function, or (a subclass) something around it."""
         return self._fn
 
-    def _seen(self, arguments: structures.Branch) -> structures.Branch:
+    def _seen(self, arguments: structures.Container) -> structures.Container:
         """Return the arguments as the function sees them while it is traced: all, or (a subclass) not every size."""
         return arguments
 
@@ -144,38 +144,38 @@ class ParallelFunction(Generic[P, R]):
         self._chosen.check()
         tensors, arguments = self._flatten(args, kwargs)
 
-        def run(compiled: Differentiable) -> list[tf.Tensor]:
+        def run(planned: Differentiable) -> list[tf.Tensor]:
             if not tf.executing_eagerly():
-                warn_of_outer_graph(self._name(), self._traces, (*self.devices, compiled.plan.home))
-            if compiled.runs:
-                return compiled(tensors)
+                warn_of_outer_graph(self._name(), self._traces, (*self.devices, planned.plan.home))
+            if planned.runs:
+                return planned(tensors)
             with phase(self._name()), phase("building and running it for the first time"):
-                return compiled(tensors)
+                return planned(tensors)
 
         return self._run_planned(arguments, tensors, run)
 
     def _run_planned(
         self,
-        arguments: structures.Branch,
+        arguments: structures.Container,
         tensors: list[tf.Tensor] | None,
         run: Callable[[Differentiable], list[tf.Tensor]],
     ) -> Any:
-        """Return what the compiled form returns; another one's, if layouts change before it runs.
+        """Return what the planned form returns; another one's, if layouts change before it runs.
 
         Args:
           arguments: the signature.
           tensors: where they lie, they are cut; None if each host has them.
-          run: is given the compiled form.
+          run: is given the planned form.
         """
         while True:
-            compiled = self._get(arguments)
-            compiled = compiled if tensors is None else compiled.on(tensors)
+            planned = self._get(arguments)
+            planned = planned if tensors is None else planned.on(tensors)
             try:
-                results = run(compiled)
+                results = run(planned)
             except LayoutsChangedError:
                 continue
-            compiled.runs += 1
-            return structures.unflatten(compiled.trace.result, results)
+            planned.runs += 1
+            return structures.unflatten(planned.trace.result, results)
 
     # (a batch may be any structure)
     def map(self, batches: Iterable[Any] | Callable[[], Iterable[Any]], *, prefetch: int = 1) -> Iterator[R]:
@@ -243,12 +243,12 @@ class ParallelFunction(Generic[P, R]):
 
     def _variables_so_far(self) -> tuple[tf.Variable, ...]:
         """Return the variables that the calls so far read or change."""
-        found = [variable for compiled in self._traces.all() for variable in compiled.trace.variables]
+        found = [variable for planned in self._traces.all() for variable in planned.trace.variables]
         return tuple({id(variable): variable for variable in found}.values())
 
     def _programs_so_far(self) -> list[Program]:
         """Return what the calls so far were traced to."""
-        return [compiled.trace.program for compiled in self._traces.all()]
+        return [planned.trace.program for planned in self._traces.all()]
 
     # (Any: a ParamSpec leaves no room for another keyword)
     @with_users_traceback
@@ -268,13 +268,13 @@ class ParallelFunction(Generic[P, R]):
         """Return what a call with these arguments runs, for those who look at it or, if `runs`, run it."""
         from graphsplit.inspect.sources import Planned
 
-        compiled, tensors = self._planning(args, kwargs, runs)
-        return Planned(compiled.trace, compiled.plan, tensors, self._name())
+        planned, tensors = self._planning(args, kwargs, runs)
+        return Planned(planned.trace, planned.plan, tensors, self._name())
 
     def _planning(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool = False
     ) -> tuple[Differentiable, list[Any]]:
-        """Return the compiled form for these arguments, and the tensors among them, or what stands for tensors.
+        """Return the planned form for these arguments, and the tensors among them, or what stands for tensors.
 
         Without arguments it is the one that ran most, if any has. What moves variables when it runs is planned, if it
         is only looked at, as if they lay as it wants them, unless they do.
@@ -286,7 +286,7 @@ class ParallelFunction(Generic[P, R]):
         tensors, arguments = self._flatten(args, kwargs, specs=True)
         if self._moves_variables and not runs and self._find(arguments) is None:
             with self._traces.lock:
-                return self._compile(self._cover(arguments), runs=False), tensors
+                return self._trace_and_plan(self._cover(arguments), runs=False), tensors
         return self._get(arguments).on(tensors), tensors
 
     def _check_takes_nothing(self) -> None:
@@ -358,17 +358,17 @@ class ParallelFunction(Generic[P, R]):
 
     def _flatten(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], specs: bool = False
-    ) -> tuple[list[tf.Tensor], structures.Branch]:
+    ) -> tuple[list[tf.Tensor], structures.Container]:
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self._name()}{self._signature}: {error}") from None
         tensors, tree = structures.flatten(dict(bound.arguments), specs)
-        assert isinstance(tree, structures.Branch)
+        assert isinstance(tree, structures.Container)
         return tensors, tree
 
-    def _get(self, arguments: structures.Branch) -> Differentiable:
-        """Return the compiled form for this signature, making it on first use."""
+    def _get(self, arguments: structures.Container) -> Differentiable:
+        """Return the planned form for this signature, making it on first use."""
         if in_xla_context():
             raise UnsupportedError(
                 f"{self._name()} is called inside a function with jit_compile=True. XLA compiles such a function for "
@@ -381,15 +381,15 @@ class ParallelFunction(Generic[P, R]):
             arguments = self._cover(arguments)
             found = self._find(arguments)  # another thread may have been faster, or another call was like this
             if found is None:
-                found = self._compile(arguments)
+                found = self._trace_and_plan(arguments)
                 signature = Signature(arguments, open_scopes())
-                others = [other for other in self._traces.compiled.get(signature, ()) if other.is_current]
-                self._traces.compiled[signature] = [*others, found]
-                warn_of_retracing(self._name(), list(dict.fromkeys(known.arguments for known in self._traces.compiled)))
+                others = [other for other in self._traces.planned.get(signature, ()) if other.is_current]
+                self._traces.planned[signature] = [*others, found]
+                warn_of_retracing(self._name(), list(dict.fromkeys(known.arguments for known in self._traces.planned)))
         return found
 
-    def _find(self, arguments: structures.Branch) -> Differentiable | None:
-        """Return the compiled form for this signature that is valid here and now.
+    def _find(self, arguments: structures.Container) -> Differentiable | None:
+        """Return the planned form for this signature that is valid here and now.
 
         What it captured is at hand, and variables lie as they did. (In a graph they are whole: it may use them itself.)
         """
@@ -401,13 +401,13 @@ class ParallelFunction(Generic[P, R]):
             )
         outer = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         signature = Signature(self._traces.covered.get(arguments, arguments), open_scopes())
-        for compiled in self._traces.compiled.get(signature, ()):
-            in_reach = compiled.trace.outer_graph in (None, outer) and not (outer and compiled.plan.state.parts)
-            if compiled.is_current and in_reach:
-                return compiled
+        for planned in self._traces.planned.get(signature, ()):
+            in_reach = planned.trace.outer_graph in (None, outer) and not (outer and planned.plan.state.parts)
+            if planned.is_current and in_reach:
+                return planned
         return None
 
-    def _cover(self, arguments: structures.Branch) -> structures.Branch:
+    def _cover(self, arguments: structures.Container) -> structures.Container:
         """Return the signature under which a call is traced: its own, or one that leaves sizes open.
 
         It does so where the function is a `tf.function` with an `input_signature`, and under `reduce_retracing`.
@@ -415,19 +415,19 @@ class ParallelFunction(Generic[P, R]):
         specs = self._signature.bind_partial(*(getattr(self._fn, "input_signature", None) or ())).arguments
         wider: list[structures.Tree | None] = [as_specified(arguments, specs)]
         if self._options.tuning["reduce_retracing"]:
-            wider += [generalized(known.arguments, arguments) for known in self._traces.compiled]
+            wider += [generalized(known.arguments, arguments) for known in self._traces.planned]
         for found in wider:
-            if isinstance(found, structures.Branch) and found != arguments and self._is_one_batch(found, arguments):
+            if isinstance(found, structures.Container) and found != arguments and self._is_one_batch(found, arguments):
                 self._traces.remember_covered(arguments, found)
                 return found
         return arguments
 
-    def _is_one_batch(self, found: structures.Branch, arguments: structures.Branch) -> bool:
+    def _is_one_batch(self, found: structures.Container, arguments: structures.Container) -> bool:
         splitting = resolve_split(self._options.split, spread(found, self._signature))
         return same_batch(splitting, spread(arguments, self._signature))
 
     @collection_paused()
-    def _compile(self, arguments: structures.Branch, runs: bool = True) -> Differentiable:
+    def _trace_and_plan(self, arguments: structures.Container, runs: bool = True) -> Differentiable:
         named = spread(arguments, self._signature)
         check_no_spread_values(self._name(), named)
         check_no_specs(self._name(), named)

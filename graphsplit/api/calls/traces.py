@@ -19,7 +19,7 @@ MOST_COVERED = 1000
 class Signature(NamedTuple):
     """What a trace is valid for: the structure of its arguments, and what the scopes said, see `open_scopes`."""
 
-    arguments: structures.Branch
+    arguments: structures.Container
     scopes: Hashable
 
 
@@ -43,7 +43,7 @@ class Traces:
     """What a function was traced to, by signature: one for each function, and for each instance of a method.
 
     Attributes:
-      compiled: the compiled forms of each signature; several if they captured tensors of different graphs.
+      planned: the planned forms of each signature; several if they captured tensors of different graphs.
       covered: arguments of calls that run as wider ones.
       choices: plans that were chosen automatically.
       functions: what TensorFlow traced without knowing all sizes, for calls that have them.
@@ -54,8 +54,8 @@ class Traces:
       bound: the method bound to the instance, as long as somebody holds it.
     """
 
-    compiled: dict[Signature, list[Differentiable]] = field(default_factory=dict)
-    covered: dict[structures.Branch, structures.Branch] = field(default_factory=dict)
+    planned: dict[Signature, list[Differentiable]] = field(default_factory=dict)
+    covered: dict[structures.Container, structures.Container] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)
     functions: dict[Hashable, TracedFunction] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)  # type: ignore[valid-type]  # a function until 3.13
@@ -64,20 +64,20 @@ class Traces:
     told_of_variables: bool = False
     bound: weakref.ref[Any] | None = None
 
-    def remember_covered(self, arguments: structures.Branch, wider: structures.Branch) -> None:
+    def remember_covered(self, arguments: structures.Container, wider: structures.Container) -> None:
         """Note under which wider arguments a call runs, for the last so many sizes: there may be any number of them."""
         if len(self.covered) >= MOST_COVERED:
             self.covered.pop(next(iter(self.covered)), None)
         self.covered[arguments] = wider
 
     def all(self) -> list[Differentiable]:
-        """Return all compiled forms."""
-        return [form for group in list(self.compiled.values()) for compiled in group for form in compiled.forms]
+        """Return all planned forms."""
+        return [form for group in list(self.planned.values()) for planned in group for form in planned.forms]
 
     def ran_most(self) -> Differentiable | None:
-        """Return the compiled form that ran most of those that are valid now; None if none has run."""
-        ran = [compiled for compiled in self.all() if compiled.runs and compiled.is_current]
-        return max(ran, key=lambda compiled: compiled.runs, default=None)
+        """Return the planned form that ran most of those that are valid now; None if none has run."""
+        ran = [planned for planned in self.all() if planned.runs and planned.is_current]
+        return max(ran, key=lambda planned: planned.runs, default=None)
 
 
 Value = TypeVar("Value")

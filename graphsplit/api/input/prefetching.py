@@ -71,10 +71,10 @@ def _results(function: Any, batches: Iterator[list[Any]], count: int, readers: t
 
     def prepare(found: list[Any]) -> tuple[Any, Any, Any, Any]:
         tensors, tree = _flatten(function, found)
-        compiled = function._find(tree)  # new signatures are traced by the user's own thread
-        compiled = compiled if compiled is None or readers else compiled.on(tensors)
-        sends = compiled is not None and compiled.sends(readers)
-        return tensors, tree, compiled, compiled.send(tensors, readers) if sends else None
+        planned = function._find(tree)  # new signatures are traced by the user's own thread
+        planned = planned if planned is None or readers else planned.on(tensors)
+        sends = planned is not None and planned.sends(readers)
+        return tensors, tree, planned, planned.send(tensors, readers) if sends else None
 
     for tensors, tree, sender, pieces in ahead(batches, prepare, count):
         # another one, if layouts changed meanwhile, or scopes are open here
@@ -104,12 +104,12 @@ class ReadCall:
         return function._run_planned(tree, None, partial(_run, tensors, hosts, None, None))
 
 
-def _run(tensors: Any, readers: tuple[str, ...], sender: Any, pieces: Any, compiled: Any) -> list[tf.Tensor]:
-    found: list[tf.Tensor] = compiled.run_sent(tensors, pieces if compiled is sender else None, readers)
+def _run(tensors: Any, readers: tuple[str, ...], sender: Any, pieces: Any, planned: Any) -> list[tf.Tensor]:
+    found: list[tf.Tensor] = planned.run_sent(tensors, pieces if planned is sender else None, readers)
     return found
 
 
-def _flatten(function: Any, found: list[Any]) -> tuple[list[tf.Tensor], structures.Branch]:
+def _flatten(function: Any, found: list[Any]) -> tuple[list[tf.Tensor], structures.Container]:
     """Return the tensors of a batch, of one reader after the other, and its structure, which is that of each."""
     flat = [function._flatten(arguments_of(batch), {}) for batch in found]
     return [tensor for tensors, _ in flat for tensor in tensors], flat[0][1]

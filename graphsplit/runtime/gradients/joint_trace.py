@@ -43,7 +43,7 @@ class JointTrace:
     def sources(self, g: int) -> list[int]:
         """Return the sources that have a gradient from group `g`."""
         tree = self.gradients[g]
-        assert isinstance(tree, structures.Branch)
+        assert isinstance(tree, structures.Container)
         return [i for i, entry in enumerate(tree.entries) if not isinstance(entry, structures.StaticLeaf)]
 
     def sizes(self) -> list[tuple[int, int]]:
