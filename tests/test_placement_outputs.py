@@ -215,10 +215,10 @@ document.getElementById("panel").click();
 report.panel.push(seen(aside));
 report.ink = getComputedStyle(document.body).color;
 document.getElementById("less").click();
-report.collapsed = document.querySelectorAll(".row").length;
+report.collapsed = rows.length; // drawn or not
 const closed = [...document.querySelectorAll(".row")].find((g) => g.item.children);
 click(closed.querySelector(".box"));
-report.expanded = document.querySelectorAll(".row").length;
+report.expanded = rows.length;
 document.getElementById("shards").click();
 report.allLanes = document.querySelectorAll(".lane").length;
 report.allFit = svg.getBoundingClientRect().width <= document.getElementById("canvas").clientWidth;

@@ -6,8 +6,7 @@ const OP = { name: 0, type: 1, device: 2, requested: 3, actual: 4, shard: 5, sha
   reason: 10, ran: 11, backward: 12, home: 13, lane: 14, stage: 15,
   scopes: 16, label: 17 };
 const CRITICAL = new Set(D.critical);
-const MOST = 48; // a group with more members is divided into runs
-const LOOSE = 4, SMALL = 0.05; // so many operations of no layer, with so little of the FLOPs, are shown as one group
+const ALIKE = 4; // so many operations or more whose names differ by a number are one group
 
 function units(value, names) {
   let i = 0;
@@ -19,8 +18,8 @@ const formatFlops = (n) => units(n, ["FLOPs", "kFLOPs", "MFLOPs", "GFLOPs", "TFL
 const deviceColor = (d) => (d < 0 ? "#8b949e" : D.devices[d].color);
 const deviceName = (d) => (d < 0 ? "none" : D.devices[d].name);
 
-function newGroup(label, parent, lane) {
-  return { label, parent, lane, children: [], byName: new Map(), open: !parent, count: 0, flops: 0, bytes: 0, rank: 1e9,
+function newGroup(label, parent, lane, depth = 0) {
+  return { label, parent, lane, depth, children: [], byName: new Map(), open: !parent, count: 0, flops: 0, bytes: 0, rank: 1e9,
     work: 1e9, quiet: true, homes: 0, critical: 0, folded: false };
 }
 
@@ -34,9 +33,17 @@ function newLane(key) {
 
 const rowsOf = (shard) => (D.rows[shard] ? ", " + D.rows[shard] + " rows" : "");
 
-function lanePath(op, lane) { // shards that take turns in a lane are groups of it
-  const shard = op[OP.shard], scopes = D.scopes[op[OP.scopes]], path = scopes ? scopes.split("/") : [];
-  return lane.turns && shard >= 0 ? ["shard " + shard + rowsOf(shard), ...path] : path;
+const stem = (label) => label.replace(/_\d+(?=$| \(|\))/g, ""); // of `Add_1` and of `Add_2 (reduce_3)`
+
+function levelsOf(op, lane) { // the groups that an operation is in, and their depths; a layer `conv2_block1_bn` is in those of its block
+  const shard = op[OP.shard], scopes = D.scopes[op[OP.scopes]], levels = [];
+  const path = scopes ? scopes.split("/") : [], turn = lane.turns && shard >= 0; // shards that take turns in a lane are groups of it
+  if (turn) path.unshift("shard " + shard + rowsOf(shard));
+  path.forEach((part, depth) => {
+    if (depth || !turn) for (const number of part.matchAll(/\d(?=_)/g)) levels.push([part.slice(0, number.index + 1), depth]);
+    levels.push([part, depth]);
+  });
+  return [...levels, [stem(D.labels[op[OP.label]]), path.length]];
 }
 
 function pathOfOp(i) {
@@ -67,12 +74,14 @@ function buildTree() {
   D.ops.forEach((op, i) => {
     const lane = lanes[op[OP.lane]];
     let group = lane.root;
-    for (const part of lanePath(op, lane)) {
+    const levels = levelsOf(op, lane), depth = levels[levels.length - 1][1];
+    for (const [part, at] of levels) {
       let next = group.byName.get(part);
-      if (!next) { next = newGroup(part, group, lane); group.byName.set(part, next); group.children.push(next); }
+      if (!next) { next = newGroup(part, group, lane, at); group.byName.set(part, next); group.children.push(next); }
       group = next;
     }
-    const leaf = { op: i, label: D.labels[op[OP.label]], parent: group, lane, rank: i, work: op[OP.shard] < 0 ? 1e9 : i };
+    group.alike = true;
+    const leaf = { op: i, label: D.labels[op[OP.label]], parent: group, lane, depth, rank: i, work: op[OP.shard] < 0 ? 1e9 : i };
     group.children.push(leaf);
     leaves[i] = leaf;
   });
@@ -95,20 +104,26 @@ function finishGroup(group) {
     let child = group.children[i];
     if (!child.children) continue;
     finishGroup(child);
-    while (child.children.length === 1) { // a chain of scopes with one member each is one name
+    while (child.children.length === 1) { // a chain of groups with one member each is one name
       const only = child.children[0];
-      only.label = child.label + "/" + only.label;
-      only.parent = group;
+      if (only.depth > child.depth) only.label = child.label + "/" + only.label; // else it is a finer name of the same
+      Object.assign(only, { depth: child.depth, parent: group });
       child = only;
       if (!child.children) break;
     }
     group.children[i] = child;
   }
+  group.children = group.children.flatMap((child) => (child.children ? membersOf(child, group) : [child]));
+  group.children.forEach((child) => { child.parent = group; add(group, child); });
   group.children.sort((a, b) => place(a) - place(b));
-  if (group.children.length > MOST || !group.parent) gatherAlike(group);
-  if (!group.parent) gatherLoose(group);
-  if (group.children.length > MOST) divide(group);
-  group.children.forEach((child) => add(group, child));
+}
+
+function membersOf(group, parent) { // itself, or a few operations alike; many, AddN, AddN_1, ..., are a group, closed until somebody opens it
+  if (!group.alike || group.children.some((child) => child.children)) return [group];
+  if (group.children.length < ALIKE || parent.children.length === 1) return group.children;
+  group.label += " \u00d7 " + group.children.length;
+  Object.assign(group, { folded: true, alike: false });
+  return [group];
 }
 
 function add(group, child) {
@@ -123,89 +138,6 @@ function add(group, child) {
   group.critical += op ? Number(CRITICAL.has(child.op)) : child.critical;
 }
 
-const stem = (label) => label.replace(/_\d+( \(\w+\))?$/, "$1");
-
-function gatherAlike(group) { // AddN, AddN_1, AddN_2, ... become one group
-  const alike = new Map();
-  for (const child of group.children) {
-    const key = child.children ? child : stem(child.label);
-    alike.set(key, [...(alike.get(key) || []), child]);
-  }
-  group.children = [];
-  for (const [key, members] of alike) {
-    if (members.length < 4) { group.children.push(...members); continue; }
-    const run = newGroup(key + " \u00d7 " + members.length, group, group.lane);
-    run.folded = true;
-    members.forEach((child) => { child.parent = run; run.children.push(child); });
-    if (members.length > MOST) divide(run);
-    run.children.forEach((child) => add(run, child));
-    group.children.push(run);
-  }
-  group.children.sort((a, b) => place(a) - place(b));
-}
-
-const stays = (child) => child.children || D.types[D.ops[child.op][OP.type]] === "Placeholder" || child.label.startsWith("rows of ");
-
-function gatherLoose(lane) { // little work beside the layers (metrics, sums): what follows each other becomes one group
-  const found = [];
-  let run = [];
-  const work = (items) => items.reduce((sum, item) => sum + (item.children ? item.flops : Math.max(D.ops[item.op][OP.flops], 0)), 0);
-  const most = work(lane.children) * SMALL;
-  const flush = () => {
-    if (run.length < LOOSE || work(run) > most) { found.push(...run); run = []; return; }
-    const group = newGroup(run.length + " others: " + run[0].label + " \u2026 " + run[run.length - 1].label, lane, lane.lane);
-    group.folded = true;
-    run.forEach((child) => { child.parent = group; group.children.push(child); add(group, child); });
-    found.push(group);
-    run = [];
-  };
-  for (const child of lane.children) {
-    if (stays(child)) { flush(); found.push(child); } else run.push(child);
-  }
-  flush();
-  lane.children = found;
-}
-
-function divide(group) { // into runs of consecutive members: those whose names begin alike, else as many in each
-  const all = group.children, named = [3, 2, 1].map((parts) => runsBy(all, parts)).find((runs) => runs.length > 1 && runs.length <= MOST / 2);
-  if (named) {
-    group.children = named.map(([name, run]) => (run.length < 2 ? run[0] : runOf(run, group, name)));
-    return;
-  }
-  const groups = all.filter((child) => child.children).length; // stay as they are, unless they are too many
-  const size = Math.max(MOST / 2, Math.ceil(all.length / MOST));
-  group.children = [];
-  let run = [];
-  const flush = () => {
-    if (run.length < 2) group.children.push(...run); else group.children.push(runOf(run, group, called(run[0]) + " \u2026 " + called(run[run.length - 1])));
-    run = [];
-  };
-  for (const child of all) {
-    if (child.children && groups <= MOST) { flush(); group.children.push(child); continue; }
-    run.push(child);
-    if (run.length >= size) flush();
-  }
-  flush();
-}
-
-const called = (member) => member.label.split("/")[0];
-
-function runsBy(members, parts) { // consecutive members whose names have the same first parts, `conv2_block1` of `conv2_block1_1_bn`
-  const runs = [];
-  for (const member of members) {
-    const name = called(member).split("_").slice(0, parts).join("_"), last = runs[runs.length - 1];
-    if (last && last[0] === name) last[1].push(member); else runs.push([name, [member]]);
-  }
-  return runs;
-}
-
-function runOf(members, group, label) {
-  const run = newGroup(label, group, group.lane);
-  members.forEach((child) => { child.parent = run; run.children.push(child); add(run, child); });
-  if (run.children.length > MOST) divide(run);
-  return run;
-}
-
 function shown(item) { // the item itself, or the outermost closed group that hides it
   let visible = item;
   for (let group = item.parent; group && group.parent; group = group.parent) if (!group.open) visible = group;
@@ -214,24 +146,27 @@ function shown(item) { // the item itself, or the outermost closed group that hi
 
 const pathOf = (group) => (group.parent && group.parent.parent ? pathOf(group.parent) + "/" : "") + group.label;
 
-function openUntil(tree, visible, most) { // open groups level by level, the same in all lanes, while each has few rows
-  const rows = new Map(visible.map((lane) => [lane, lane.root.children.length]));
-  let level = tree.lanes.flatMap((lane) => lane.root.children);
-  for (let depth = 0, fits = true; fits && level.length; depth++) {
-    const closed = new Map();
-    for (const group of level.filter((child) => child.children && !child.quiet && !child.folded)) {
-      closed.set(pathOf(group), [...(closed.get(pathOf(group)) || []), group]);
-    }
-    const work = (groups) => groups.reduce((sum, group) => sum + group.flops + group.count, 0);
-    level = [];
-    for (const groups of [...closed.values()].sort((a, b) => work(b) - work(a))) {
-      const seen = groups.filter((group) => rows.has(group.lane));
-      if (seen.some((group) => rows.get(group.lane) + group.children.length > most)) {
-        fits = false;
-        if (depth) break; else continue; // (no smaller layer is opened in its place)
-      }
-      seen.forEach((group) => { rows.set(group.lane, rows.get(group.lane) + group.children.length); });
-      groups.forEach((group) => { group.open = true; level.push(...group.children); });
-    }
+function everyGroup(group, act) {
+  for (const child of group.children) if (child.children) { act(child); everyGroup(child, act); }
+}
+
+function closedGroups() { // that are seen
+  const found = [];
+  tree.lanes.forEach((lane) => everyGroup(lane.root, (group) => { if (!group.open && shown(group) === group) found.push(group); }));
+  return found;
+}
+
+function openUntil(most) { // open groups, the outermost with most work first, the same in all lanes, while each has few rows
+  const tooLarge = new Set(), work = (group) => group.flops + group.count;
+  const depthOf = (group) => (group.parent ? 1 + depthOf(group.parent) : 0);
+  for (;;) {
+    const closed = closedGroups().filter((group) => !group.quiet && !group.folded && !tooLarge.has(pathOf(group)));
+    if (!closed.length) return;
+    const [first] = closed.sort((a, b) => depthOf(a) - depthOf(b) || work(b) - work(a)), alike = closed.filter((group) => pathOf(group) === pathOf(first));
+    alike.forEach((group) => { group.open = true; });
+    if (lanes.every((lane) => outline(lane.root, 0, []).length <= most)) continue;
+    alike.forEach((group) => { group.open = false; });
+    if (first.parent.parent) return; // (no smaller layer is opened in its place)
+    tooLarge.add(pathOf(first));
   }
 }

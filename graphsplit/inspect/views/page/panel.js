@@ -246,17 +246,13 @@ function showLanes() {
   }
 }
 
-function everyGroup(group, act) {
-  for (const child of group.children) if (child.children) { act(child); everyGroup(child, act); }
-}
-
 function start() {
   tree = buildTree();
   indexEdges();
   $("kind").textContent = `${D.ops.length.toLocaleString("en")} operations, ${D.actual ? "as they ran" : "as requested"}`;
   $("shards").parentNode.hidden = !D.lanes.some((lane) => lane.alike > 1);
   chooseLanes();
-  openUntil(tree, lanes, 40);
+  openUntil(40);
   showLegend();
   showSigns();
   showMoves();
@@ -284,9 +280,7 @@ function start() {
   $("panel").onclick = () => { document.querySelector("aside").classList.toggle("open"); };
   $("less").onclick = () => { tree.lanes.forEach((lane) => everyGroup(lane.root, (g) => { g.open = false; })); layout(); };
   $("more").onclick = () => {
-    const closed = [];
-    tree.lanes.forEach((lane) => everyGroup(lane.root, (g) => { if (!g.open && shown(g) === g) closed.push(g); }));
-    closed.forEach((g) => { g.open = true; });
+    closedGroups().forEach((g) => { g.open = true; });
     layout();
   };
   document.body.dataset.firstViewMs = Math.round(performance.now());

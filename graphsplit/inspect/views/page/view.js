@@ -27,6 +27,7 @@ function outline(group, depth, into) { // rows of one lane, groups before their 
       if (last !== row) row.end = last;
     }
   }
+  return into;
 }
 
 function chooseLanes() { // one of those that are alike stands for all of them, unless all are asked for
@@ -41,7 +42,7 @@ function chooseLanes() { // one of those that are alike stands for all of them, 
 function layout() {
   chooseLanes();
   const before = feeds();
-  const columns = lanes.map((lane) => { const list = []; outline(lane.root, 0, list); return { lane, list, at: 0, y: TOP }; });
+  const columns = lanes.map((lane) => ({ lane, list: outline(lane.root, 0, []), at: 0, y: TOP }));
   rows = [];
   for (;;) { // merge the lanes in the order of execution, so that a row is not above what it waits for
     let best = null;
