@@ -285,8 +285,8 @@ def test_page_in_a_browser_with_twenty_thousand_ops(tmp_path, width, scheme):
     assert report["through"] == 0  # no curve ends at a box that it only passes
     assert width <= 1000 or report["toolbar"] < 60  # one line
     assert report["arrows"] > 0
-    assert "arguments 8.2 kB \u00d7 3" in report["labels"]
-    assert report["routes"] == ["arguments to each device, 8.2 kB", "sums over rows from each device, 1.0 kB"]
+    assert "broadcast 8.2 kB \u00d7 3" in report["labels"]
+    assert report["routes"] == ["broadcast: 3 tensors, 24.6 kB", "values: 3 tensors, 3.1 kB"]
     assert "GPU:0 → 3 devices" in report["ways"]
     assert report["critical"] > 0
     assert report["panel"] == ([False, True, False] if width <= 1000 else [True, True, True])

@@ -9,9 +9,10 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.inspect import Edge, PlacedOp, Placement
 from graphsplit.inspect.views.lanes import alike_lanes, home_device, lanes_of
+from graphsplit.inspect.views.moves import moves_of, ways_text
 from graphsplit.inspect.views.pages import page_data
-from graphsplit.inspect.views.routes import Route, routes_of, ways_text
 from graphsplit.inspect.views.summaries import folded_scopes, page_paths
+from graphsplit.planning.amounts import format_bytes
 
 CPU = [f"/device:CPU:{d}" for d in range(4)]
 
@@ -88,27 +89,27 @@ def test_shards_that_do_something_else_stand_for_themselves():
     assert groups[1].devices == "CPU:0, CPU:2"
 
 
-def test_routes():
-    placement = step_by_hand()
-    routes, route_of = routes_of(placement)
-    assert [str(route) for route in routes] == [
-        "gradients from each device, 400 B",
-        "weights to each device, 400 B",
-        "rows of x to each device, 32 B",
+def test_what_moves_is_called_as_in_plans():
+    moves = moves_of(step_by_hand())
+    assert [(moved.kind, len(moved.transfers), moved.bytes) for moved in moves] == [
+        ("broadcast", 2, 800),
+        ("reduce", 2, 800),
+        ("scatter", 2, 64),
     ]
-    assert [(route.tensors, route.bytes) for route in routes] == [(2, 800), (2, 800), (2, 64)]
-    assert [routes[number].what for number in route_of] == ["gradients"] * 2 + ["weights"] * 2 + ["rows of x"] * 2
-    assert str(Route("weights", "between", {"a": 3, "b": 4}, 2)) == "weights between devices, up to 4 B each"
-    assert str(Route("weights", "to each", {CPU[1]: 4}, 1)) == "weights to CPU:1, 4 B"
-    assert str(Route("weights", "from each", {CPU[1]: 4}, 1)) == "weights from CPU:1, 4 B"
-    assert ways_text([(CPU[1], CPU[0]), (CPU[2], CPU[0])]) == "2 devices -> CPU:0"
+    assert [ways_text(moved.ways) for moved in moves] == [
+        "CPU:0 -> 2 devices",
+        "2 devices -> CPU:0",
+        "CPU:0 -> 2 devices",
+    ]
+    data = page_data(step_by_hand())
+    assert data["moves"][0]["text"] == "broadcast: 2 tensors, 800 B"
+    assert [transfer[5] for transfer in data["transfers"]] == [1, 1, 0, 0, 2, 2]
 
 
-def test_routes_where_nothing_is_split():
-    """There are no rows to speak of."""
+def test_what_moves_where_nothing_is_split():
     ops = [PlacedOp("a", "Tanh", CPU[0]), PlacedOp("b", "Tanh", CPU[1])]
-    [route] = routes_of(Placement(ops, [Edge("a", "b", 0, 8, "float32")]))[0]
-    assert str(route) == "values to CPU:1, 8 B"
+    [moved] = moves_of(Placement(ops, [Edge("a", "b", 0, 8, "float32")]))
+    assert (moved.kind, ways_text(moved.ways)) == ("values", "CPU:0 -> 1")
 
 
 def test_the_largest_are_named_once_and_as_users_call_them():
@@ -173,12 +174,12 @@ def test_a_training_step(layout: str):
     assert [op.argument for op in placement.ops.values() if op.argument] == ["images", "labels"]
     lanes = sorted({str(lane) for lane in lanes_of(placement.ops.values()).values()})
     assert lanes == ["CPU:0", *[f"shard {d} on CPU:{d}" for d in range(4)]]
-    routes = {route.what: route for route in routes_of(placement)[0]}
-    assert routes["rows of images"].bytes_each == 8 * 64 * 4
-    assert {"weights", "gradients", "sums over rows"} <= routes.keys()
-    if layout == "home":
-        assert routes["weights"].bytes_each == (64 * 64 + 64 + 64 * 8 + 8) * 4
-        assert str(routes["gradients"]).startswith("gradients from each device, ")
+    moves = {moved.kind: moved for moved in moves_of(placement)}
+    assert max(transfer.bytes for transfer in moves["scatter"].transfers) == 8 * 64 * 4
+    plan = str(step.plan(tf.TensorSpec([32, 64]), tf.TensorSpec([32, 8])))
+    for kind in ("scatter", "broadcast", "reduce"):
+        [line] = [line for line in plan.splitlines() if line.startswith(f"  {kind}: ")]
+        assert line.endswith(f", {format_bytes(moves[kind].bytes)} sent")
 
 
 def test_layers_of_a_mesh_are_called_as_in_their_model():

@@ -17,7 +17,7 @@ from graphsplit.inspect.questions import natural_order, reading_order
 from graphsplit.inspect.records import CriticalPath, DeviceTotals, PlacedOp, Transfer
 from graphsplit.inspect.views.colors import device_colors
 from graphsplit.inspect.views.lanes import Alike, Lane, alike_lanes, in_order, lanes_of
-from graphsplit.inspect.views.routes import Kinds, routes_of, way_text, ways_text
+from graphsplit.inspect.views.moves import moves_of, way_text, ways_text
 from graphsplit.inspect.views.summaries import folded_scopes, page_paths
 from graphsplit.inspect.views.tables import format_flops
 from graphsplit.planning.amounts import count_text, format_bytes
@@ -120,8 +120,9 @@ def _ops(
 
 
 def _transfers(placement: PlacementGraph, index: Mapping[str, int], number: Mapping[str, int]) -> dict[str, Any]:
-    """Return transfers, each with the number of its route, and the routes, both largest first."""
-    routes, route_of = routes_of(placement)
+    """Return transfers, each with the number of its kind, and the kinds, both largest first."""
+    moves = moves_of(placement)
+    kind_of = {transfer: kind for kind, moved in enumerate(moves) for transfer in moved.transfers}
     return {
         "transfers": [
             [
@@ -130,29 +131,29 @@ def _transfers(placement: PlacementGraph, index: Mapping[str, int], number: Mapp
                 index[t.target_device],
                 t.bytes,
                 [number[r] for r in t.readers],
-                route,
+                kind_of[t],
                 way_text(t.source_device, t.target_device).replace("->", "→"),
             ]
-            for t, route in zip(placement.transfers, route_of, strict=True)
+            for t in placement.transfers
         ],
-        "routes": [
+        "moves": [
             {
-                "text": str(route),
-                "what": route.what,
-                "each": route.bytes_each,
-                "devices": len(route.bytes_by_device),
-                "note": f"{count_text(route.tensors, 'tensor')}, {format_bytes(route.bytes)} in all",
+                "kind": moved.kind,
+                "text": f"{moved.kind}: {count_text(len(moved.transfers), 'tensor')}, {format_bytes(moved.bytes)}",
+                "devices": max(len(set(devices)) for devices in zip(*moved.ways, strict=True)),
+                "note": ways_text(moved.ways).replace("->", "→"),
             }
-            for route in routes
+            for moved in moves
         ],
     }
 
 
 def _largest(placement: PlacementGraph, number: Mapping[str, int], paths: Mapping[str, list[str]]) -> list[Any]:
     """Return the largest tensors that are sent, the same to or from several devices once, with how users call them."""
-    kinds, together = Kinds(placement), dict[tuple[str, int, int], list[Transfer]]()
+    together = dict[tuple[str, int, int], list[Transfer]]()
     for transfer in placement.transfers:
-        path = "/".join(paths[transfer.source])
+        read = [placement.ops[name].variable for name in placement.graph.predecessors(transfer.source)]
+        path = next(filter(None, read), "/".join(paths[transfer.source]))
         if placement.ops[transfer.source].role:
             path = re.sub(r"_\d+ \(", " (", path)  # what is packed on each device has its number
         together.setdefault((path, transfer.output, transfer.bytes), []).append(transfer)
@@ -161,7 +162,7 @@ def _largest(placement: PlacementGraph, number: Mapping[str, int], paths: Mappin
             "op": number[transfers[0].source],
             "bytes": size,
             "way": ways_text([(t.source_device, t.target_device) for t in transfers]).replace("->", "→"),
-            "name": kinds.called(transfers[0].source) or path,
+            "name": path,
         }
         for (path, _, size), transfers in list(together.items())[:_LARGEST]
     ]

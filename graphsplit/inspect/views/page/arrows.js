@@ -5,7 +5,7 @@ function feeds() { // for every visible item, the visible items of other lanes t
   const map = new Map();
   arrows = [];
   const byPair = new Map();
-  for (const [source, from, , bytes, readers, route, way] of D.transfers) {
+  for (const [source, from, , bytes, readers, kind, way] of D.transfers) {
     const x = tree.leaves[source], y = tree.leaves[readers[0]];
     if (x.lane.index < 0 || y.lane.index < 0) continue;
     const a = shown(x), b = shown(y);
@@ -13,10 +13,10 @@ function feeds() { // for every visible item, the visible items of other lanes t
     let known = byPair.get(a);
     if (!known) byPair.set(a, (known = new Map()));
     let arrow = known.get(b);
-    if (!arrow) { arrow = { a, b, from, way, bytes: 0, count: 0, routes: new Map() }; known.set(b, arrow); arrows.push(arrow); }
+    if (!arrow) { arrow = { a, b, from, way, bytes: 0, count: 0, kinds: new Map() }; known.set(b, arrow); arrows.push(arrow); }
     arrow.bytes += bytes;
     arrow.count++;
-    arrow.routes.set(route, (arrow.routes.get(route) || 0) + bytes);
+    arrow.kinds.set(kind, (arrow.kinds.get(kind) || 0) + bytes);
   }
   for (let i = 0; i < D.edges.length; i += 3) {
     const x = tree.leaves[D.edges[i]], y = tree.leaves[D.edges[i + 1]];
@@ -65,10 +65,9 @@ function curve(e) { // a lane on the way is passed between its rows
 const LABEL = 112; // the room that the name of what is sent needs; where there is less, bytes alone are said
 
 function labelOf(arrow) { // what is most of it, and how much: the same goes to, or comes from, all that are alike
-  const [route] = [...arrow.routes].sort((a, b) => b[1] - a[1])[0];
-  const times = $("shards").checked || D.routes[route].devices < 2 ? "" : " \u00d7 " + D.routes[route].devices;
-  const more = arrow.routes.size > 1 ? ", \u2026" : "";
-  const size = formatBytes(arrow.bytes) + times, full = D.routes[route].what + more + " " + size;
+  const [[most]] = [...arrow.kinds].sort((a, b) => b[1] - a[1]), { kind, devices } = D.moves[most];
+  const times = $("shards").checked || devices < 2 ? "" : " \u00d7 " + devices;
+  const size = formatBytes(arrow.bytes) + times, full = kind + (arrow.kinds.size > 1 ? ", \u2026 " : " ") + size;
   return MARGIN >= LABEL && measure(full, 10.5, 600) <= MARGIN - 20 ? full : size;
 }
 
@@ -86,7 +85,7 @@ function drawArrows(layer, top, bottom) {
     const width = 1 + Math.min(5, Math.log10(1 + arrow.bytes / 1000)) * (own ? 1 : 0.35 + 0.65 * crowd);
     const look = { class: "arrow", d: curve(e), stroke: color, "stroke-width": width, opacity: own ? 1 : 0.25 + 0.4 * crowd };
     const path = node("path", look, layer);
-    const each = [...arrow.routes].sort((a, b) => b[1] - a[1]).map(([route, bytes]) => `${D.routes[route].what}: ${formatBytes(bytes)}`);
+    const each = [...arrow.kinds].sort((a, b) => b[1] - a[1]).map(([kind, bytes]) => `${D.moves[kind].kind}: ${formatBytes(bytes)}`);
     const what = arrow.count + (arrow.count === 1 ? " tensor" : " tensors");
     node("title", {}, path, [`${formatBytes(arrow.bytes)} in ${what}, ${arrow.way}`, ...each].join("\n"));
     const side = e.x2 > e.x1 ? -1 : 1;

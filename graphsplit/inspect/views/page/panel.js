@@ -215,10 +215,10 @@ function showSigns() { // what each mark of the drawing means
 function showMoves() { // gathered, then the largest one by one
   const all = D.transfers.reduce((sum, t) => sum + t[3], 0);
   $("routes-title").textContent = D.transfers.length ? "What moves, " + formatBytes(all) : "Nothing moves";
-  for (const route of D.routes.slice(0, 12)) {
+  for (const { text, note } of D.moves) {
     const line = element("div", undefined, $("routes"), "route");
-    element("div", route.text, line);
-    element("small", route.note, line);
+    element("div", text, line);
+    element("small", note, line);
   }
   if (D.critical.length > 1) element("h2", "Critical path", $("path"));
   if (D.critical.length > 1) element("div", D.criticalText, $("path"), "dim");
