@@ -10,15 +10,17 @@ import tensorflow as tf
 
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.layouts.layout_targets import variables_of
-from graphsplit.core.devices import canonical_name
+from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.layouts import MeshDivision, Nested, Shard, axis_of, part_ranges
 from graphsplit.core.variables.copied_variables import VariableCopies
 from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
 from graphsplit.errors import ArgumentError
-from graphsplit.inspect.views.layout_pictures import Piece, picture, table
+from graphsplit.inspect.views.layout_pictures import picture, table
 from graphsplit.inspect.views.pages import shape_text
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.plan import Plan
+
+_MOST = 16  # devices that are named
 
 
 class LayoutView(str):
@@ -59,8 +61,8 @@ def visualize_layout(target: Any, *args: Any, **kwargs: Any) -> LayoutView:
             f"{type(target).__name__}."
         )
     if isinstance(target, tf.Tensor) and hasattr(target, "numpy"):
-        where = canonical_name(target.device)
-        return LayoutView(_whole(f"{_text('tensor', target.shape, target.dtype)}, whole", where, target.shape.rank))
+        title = f"{_text('tensor', target.shape, target.dtype)}, whole"
+        return LayoutView(_whole(title, [canonical_name(target.device)]))
     return LayoutView("\n".join(map(_picture_of_variable, _variables(target))))
 
 
@@ -81,39 +83,47 @@ def _text(name: str, shape: tf.TensorShape, dtype: tf.DType) -> str:
     return f"{name} {shape_text(None if shape.rank is None else tuple(shape.as_list()), dtype.name)}"
 
 
-def _whole(title: str, device: str, rank: int | None) -> str:
-    return picture(title, [Piece((device,))], None, rank or 0)
+def _whole(title: str, devices: Sequence[str]) -> str:
+    return table(title, [[_names(devices)]])
+
+
+def _names(devices: Sequence[str]) -> str:
+    return ", ".join(map(short_name, devices[:_MOST])) + (", ..." if len(devices) > _MOST else "")
 
 
 def _picture_of_variable(variable: tf.Variable) -> str:
     parts, title = parts_of_variable(variable), _text(name_of(variable), variable.shape, variable.dtype)
     if parts is None:
-        return _whole(f"{title}, whole", canonical_name(variable.device), variable.shape.rank)
+        return _whole(f"{title}, whole", [canonical_name(variable.device)])
     if isinstance(parts, VariableCopies) or (parts.groups and parts.cut.parts == 1):
-        return picture(f"{title}, replicated", [Piece(parts.devices)], None, variable.shape.rank or 0)
+        return _whole(f"{title}, replicated", parts.devices)
     if (isinstance(parts.division, Nested) and not parts.groups) or parts.cut.blocks > 1:
         return _picture_on_mesh(title, parts.division, variable.shape.as_list())
     if len(parts.devices) == 1:
-        return _whole(f"{title}, on one device", parts.devices[0], variable.shape.rank)
+        return _whole(f"{title}, on one device", parts.devices)
     rows = parts.division.rows if isinstance(parts.division, Nested) else ()
     places = [own.devices for own in rows] or [(device,) for device in parts.devices]
     text = f", {len(parts.groups)} copies" if parts.groups else ""
-    return picture(
-        f"{title}, sharded along axis {parts.cut.axis} over {parts.cut.parts} devices{text}",
-        list(_pieces(places, parts.cut.lengths)),
-        parts.cut.axis,
-        variable.shape.rank or 0,
-    )
+    title += f", sharded along axis {parts.cut.axis} over {parts.cut.parts} devices{text}"
+    return _cut(title, places, parts.cut.lengths, stacked=parts.cut.axis == 0 and (variable.shape.rank or 0) > 1)
+
+
+def _cut(title: str, places: Sequence[Sequence[str]], lengths: Sequence[int], *, stacked: bool) -> str:
+    """Return the picture of what is cut along one axis; no `lengths` if nobody knows them yet."""
+    names, ends = list(map(_names, places)), itertools.accumulate(lengths)
+    wide, apart = (max(map(len, names)), "  ") if stacked else (0, "\n")
+    cells = [f"{n:{wide}}{apart}{end - size}:{end}" for n, end, size in zip(names, ends, lengths, strict=False)]
+    return picture(title, cells or names, stacked=stacked)
 
 
 def _picture_on_mesh(title: str, division: MeshDivision, shape: Sequence[int]) -> str:
     """Return a table with the devices of a column one above the other."""
     ranges = part_ranges(division, list(map(range, shape)))
     texts = [", ".join([_range_text(own, size) for own, size in zip(part, shape, strict=True)]) for part in ranges]
-    cells = list(zip(division.devices, texts, strict=True))
+    cells = [f"{short_name(device)}\n{text}" for device, text in zip(division.devices, texts, strict=True)]
     firsts = division.firsts if isinstance(division, Nested) else range(division.parts)
     columns = [cells[first:end] for first, end in zip(firsts, [*firsts[1:], len(cells)], strict=True)]
-    rows = list(itertools.zip_longest(*columns))
+    rows = list(itertools.zip_longest(*columns, fillvalue=""))
     return table(f"{title}, on a mesh, columns along {axis_of(division)!r}", rows)
 
 
@@ -124,32 +134,17 @@ def _range_text(own: Sequence[int], size: int) -> str:
     return ":" if len(own) == size else " ".join([f"{own[k]}:{end}" for k, end in zip(starts, ends, strict=True)])
 
 
-def _pieces(places: Sequence[tuple[str, ...]], lengths: Sequence[int]) -> Iterator[Piece]:
-    ends = list(itertools.accumulate(lengths))
-    for place, end, length in zip(places, ends, lengths, strict=True):
-        yield Piece(place, end - length, end)
-
-
 def _pictures_of_arguments(plan: Plan) -> Iterator[str]:
-    program = plan.program
+    program, places = plan.program, [[device] for device in plan.devices]
     for name, position, layout in zip(program.input_names, program.inputs, plan.input_layouts, strict=True):
         op = program.ops[position]
         shape = None if op.out_shapes[0] is None else tuple(d if isinstance(d, int) else None for d in op.out_shapes[0])
-        title, rank = f"{name} {shape_text(shape, op.out_dtypes[0].name)}", len(shape or ())
+        title = f"{name} {shape_text(shape, op.out_dtypes[0].name)}"
         if not isinstance(layout, Shard):
-            yield _whole(f"{title}, whole", plan.home, rank)
+            yield _whole(f"{title}, whole", [plan.home])
             continue
         title += f", sharded along axis {layout.axis} over {count_text(len(set(plan.devices)), 'device')}"
-        if not plan.rows:
-            yield picture(title, _places(plan), layout.axis, rank)
-        elif len(layout.blocks) > 1:
-            counts = layout.own(plan.rows, 0), layout.own(plan.rows, len(plan.devices) - 1)
-            yield picture(f"{title}, {counts[0]} to {counts[1]} entries each", _places(plan), layout.axis, rank)
-        else:
-            lengths = [layout.own(plan.rows, d) for d in range(len(plan.devices))]
-            devices = [(device,) for device in plan.devices]
-            yield picture(title, list(_pieces(devices, lengths)), layout.axis, rank)
-
-
-def _places(plan: Plan) -> list[Piece]:
-    return [Piece((device,)) for device in plan.devices]
+        lengths = [layout.own(plan.rows, d) for d in range(len(plan.devices))] if plan.rows else []
+        if plan.rows and len(layout.blocks) > 1:
+            title, lengths = f"{title}, {lengths[0]} to {lengths[-1]} entries each", []
+        yield _cut(title, places, lengths, stacked=layout.axis == 0 and len(shape or ()) > 1)

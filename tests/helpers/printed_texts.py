@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.inspect.views.layout_pictures import Piece, picture
+from graphsplit.inspect.views.layout_pictures import picture
 from tests.helpers.emitted_graphs import plan_of
 from tests.helpers.law import rows
 
@@ -225,5 +225,5 @@ def _pictures() -> Iterator[str]:
         yield gs.visualize_layout(shown)
     step = gs.parallelize(lambda x, y, w: (x * w, y), devices=["GPU:0", "GPU:1"], split={"x": 0, "y": 1, "w": None})
     yield gs.visualize_layout(step, tf.TensorSpec([5, 3]), tf.TensorSpec([2, 5]), tf.TensorSpec([3]))
-    for count, axis, rank in ((3, 1, 2), (64, 0, 1)):
-        yield picture("t", [Piece((f"/device:GPU:{d}",), 3 * d, 3 * d + 3) for d in range(count)], axis, rank)
+    for count in (3, 64):
+        yield picture("t", [f"GPU:{d}\n{3 * d}:{3 * d + 3}" for d in range(count)], stacked=False)
