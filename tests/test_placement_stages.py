@@ -85,7 +85,7 @@ def test_turns_by_hand():
     names = ["shard_0/on", "shard_0/more", "shard_1/on", "shard_0/back", "shard_1/more"]
     events = [OpEvent(name, "MatMul", HERE, number * 0.01, 0.009, 1) for number, name in enumerate(names)]
     events.append(OpEvent("alone", "AddN", THERE, 0.05, 0.01, 2))
-    timeline = Timeline("step", tuple(events), {}, Placement([*ops, PlacedOp("alone", "AddN", THERE, shard=0)], []))
+    timeline = Timeline("step", tuple(events), Placement([*ops, PlacedOp("alone", "AddN", THERE, shard=0)], []))
     turns = timeline.turns
     assert [str(turn) for turn in turns] == ["F0", "F1", "B0", "F1"]
     assert (turns[0].start_s, turns[0].end_s) == pytest.approx((0.0, 0.019))

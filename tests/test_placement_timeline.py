@@ -12,7 +12,7 @@ import graphsplit as gs
 from graphsplit.cli import app
 from graphsplit.cli.targets import example, parse_spec
 from graphsplit.core.tensorflow_internals import parse_profile
-from graphsplit.inspect import Placement, Timeline
+from graphsplit.inspect import Edge, PlacedOp, Placement, Timeline
 from graphsplit.inspect.recorded.profiles import OpEvent, Recorded, missing_in, read_events
 
 WEIGHTS = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
@@ -31,7 +31,8 @@ def by_hand():
         OpEvent("b", "Relu", gpu, 0.002, 0.004, 2),
         OpEvent("c", "AddN", cpu, 0.008, 0.002, 3),
     )
-    return Timeline("step", events, {(gpu, cpu): 4000}, Placement([], []))
+    ops = [PlacedOp("a", "MatMul", gpu), PlacedOp("c", "AddN", cpu)]
+    return Timeline("step", events, Placement(ops, [Edge("a", "c", 0, 4000, "float32")]))
 
 
 def test_busy_share_is_that_of_the_union(by_hand):
@@ -153,7 +154,7 @@ def one_gpu():
 
 
 def test_streams_count_and_launches_and_summaries_do_not(one_gpu):
-    events, sends = read_events(*one_gpu)
+    events = read_events(*one_gpu)
     assert [(e.type, e.name, e.device) for e in events] == [
         ("MatMul", "shard_0/MatMul", "/device:GPU:0"),
         ("StringToHashBucketFast", "hash", "/device:CPU:0"),
@@ -163,13 +164,12 @@ def test_streams_count_and_launches_and_summaries_do_not(one_gpu):
     ]
     assert [event.copied for event in events] == [False, False, True, False, False]
     assert [round(event.start_s * 1e6) for event in events] == [0, 1, 1, 2, 6]
-    assert sends == []
     assert missing_in(one_gpu[0], events, one_gpu[1]) == []
 
 
 def test_copies_are_told_apart(one_gpu):
-    events, _ = read_events(*one_gpu)
-    timeline = Timeline("step", tuple(events), {}, Placement([], []))
+    events = read_events(*one_gpu)
+    timeline = Timeline("step", tuple(events), Placement([], []))
     assert str(timeline) == (
         "Timeline of step: 5 executions in 0.01 ms\n"
         "  CPU:0  busy 14%\n"
@@ -188,7 +188,7 @@ def test_copies_are_told_apart(one_gpu):
 def test_a_recording_without_streams_says_so(one_gpu):
     recordings, graphs = one_gpu
     del recordings[0].space.planes[1]
-    events, _ = read_events(recordings, graphs)
+    events = read_events(recordings, graphs)
     assert [(e.type, e.device) for e in events][:2] == [("MatMul", "/device:GPU:0"), ("MatMul", "/device:GPU:1")]
     [missing] = missing_in(recordings, events, graphs)
     assert missing == (
@@ -196,7 +196,7 @@ def test_a_recording_without_streams_says_so(one_gpu):
         "CUPTI and the right to use it: https://developer.nvidia.com/ERR_NVGPUCTRPERM"
     )
     assert missing_in(recordings, events, []) == []
-    assert str(Timeline("step", (), {}, Placement([], []), "half of it is missing")) == (
+    assert str(Timeline("step", (), Placement([], []), "half of it is missing")) == (
         "Timeline of step: 0 executions in 0.00 ms\n  note: half of it is missing"
     )
 

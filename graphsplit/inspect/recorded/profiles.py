@@ -18,7 +18,6 @@ import tensorflow as tf
 from graphsplit.core.addresses import host_and_port, own_addresses
 from graphsplit.core.devices import short_name, task_of
 from graphsplit.core.hosts import host_name
-from graphsplit.core.protos.graphdefs import split_reference
 from graphsplit.core.tensorflow_internals import parse_profile
 from graphsplit.errors import StorageError, UnsupportedError
 from graphsplit.inspect.actual import plain_name
@@ -57,22 +56,6 @@ class OpEvent:
     duration_s: float
     thread: int
     copied: bool = False
-
-
-@dataclass(frozen=True)
-class SendEvent:
-    """One tensor that was sent: an output of an operation, from one device to another.
-
-    Attributes:
-      source, output: what made it.
-      asked_of: the operation that was to make it, before one that does the work of both took its place.
-    """
-
-    source: str
-    output: int
-    source_device: str
-    target_device: str
-    asked_of: str = ""
 
 
 def record(run: Callable[[], Any]) -> Any:
@@ -125,18 +108,16 @@ class Recorded:
         return 0
 
 
-def read_events(recordings: Sequence[Recorded], graphs: Iterable[Any]) -> tuple[list[OpEvent], list[SendEvent]]:
-    """Return the operations and sends of recordings that were made at the same time.
+def read_events(recordings: Sequence[Recorded], graphs: Iterable[Any]) -> list[OpEvent]:
+    """Return the operations of recordings that were made at the same time, by start.
 
     Args:
       recordings: of several processes, side by side by their machines' clocks.
       graphs: the partition graphs that ran. The profiler says on which thread an operation ran, and not for which
-        device; that it sent something, and not which output; on which GPU, and not on which logical one: they do.
+        device; on which GPU, and not on which logical one: they do.
     """
-    nodes = {node.name: node for graph in graphs for node in graph.node}
-    device_of = {name: full_name(node.device) for name, node in nodes.items()}
+    device_of = {node.name: full_name(node.device) for graph in graphs for node in graph.node}
     events: list[tuple[float, OpEvent]] = []
-    sends: list[SendEvent] = []
     threads = itertools.count(1)
     began_ns = [recording.started_ns for recording in recordings]
     for recording in recordings:
@@ -152,11 +133,9 @@ def read_events(recordings: Sequence[Recorded], graphs: Iterable[Any]) -> tuple[
             for (event, _), op in zip(own, found, strict=True):
                 if op is not None:
                     events.append((later_s + line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12, op))
-                if (send := _send(plane, event, nodes)) is not None:
-                    sends.append(send)
     first = min((begin for begin, _ in events), default=0.0)
     shifted = [replace(event, start_s=begin - first) for begin, event in events]
-    return sorted(shifted, key=lambda e: e.start_s), sends
+    return sorted(shifted, key=lambda e: e.start_s)
 
 
 def _lines(space: Any) -> Iterator[tuple[Any, Any]]:
@@ -215,16 +194,6 @@ def _on_host(plane: Any, event: Any, thread: int, device_of: Mapping[str, str], 
     if has_streams and "GPU" in device:
         return None
     return OpEvent(plain_name(match["name"]), match["type"], device, 0.0, event.duration_ps * 1e-12, thread)
-
-
-def _send(plane: Any, event: Any, nodes: Mapping[str, Any]) -> SendEvent | None:
-    name, _, kind = plane.event_metadata[event.metadata_id].name.rpartition(":")
-    if kind not in ("_Send", "_HostSend") or name not in nodes:
-        return None
-    node = nodes[name]
-    source, output = split_reference(node.input[0])
-    route = [full_name(node.attr[key].s.decode()) for key in ("send_device", "recv_device")]
-    return SendEvent(plain_name(source), output, route[0], route[1], plain_name(re.sub(r"/_\d+$", "", node.name)))
 
 
 def record_hosts(run: Callable[[], Any], graphs: Iterable[Any]) -> tuple[list[Recorded], list[str]]:

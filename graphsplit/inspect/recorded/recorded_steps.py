@@ -26,14 +26,12 @@ class Timeline:
 
     Attributes:
       events: every execution of an operation, by start.
-      moved_bytes: bytes sent from one device to another in this step, by (from, to).
       placement: the actual placement of the same graph.
       note: what is missing in the recording, "" if nothing is.
     """
 
     title: str
     events: tuple[OpEvent, ...]
-    moved_bytes: Mapping[tuple[str, str], int]
     placement: Placement
     note: str = ""
 
@@ -51,6 +49,14 @@ class Timeline:
     def copying(self) -> dict[str, float]:
         """The share of the step in which a GPU copies something to or from somewhere; of devices that do."""
         return self._shares([event for event in self.events if event.copied])
+
+    @property
+    def moved_bytes(self) -> dict[tuple[str, str], int]:
+        """The bytes sent from one device to another, by (from, to); in the turns of a loop, once."""
+        moved: dict[tuple[str, str], int] = defaultdict(int)
+        for transfer in self.placement.transfers:
+            moved[transfer.source_device, transfer.target_device] += transfer.bytes
+        return dict(moved)
 
     @property
     def turns(self) -> list[TurnSpan]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,8 +10,8 @@ from graphsplit.inspect.actual import match, require_runnable
 from graphsplit.inspect.builders import source_of
 from graphsplit.inspect.flattening import flatten
 from graphsplit.inspect.placements import Placement
-from graphsplit.inspect.reading import bytes_of, read_ops
-from graphsplit.inspect.recorded.profiles import SendEvent, missing_in, read_events, record_hosts
+from graphsplit.inspect.reading import read_ops
+from graphsplit.inspect.recorded.profiles import missing_in, read_events, record_hosts
 from graphsplit.inspect.recorded.recorded_steps import Timeline
 from graphsplit.inspect.sources import PlacementSource, StateKeeper
 
@@ -49,13 +48,13 @@ def timeline_of_source(source: PlacementSource, arguments: Sequence[Any], title:
             run(arguments)
         run(arguments)
         recordings, notes = record_hosts(lambda: _repeat(lambda: run(arguments), steps), graphs)
-    events, sends = read_events(recordings, graphs)
+    events = read_events(recordings, graphs)
     flat = flatten(source.graph)
     ops, edges = read_ops(source, flat)
     ops, added = match(ops, flat, source, graphs)
     placement = Placement(ops, edges, actual=True, rows=source.rows, graph_def=source.graph, added=added, title=title)
     note = "; ".join([*notes, *missing_in(recordings, events, graphs)])
-    return Timeline(title, tuple(events), _moved(sends, placement), placement, note)
+    return Timeline(title, tuple(events), placement, note)
 
 
 def _repeat(step: Callable[[], Sequence[Any]], times: int) -> None:
@@ -64,16 +63,3 @@ def _repeat(step: Callable[[], Sequence[Any]], times: int) -> None:
         for tensor in step():
             if hasattr(tensor, "numpy"):
                 tensor.numpy()
-
-
-def _moved(sends: Sequence[SendEvent], placement: Placement) -> dict[tuple[str, str], int]:
-    """Return the bytes that the recorded sends carried: each tensor as often as it was sent."""
-    moved: dict[tuple[str, str], int] = defaultdict(int)
-    for send in sends:
-        op, output = placement.ops.get(send.source), send.output
-        if op is not None and output >= len(op.shapes):  # oneDNN's operation makes what another one was to make, too
-            op, output = placement.ops.get(send.asked_of), 0
-        if op is not None:  # (no operation sends the signals that carry control dependencies)
-            size = bytes_of(op.shapes[output], op.dtypes[output])
-            moved[send.source_device, send.target_device] += size
-    return {route: count for route, count in moved.items() if count}
