@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.notebooks import text_html
@@ -15,7 +15,6 @@ from graphsplit.core.storage import forms
 from graphsplit.inspect.placements import Placement
 from graphsplit.inspect.questions import natural_order
 from graphsplit.inspect.recorded.profiles import OpEvent
-from graphsplit.inspect.records import PlacedOp
 from graphsplit.inspect.views.timeline_views import trace_place, trace_span
 from graphsplit.planning.amounts import format_bytes
 
@@ -58,11 +57,6 @@ class Timeline:
             moved[transfer.source_device, transfer.target_device] += transfer.bytes
         return dict(moved)
 
-    @property
-    def turns(self) -> list[TurnSpan]:
-        """When which shard had its turn, on devices that several share: `F0`, `B0` of a stage forward and backward."""
-        return find_turns(self.events, self.placement.ops)
-
     def _shares(self, events: Sequence[OpEvent]) -> dict[str, float]:
         spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for event in events:
@@ -81,10 +75,6 @@ class Timeline:
         for e in self.events:
             kind, span = "copy" if e.copied else "operation", (e.start_s, e.duration_s)
             trace.append(trace_span(e.type, number[e.device], e.thread, span, kind, op=e.name))
-        for turn in self.turns:
-            span = turn.start_s, turn.end_s - turn.start_s
-            about = {"shard": turn.shard, "stage": turn.stage}
-            trace.append(trace_span(str(turn), number[turn.device], "turns", span, "turn", **about))
         return {"traceEvents": trace, "displayTimeUnit": "ms"}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -103,7 +93,7 @@ class Timeline:
         copying = self.copying
         for device, share in self.busy.items():
             copies = f", copying {copying[device]:.0%}" if device in copying else ""
-            lines.append(f"  {short_name(device)}  busy {share:.0%}{copies}{_turns_text(self.turns, device)}")
+            lines.append(f"  {short_name(device)}  busy {share:.0%}{copies}")
         for (a, b), count in sorted(self.moved_bytes.items(), key=lambda item: -item[1])[:8]:
             lines.append(f"  {short_name(a)} -> {short_name(b)}  {format_bytes(count)} moved")
         for event in self.slowest(5):
@@ -116,56 +106,3 @@ class Timeline:
 
     def _repr_html_(self) -> str:
         return text_html(str(self), "the devices, what moved, and the slowest operations")
-
-
-class TurnSpan(NamedTuple):
-    """A device works on the rows of one shard.
-
-    Attributes:
-      kind: in a stage, forward `F` or backward `B`; else "".
-      shard: its number.
-      stage: its name, "" for none.
-      start_s, end_s: of the first and the last of its operations, in seconds.
-    """
-
-    device: str
-    kind: str
-    shard: int
-    stage: str
-    start_s: float
-    end_s: float
-
-    def __str__(self) -> str:
-        return f"{self.kind}{self.shard}"
-
-
-def find_turns(events: Sequence[OpEvent], ops: Mapping[str, PlacedOp]) -> list[TurnSpan]:
-    """Return the turns on devices that several shards share, by start; empty where none does.
-
-    Args:
-      events: every execution of an operation, by start.
-      ops: where each operation runs.
-    """
-    last: dict[str, TurnSpan] = {}
-    found: list[TurnSpan] = []
-    for event in events:
-        op = ops.get(event.name)
-        if op is None or op.shard is None or event.copied or op.role:
-            continue
-        kind = ("B" if op.backward else "F") if op.stage else ""
-        span = TurnSpan(event.device, kind, op.shard, op.stage, event.start_s, event.start_s + event.duration_s)
-        before = last.get(event.device)
-        if before is not None and before[:4] == span[:4]:
-            found.remove(before)
-            span = before._replace(end_s=max(before.end_s, span.end_s))
-        found.append(span)
-        last[event.device] = span
-    shared = {device for device in last if len({span.shard for span in found if span.device == device}) > 1}
-    return sorted((span for span in found if span.device in shared), key=lambda span: span.start_s)
-
-
-def _turns_text(turns: Sequence[TurnSpan], device: str) -> str:
-    """Say which stages and shards have turns on a device."""
-    own = [turn for turn in turns if turn.device == device]
-    stages = "".join(f", stage {stage}" for stage in dict.fromkeys(turn.stage for turn in own) if stage)
-    return f"{stages}, {len({turn.shard for turn in own})} shards in turns" if own else ""
