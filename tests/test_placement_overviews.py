@@ -68,11 +68,9 @@ def test_what_runs_once_beside_shards_has_no_lane_of_its_own():
 def test_one_shard_stands_for_those_that_do_the_same():
     placement = step_by_hand()
     lane_of = lanes_of(placement.ops.values())
-    once, group = alike_lanes(placement, lane_of, set())
+    once, group = alike_lanes(placement, lane_of)
     assert (once.title, once.devices, group.title) == ("runs once", "CPU:0", "shards 0 to 2 \u00d7 3")
     assert (str(group), group.devices, group.shown.shards) == ("shards 0 to 2", "CPU:0 to 2", (1,))
-    _, group = alike_lanes(placement, lane_of, {"shard_2/model/dense/MatMul"})  # the critical path is shown where it is
-    assert group.shown.shards == (2,)
     lanes = page_data(placement)["lanes"]
     assert [lane["alike"] for lane in lanes] == [1, 3, 3, 3]
     assert len({lane["like"] for lane in lanes}) == 2
@@ -84,7 +82,7 @@ def test_shards_that_do_something_else_stand_for_themselves():
     placement = step_by_hand()
     more = PlacedOp("shard_1/model/more", "Relu", CPU[1], shard=1)
     placement = Placement([*placement.ops.values(), more], placement.edges)
-    groups = alike_lanes(placement, lanes_of(placement.ops.values()), set())
+    groups = alike_lanes(placement, lanes_of(placement.ops.values()))
     assert [str(group) for group in groups] == ["", "shards 0, 2", "shard 1"]
     assert groups[1].devices == "CPU:0, CPU:2"
 
@@ -146,13 +144,6 @@ def test_layers_in_a_model_are_called_as_in_it():
     assert page_paths(Placement([handle, work], []))[work.name] == ["net", "conv", "Conv2D"]
     exact = PlacedOp("net_1/conv/Read/resource", "Placeholder", CPU[0], variable="conv/kernel")  # as Keras 2 has it
     assert page_paths(Placement([exact, work], []))[work.name] == ["net_1", "conv_1", "Conv2D"]
-
-
-def test_critical_path_of_the_page():
-    data = page_data(step_by_hand(2))
-    names = [data["ops"][i][0] for i in data["critical"]]
-    assert names[-2:] == ["adam/mul", "adam/AssignVariableOp"]
-    assert data["criticalText"].startswith(f"{len(names)} operations in sequence: 6.0 kFLOPs, ")
 
 
 @pytest.mark.parametrize("layout", ["home", "sharded"])

@@ -176,14 +176,6 @@ def test_threads_send_signals_as_they_send_tensors():
     assert len(sent) == sum(event.type == "_Send" for event in gs.inspect.timeline(split, x).events)
 
 
-def test_the_critical_path_of_a_placement_has_the_same_costs():
-    machine = boxed()
-    split = gs.parallelize(product, devices=2)
-    path = split.placement(tf.ones([128, 64])).critical_path(machine=machine)
-    piece = 64 * 64 * 4
-    assert path.seconds == pytest.approx(piece / 1e9 + FLOPS / 2e9 + piece / 1e9)  # no queueing: rows beside weights
-
-
 def test_a_placement_of_variables_in_parts_knows_their_sizes():
     split = gs.parallelize(train, devices=2)
     gs.set_variable_layout([WEIGHTS], "sharded", devices=2)

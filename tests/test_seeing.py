@@ -57,7 +57,6 @@ def test_prompts_and_failed_assertions_show_what_print_shows():
         gs.inspect.timeline(square, x),
         gs.predict(square, x, machine=machine),
         gs.scaling(square, x, machine=machine, devices=[1, 2]),
-        square.placement(x).critical_path(),
     ):
         assert repr(shown) == str(shown)
         assert html.escape(str(shown).splitlines()[0]) in shown._repr_html_()

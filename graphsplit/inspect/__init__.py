@@ -8,12 +8,11 @@ from graphsplit.inspect.builders import placement, placement_of_graph
 from graphsplit.inspect.placements import Placement
 from graphsplit.inspect.recorded.recorded_steps import Timeline
 from graphsplit.inspect.recorded.timeline import timeline
-from graphsplit.inspect.records import Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
+from graphsplit.inspect.records import Change, DeviceTotals, Edge, PlacedOp, Transfer
 from graphsplit.planning.plan import Plan
 
 __all__ = [
     "Change",
-    "CriticalPath",
     "DeviceTotals",
     "Difference",
     "Edge",

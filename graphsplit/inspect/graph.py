@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.errors import PlacementError, bullet_list
 from graphsplit.inspect import questions
 from graphsplit.inspect.gradients import GradientPair, pair_gradients
-from graphsplit.inspect.placed_times import placed_times
-from graphsplit.inspect.records import NO_DATA, Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
-from graphsplit.planning.costs.machine import Machine
-from graphsplit.planning.costs.machine_files import machine as machine_of
+from graphsplit.inspect.records import NO_DATA, Change, DeviceTotals, Edge, PlacedOp, Transfer
 
 if TYPE_CHECKING:
     import networkx as nx
-
-
-_MACHINES = {"GPU": "dgx-a100", "CPU": "cpu"}  # by whose costs the longest chain is found, by kind of device
 
 
 class PlacementGraph:
@@ -123,21 +115,6 @@ class PlacementGraph:
     def gradients(self) -> tuple[GradientPair, ...]:
         """Backward operations with the forward operation that each differentiates, where that can be told."""
         return tuple(pair_gradients(self.ops, self.graph))
-
-    def critical_path(self, machine: str | os.PathLike[str] | Machine | None = None) -> CriticalPath:
-        """Return the chain of operations that takes longest. No queueing; loop bodies count once.
-
-        An operation takes what it takes on a device of the `machine`, and a tensor that crosses devices what its link
-        takes, as in `predict`. Without one, that is "dgx-a100" where there are GPUs, else "cpu", as on the page that
-        `save` writes.
-
-        Raises:
-          ArgumentError: for an unknown machine.
-        """
-        kind = "GPU" if any("GPU" in device for device in self.devices) else "CPU"
-        by = machine_of(machine or _MACHINES[kind])
-        found = questions.find_critical_path(self.graph, self.ops, *placed_times(self.ops, self.edges, by))
-        return replace(found, machine=by.name)
 
     def select(self, pattern: str) -> list[PlacedOp]:
         """Return the operations whose name or type matches a shell pattern: `"dense/*"`, `"MatMul"`.

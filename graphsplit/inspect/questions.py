@@ -5,19 +5,18 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from graphsplit.core import patterns
-from graphsplit.inspect.records import NO_DATA, Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
+from graphsplit.inspect.records import NO_DATA, Change, DeviceTotals, Edge, PlacedOp, Transfer
 from graphsplit.program.graph.walks import reached
 
 if TYPE_CHECKING:
     import networkx as nx
 
 _NOT_ACTIVATIONS = frozenset({"Const", "Placeholder", "VarHandleOp", "ReadVariableOp", "VariableV2"})
-_BOOKKEEPING = frozenset({"Const", "Placeholder", "NoOp", "VarHandleOp"})
 
 
 def find_transfers(ops: Mapping[str, PlacedOp], edges: Sequence[Edge]) -> list[Transfer]:
@@ -82,44 +81,6 @@ def natural_order(name: str) -> tuple[object, ...]:
     """Return a sort key in which CPU:2 comes before CPU:10."""
     head, _, tail = name.rpartition(":")
     return (head, int(tail)) if tail.isdigit() else (name, -1)
-
-
-def find_critical_path(
-    graph: nx.MultiDiGraph,
-    ops: Mapping[str, PlacedOp],
-    seconds_of: Callable[[PlacedOp], float],
-    seconds_of_sent: Callable[[int], float],
-) -> CriticalPath:
-    """Return the chain with the largest modelled time; see `Placement.critical_path`.
-
-    Args:
-      graph, ops: the placement.
-      seconds_of: how long an operation takes.
-      seconds_of_sent: how long it takes to send so many bytes to another device.
-    """
-    if not ops:
-        return CriticalPath((), 0.0, 0, 0)
-    finish: dict[str, float] = {}
-    before: dict[str, tuple[str, int]] = {}
-    for name in topological_order(graph):
-        op, start = ops[name], 0.0
-        for source, _, data in graph.in_edges(name, data=True):
-            if source not in finish:
-                continue
-            moved = data["bytes"] if data["crosses"] and not data["control"] else 0
-            arrival = finish[source] + (seconds_of_sent(moved) if data["crosses"] and not data["control"] else 0.0)
-            if arrival > start or name not in before:
-                start, before[name] = max(arrival, start), (source, moved)
-        works = op.ran and op.type not in _BOOKKEEPING
-        finish[name] = start + (seconds_of(op) if works else 0.0)
-    name = max(finish, key=lambda n: finish[n])
-    seconds, chain, moved_bytes = finish[name], [name], 0
-    while name in before:
-        name, moved = before[name]
-        moved_bytes += moved
-        chain.append(name)
-    chain.reverse()
-    return CriticalPath(tuple(chain), seconds, sum(ops[n].flops or 0 for n in chain), moved_bytes)
 
 
 def topological_order(graph: nx.MultiDiGraph) -> list[str]:

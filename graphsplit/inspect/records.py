@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphsplit.core.notebooks import text_html
-from graphsplit.planning.amounts import count_text, format_bytes
-
 Shape = tuple[int | None, ...]
 NO_DATA = frozenset({"resource", "variant"})
 
@@ -147,37 +144,6 @@ class DeviceTotals:
     activation_bytes: int = 0
     received_bytes: int = 0
     sent_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class CriticalPath:
-    """The chain of operations that takes longest under a simple model of speed.
-
-    Attributes:
-      ops: their names, first to last.
-      seconds: the modelled time of the chain, transfers included.
-      flops: floating-point operations along it.
-      transfer_bytes: bytes that cross devices along it.
-      machine: by whose costs.
-    """
-
-    ops: tuple[str, ...]
-    seconds: float
-    flops: int
-    transfer_bytes: int
-    machine: str = ""
-
-    def __str__(self) -> str:
-        first = (
-            f"Critical path: {count_text(len(self.ops), 'operation')}, {1e3 * self.seconds:.3g} ms by machine "
-            f"{self.machine!r}, {self.flops} FLOPs, {format_bytes(self.transfer_bytes)} between devices"
-        )
-        return "\n".join([first, *[f"  {name}" for name in self.ops]])
-
-    __repr__ = __str__  # what a prompt, and an assertion that fails, show
-
-    def _repr_html_(self) -> str:
-        return text_html(str(self), "the operations")
 
 
 @dataclass(frozen=True)

@@ -147,16 +147,14 @@ def _serves(op: PlacedOp) -> bool:
     return op.type in ("Const", "NoOp") or bool(op.role)
 
 
-def alike_lanes(placement: PlacementGraph, lane_of: Mapping[str, Lane], critical: set[str]) -> list[Alike]:
+def alike_lanes(placement: PlacementGraph, lane_of: Mapping[str, Lane]) -> list[Alike]:
     """Return the lanes in their order, those together whose shards do the same.
 
     Args:
       placement: what is looked at.
       lane_of: the lane of each operation.
-      critical: the operations of the critical path: it is shown where it is, if one of several does.
     """
     work: dict[Lane, set[tuple[object, ...]]] = defaultdict(set)
-    on_path = Counter(lane_of[name].shards for name in critical if name in placement.ops)
     for op in placement.ops.values():
         lane = lane_of[op.name]
         if op.shard is not None and not op.role and lane.shards:
@@ -167,7 +165,4 @@ def alike_lanes(placement: PlacementGraph, lane_of: Mapping[str, Lane], critical
         together[(lane.stage, frozenset(work[lane])) if lane in work else lane].append(lane)
     home = home_device(placement.ops.values())
     at_home = {lane.shards for lane in work if lane.device == home}  # (one pipeline is shown, in all of its stages)
-    return [
-        Alike(max(lanes, key=lambda lane: (on_path[lane.shards], lane.shards not in at_home)), tuple(lanes))
-        for lanes in together.values()
-    ]
+    return [Alike(max(lanes, key=lambda lane: lane.shards not in at_home), tuple(lanes)) for lanes in together.values()]

@@ -14,12 +14,11 @@ from graphsplit.core.devices import short_name
 from graphsplit.inspect.findings import find_warnings
 from graphsplit.inspect.graph import PlacementGraph
 from graphsplit.inspect.questions import natural_order, reading_order
-from graphsplit.inspect.records import CriticalPath, DeviceTotals, PlacedOp, Transfer
+from graphsplit.inspect.records import DeviceTotals, PlacedOp, Transfer
 from graphsplit.inspect.views.colors import device_colors
 from graphsplit.inspect.views.lanes import Alike, Lane, alike_lanes, in_order, lanes_of
 from graphsplit.inspect.views.moves import moves_of, way_text, ways_text
 from graphsplit.inspect.views.summaries import folded_scopes, page_paths
-from graphsplit.inspect.views.tables import format_flops
 from graphsplit.planning.amounts import count_text, format_bytes
 
 _SCRIPTS = ("model.js", "view.js", "arrows.js", "panel.js")  # in the order in which they run
@@ -55,7 +54,6 @@ def page_data(placement: PlacementGraph) -> dict[str, Any]:
     colors = device_colors(devices)
     index = {device: i for i, device in enumerate(devices)} | {"": -1}
     lane_of = lanes_of(placement.ops.values())
-    critical = placement.critical_path()
     paths = page_paths(placement)
     return {
         "title": placement.title,
@@ -63,12 +61,10 @@ def page_data(placement: PlacementGraph) -> dict[str, Any]:
         "sharded": any(op.shard is not None for op in placement.ops.values()),
         "rows": list(placement.rows),
         "devices": [_device(placement, device, colors[device]) for device in devices],
-        "lanes": _lanes(placement, lane_of, index, set(critical.ops)),
+        "lanes": _lanes(placement, lane_of, index),
         **_ops([placement.ops[name] for name in order], index, lane_of, paths),
         "variables": {number[op.name]: op.variable for op in placement.ops.values() if op.variable},
         "folded": folded_scopes(placement, paths),
-        "critical": [number[name] for name in critical.ops],
-        "criticalText": _critical_text(critical),
         "edges": [x for e in placement.edges for x in (number[e.source], number[e.target], int(e.control))],
         **_transfers(placement, index, number),
         "largest": _largest(placement, number, paths),
@@ -77,12 +73,10 @@ def page_data(placement: PlacementGraph) -> dict[str, Any]:
     }
 
 
-def _lanes(
-    placement: PlacementGraph, lane_of: Mapping[str, Lane], index: Mapping[str, int], critical: set[str]
-) -> list[dict[str, Any]]:
+def _lanes(placement: PlacementGraph, lane_of: Mapping[str, Lane], index: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return the lanes in their order; those that another one stands for name it as `like`, others themselves."""
     lanes = in_order(lane_of.values())
-    group_of = {lane: group for group in alike_lanes(placement, lane_of, critical) for lane in group.lanes}
+    group_of = {lane: group for group in alike_lanes(placement, lane_of) for lane in group.lanes}
     return [
         {
             "work": lane.work,
@@ -166,15 +160,6 @@ def _largest(placement: PlacementGraph, number: Mapping[str, int], paths: Mappin
         }
         for (path, _, size), transfers in list(together.items())[:_LARGEST]
     ]
-
-
-def _critical_text(path: CriticalPath) -> str:
-    """Return the critical path in a sentence, with what it rests on."""
-    return (
-        f"{len(path.ops)} operations in sequence: {format_flops(path.flops)}, "
-        f"{format_bytes(path.transfer_bytes)} sent, {path.seconds * 1e3:.3g} ms as gs.predict estimates operations "
-        f"and links of the machine {path.machine!r}, without queues; not measured."
-    )
 
 
 def _numbering() -> dict[str, int]:

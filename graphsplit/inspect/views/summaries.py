@@ -60,7 +60,7 @@ def summarize(placement: PlacementGraph, most: int = 24) -> Summary:
     """Return the finest summary with at most `most` boxes in a lane (or the coarsest one, if even that has more)."""
     rank = {name: i for i, name in enumerate(reading_order(placement.graph))}
     lane_of = lanes_of(placement.ops.values())
-    groups = alike_lanes(placement, lane_of, set())
+    groups = alike_lanes(placement, lane_of)
     shown = {group.shown for group in groups}
     ops = [op for op in placement.ops.values() if op.ran and op.type not in _HIDDEN and lane_of[op.name] in shown]
     paths = page_paths(placement)

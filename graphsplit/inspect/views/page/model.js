@@ -5,7 +5,6 @@ const D = JSON.parse(document.getElementById("data").textContent);
 const OP = { name: 0, type: 1, device: 2, requested: 3, actual: 4, shard: 5, shapes: 6, bytes: 7, flops: 8, source: 9,
   reason: 10, ran: 11, backward: 12, home: 13, lane: 14, stage: 15,
   scopes: 16, label: 17 };
-const CRITICAL = new Set(D.critical);
 const ALIKE = 4; // so many operations or more whose names differ by a number are one group
 
 function units(value, names) {
@@ -20,7 +19,7 @@ const deviceName = (d) => (d < 0 ? "none" : D.devices[d].name);
 
 function newGroup(label, parent, lane, depth = 0) {
   return { label, parent, lane, depth, children: [], byName: new Map(), open: !parent, count: 0, flops: 0, bytes: 0, rank: 1e9,
-    work: 1e9, quiet: true, homes: 0, critical: 0, folded: false };
+    work: 1e9, quiet: true, homes: 0, folded: false };
 }
 
 function newLane(key) {
@@ -135,7 +134,6 @@ function add(group, child) {
   group.work = Math.min(group.work, child.work);
   group.quiet = group.quiet && (op ? quiet(op) : child.quiet);
   group.homes += op ? Number(atHome(op)) : child.homes;
-  group.critical += op ? Number(CRITICAL.has(child.op)) : child.critical;
 }
 
 function shown(item) { // the item itself, or the outermost closed group that hides it

@@ -64,19 +64,17 @@ function showDetails(item, ops, name) {
   };
   if (ops.length > 1) {
     const sum = (count) => ops.reduce((total, i) => total + Math.max(Number(count(D.ops[i], i)), 0), 0);
-    const homes = sum(atHome), critical = sum((op, i) => CRITICAL.has(i));
+    const homes = sum(atHome);
     line("operations", ops.length);
     line("devices", devicesText(devicesOf(ops)));
     line("FLOPs", formatFlops(sum((op) => op[OP.flops])));
     line("outputs", formatBytes(sum((op) => op[OP.bytes])));
     line("on one device", homes ? homes + " carry rows of the batch" : "");
-    line("critical", critical ? critical + " on the critical path" : "");
     showMembers(ops, name, panel);
     return;
   }
   const op = D.ops[item.op];
   line("variable", D.variables[item.op]);
-  line("critical", CRITICAL.has(item.op) ? "on the critical path" : "");
   line("type", D.types[op[OP.type]] + (op[OP.backward] ? " (backward pass)" : ""));
   line("requested", op[OP.requested] < 0 ? "nothing; TensorFlow decides" : deviceName(op[OP.requested]));
   if (D.actual) line("actual", op[OP.actual] < 0 ? "not in the graph that ran" : deviceName(op[OP.actual]));
@@ -200,7 +198,6 @@ function showSigns() { // what each mark of the drawing means
     ["one operation: click for details", [["rect", { ...box, fill: color, opacity: 0.1 }], ["rect", { ...box, fill: "none", stroke: "var(--line)" }]]],
     ["left edge: its device", [["rect", { x: 1, y: 1, width: 5, height: 14, fill: color }]]],
     ["lower edge: its FLOPs, full for the largest operation", [["rect", { x: 1, y: 11, width: 18, height: 3, fill: color }]]],
-    ["right edge: on the critical path", [["rect", { class: "path", x: 27, y: 1, width: 4, height: 14 }]]],
     ["\u2302 work on the batch that runs on one device", [["rect", { ...box, class: "home" }]]],
     ["dashed frame: an open group", [["rect", { ...box, class: "frame" }]]],
     ["tensors sent, in the colour of their sender; thicker is more", [["path", { d: "M1,8 H26", stroke: color, "stroke-width": 3, opacity: 0.65 }], ["path", { d: "M31,8 l-7,-4 l0,8 z", fill: color }]]],
@@ -220,8 +217,6 @@ function showMoves() { // gathered, then the largest one by one
     element("div", text, line);
     element("small", note, line);
   }
-  if (D.critical.length > 1) element("h2", "Critical path", $("path"));
-  if (D.critical.length > 1) element("div", D.criticalText, $("path"), "dim");
   if (D.transfers.length) $("transfers-title").textContent = "The largest of " + D.transfers.length.toLocaleString("en") + " tensors";
   for (const { op, bytes, way, name } of D.largest) {
     const line = element("div", undefined, $("transfers"));
@@ -275,7 +270,6 @@ function start() {
     if (event.key === "/" && document.activeElement !== $("search")) { event.preventDefault(); $("search").focus(); }
   });
   $("arrows").addEventListener("change", draw);
-  $("critical").addEventListener("change", draw);
   for (const box of ["all", "shards"]) $(box).addEventListener("change", layout);
   $("panel").onclick = () => { document.querySelector("aside").classList.toggle("open"); };
   $("less").onclick = () => { tree.lanes.forEach((lane) => everyGroup(lane.root, (g) => { g.open = false; })); layout(); };

@@ -99,8 +99,7 @@ function drawRow(row) {
   node("rect", { width: 5, height: ROW, rx: 2, fill: color }, g);
   const share = D.mostFlops ? (op ? Math.max(op[OP.flops], 0) : item.flops) / D.mostFlops : 0;
   if (share > 0.002) node("rect", { x: 5, y: ROW - 3, width: Math.min(share, 1) * (row.w - 5), height: 3, fill: color }, g);
-  const critical = item.children ? item.critical : CRITICAL.has(item.op), homes = op ? Number(atHome(op)) : item.homes;
-  if (critical && $("critical").checked) node("rect", { class: "path", x: row.w - 4, width: 4, height: ROW }, g);
+  const homes = op ? Number(atHome(op)) : item.homes;
   if (homes) node("rect", { class: "home", x: 1, y: 1, width: row.w - 2, height: ROW - 2 }, g);
   const mark = (homes ? "\u2302 " : "") + (item.children ? (item.open ? "\u25be " : "\u25b8 ") : "");
   node("text", { x: 12, y: 14 }, g, fit(mark + item.label, row.w - 20, 12));
