@@ -258,19 +258,6 @@ def test_what_is_saved(tmp_path: Path):
         found.save("step.html")
 
 
-def test_what_was_predicted_is_shown_beside_what_was_measured():
-    x = tf.ones([128, 64])
-    found = gs.predict(train, x, machine="cpu", devices=2)
-    recorded = gs.inspect.timeline(gs.parallelize(train, devices=2), x)
-    lines = found.beside(recorded).splitlines()
-    assert re.fullmatch(
-        r"2 of cpu: predicted \d+\.\d\d ms, recorded \d+\.\d\d ms from the first operation to the last "
-        r"\(steps are slower while they are recorded\)",
-        lines[0],
-    )
-    assert any(re.fullmatch(r"  MatMul: predicted \d+\.\d\d ms, recorded \d+\.\d\d ms", line) for line in lines)
-
-
 def test_scaling(tmp_path: Path):
     found = gs.scaling(product, X, machine=boxed(link=1e30, count=1), devices=[2, 1], layouts=["home", "replicated"])
     assert [(p.kind, p.layout, p.devices, p.rows) for p in found.points] == [

@@ -178,7 +178,7 @@ def validate(
         f"Measured: {measured * 1e3:.2f} ms a step, the median of up to {rounds} rounds. Predicted: "
         f"{prediction.step_s * 1e3:.2f} ms, {abs(off):.1%} {'more' if off > 0 else 'less'}."
     )
-    print(prediction.beside(gs.inspect.timeline(split, *tensors)))
+    print(gs.inspect.timeline(split, *tensors))
 
 
 COMMANDS = (predict, machines, calibrate, validate)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.sizes.intervals import covered
-from graphsplit.inspect.reasons import plain_type
-from graphsplit.inspect.recorded.recorded_steps import Timeline
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.plan import Plan
 from graphsplit.simulate.prediction.buffers import Memory
 from graphsplit.simulate.prediction.replay import TaskTimes
 from graphsplit.simulate.prediction.task_writing import MachineTasks, Placed
-
-_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -166,41 +162,11 @@ class PredictedStep:
         key = max(parts, key=lambda key: parts[key])
         return f"{key}: {percent(parts[key] / (self.step_s or 1.0))} of the step"
 
-    def beside(self, measured: Timeline) -> str:
-        """Return what was predicted beside what was measured: the step, and the operations that take most of it."""
-        lines = [
-            f"{self._named()}: predicted {self.step_s * 1e3:.2f} ms, recorded {measured.duration_s * 1e3:.2f} ms "
-            "from the first operation to the last (steps are slower while they are recorded)"
-        ]
-        mine, theirs = _seconds_by_type(self.events), dict[str, float]()
-        for event in measured.events:
-            name = plain_type(event.type)
-            theirs[name] = theirs.get(name, 0.0) + event.duration_s
-        most = sorted({**mine, **theirs}, key=lambda name: -max(mine.get(name, 0.0), theirs.get(name, 0.0)))
-        for name in most[:_SHOWN]:
-            lines.append(
-                f"  {name}: predicted {mine.get(name, 0.0) * 1e3:.2f} ms, recorded {theirs.get(name, 0.0) * 1e3:.2f} ms"
-            )
-        return "\n".join(lines)
-
-    def _named(self) -> str:
-        layout = f", variables {self.layout}" if self.layout else ""
-        return f"{self.used} of {self.machine.name}{layout}"
-
     def over(self, limit: float | None = None) -> dict[str, int]:
         """Return the devices that would hold more bytes than they have, or than `limit`, and how many."""
         most = self.machine.device.memory_bytes if limit is None else limit
         held = {short_name(device): own.peak_bytes for device, own in self.of_devices.items()}
         return {device: count for device, count in held.items() if count > most}
-
-
-def _seconds_by_type(events: Sequence[Event]) -> dict[str, float]:
-    """Return how long operations of each type run, on all devices; what is sent is none."""
-    found: dict[str, float] = {}
-    for event in events:
-        if "->" not in event.place:
-            found[event.type] = found.get(event.type, 0.0) + event.end_s - event.start_s
-    return found
 
 
 def _what(placed: Placed) -> list[str]:
