@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import keras
@@ -18,6 +19,7 @@ from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.traffic import traffic
 from graphsplit.planning.variables.updates import updated_together
 from graphsplit.tracing.trace import captured_variables, trace_function
+from tests.helpers.layout_cases import held_by_device
 
 DEVICES = 3
 SEVERAL = pytest.param(
@@ -140,6 +142,46 @@ def test_slots_made_in_a_block_lie_with_their_variables(library: Any):
             owned[int(device[-1])] += size
     uncut = max(v.shape.num_elements() * 4 for v in everything if len(where(v)[1]) < DEVICES)
     assert max(owned.values()) <= sum(owned.values()) / DEVICES + 4 * uncut  # with its three slots
+
+
+@pytest.mark.parametrize("kind", ["made in a block", "on a mesh", "tf_keras"])
+def test_slots_made_later_lie_with_their_variables(kind: str):
+    """The optimizer of a compiled model makes its slots in the first step of `fit`, after the layout of the model."""
+    library = tf_keras if kind == "tf_keras" else keras
+    mesh = {"batch": 2, "model": 2} if kind == "on a mesh" else None
+    layout: Any = {"*embeddings": ("model",), "*kernel": (None, "model")} if mesh else "sharded"
+    over: dict[str, Any] = {"mesh": mesh} if mesh else {"devices": DEVICES}
+    x = np.random.default_rng(0).integers(0, 50, (23, 6))
+
+    def trained(lay: bool) -> tuple[Any, Any, list[float]]:
+        library.utils.set_random_seed(1)
+        layers = library.layers
+        made = gs.variable_layout(layout, **over) if lay and kind == "made in a block" else contextlib.nullcontext()
+        with made:
+            model = library.Sequential(
+                [layers.Input((6,)), layers.Embedding(50, 20), layers.Flatten(), layers.Dense(40), layers.Dense(2)]
+            )
+        if lay and kind != "made in a block":
+            gs.set_variable_layout(model, layout, **over)
+        wrapped = gs.multi_gpu_model(model, None if mesh else DEVICES, mesh=mesh) if lay else model
+        wrapped.compile(library.optimizers.Adam(0.01, use_ema=True), "mse")
+        return model, wrapped, wrapped.fit(x, x[:, :2] / 50, 10, epochs=1, verbose=0).history["loss"]
+
+    model, wrapped, losses = trained(True)
+    np.testing.assert_allclose(losses, trained(False)[2], rtol=1e-5)
+    everything = variables_of(model)
+    slots = slots_of(model, everything)
+    assert len(slots) == 3 * 5
+    for variable in everything:
+        if id(variable) in slots:
+            assert where(variable) == where(slots[id(variable)]), variable.name
+    own = [variable for variable in everything if id(variable) in slots]
+    held, size = held_by_device(own), sum(4 * variable.shape.num_elements() for variable in own)
+    assert sum(held.values()) == size
+    assert max(held.values()) < 1.1 * size / len(held)
+    assert len(held) == (2 if mesh else DEVICES)
+    notes = wrapped.plan(x[:10], x[:10, :2] / 50).notes
+    assert any("moved to the devices of the variables that are updated with them" in note for note in notes)
 
 
 def by_hand(names: str) -> tuple[list[list[tf.Variable]], Any]:

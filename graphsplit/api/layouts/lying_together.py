@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import tensorflow as tf
 
 from graphsplit.api.layouts.divisions import PLACES, cut_of, divided, owned_bytes
 from graphsplit.api.layouts.new_variables import slots_by_name
-from graphsplit.api.layouts.variable_layouts import lay_divided, wait_for_calls
+from graphsplit.api.layouts.variable_layouts import lay_divided, lay_out, wait_for_calls
 from graphsplit.core.layouts import Cut
 from graphsplit.core.variables.parted_variables import are_any_parts, parts_of_variable, tell_functions
 from graphsplit.core.variables.running_calls import calls
@@ -43,9 +44,14 @@ def _groups(trace: Trace) -> list[list[tf.Variable]]:
 
 
 def lay_together(trace: Trace) -> tuple[str, ...]:
-    """Move divided variables to where those are with which a traced function updates them; return what a plan says."""
-    groups = _groups(trace) if are_any_parts() and tf.executing_eagerly() else []
-    moved = [variable for layout in PLACES for variable in _lay_together(groups, trace.variables, layout)]
+    """Move variables to where those are with which a traced function updates them; return what a plan says.
+
+    These are divided ones, and slots that no layout was set for: they were made after that of their variables was.
+    """
+    if not (are_any_parts() and tf.executing_eagerly()):
+        return ()
+    moved, groups = _lay_new(trace), _groups(trace)
+    moved += [variable for layout in PLACES for variable in _lay_together(groups, trace.variables, layout)]
     if not moved:
         return ()
     size = sum([variable.shape.num_elements() * variable.dtype.size for variable in moved])
@@ -53,6 +59,20 @@ def lay_together(trace: Trace) -> tuple[str, ...]:
         f"{count_text(len(moved), 'variable')} ({format_bytes(size)}) moved to the devices of the variables that are "
         "updated with them",
     )
+
+
+def _lay_new(trace: Trace) -> list[tf.Variable]:
+    """Give slots without a layout the one that was asked for their variables; return them."""
+    heads, together = slots_in(trace), dict[tuple[Any, ...], list[tf.Variable]]()
+    for slot in [own for own in trace.variables if id(own) in heads and not hasattr(own, "_graphsplit_laid")]:
+        head = heads[id(slot)]
+        layout, *how = getattr(head, "_graphsplit_laid", ("home",))
+        if layout != "home" and not head._graphsplit_automatic and head.shape == slot.shape:
+            together.setdefault(tuple(how), []).append(slot)
+    for (devices, grid, reshard), slots in together.items():
+        layouts = [heads[id(slot)]._graphsplit_laid[0] for slot in slots]
+        lay_out(slots, layouts, heads, devices, grid, reshard_after_forward=reshard)
+    return [slot for slots in together.values() for slot in slots]
 
 
 def _lay_together(

@@ -215,6 +215,7 @@ def lay_out(
         for variable, own in zip(variables, wanted, strict=True):
             if own is not None:
                 variable._graphsplit_automatic = own if is_automatic else ""
+                variable._graphsplit_laid = own, tuple(devices), grid, reshard_after_forward  # for slots yet to be made
 
 
 def wait_for_calls(variables: Sequence[tf.Variable]) -> None:
