@@ -13,7 +13,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.planning.text.advice import ADVICE, advice_on
 from graphsplit.rules.families.whole import WHY
-from tests.helpers.law import rows
+from tests.helpers.law import assert_close, check, rows
 
 ROOT = Path(__file__).parent.parent
 RAISED = {"Declined", "NotKnownError", "_NotByRowError"}
@@ -77,6 +77,22 @@ def test_the_remedy_is_the_one_that_applies(reason: str, remedy: str):
     assert str(advice_on(reason)) == remedy
 
 
+def test_lookups_without_unique_are_sharded_and_so_are_those_of_its_values():
+    table, ids = rows(9, 4), tf.constant([[1, 2, 1], [5, 2, 5], [0, 8, 1]])
+
+    def step(ids: tf.Tensor) -> tf.Tensor:
+        values, places = tf.unique(tf.reshape(ids, [-1]))
+        return tf.tanh(tf.gather(tf.gather(table, values), tf.reshape(places, tf.shape(ids))))
+
+    assert "leave it out if it only saves lookups" in str(gs.parallelize(step, devices=2).plan(ids))
+    values, places = tf.unique(tf.reshape(ids, [-1]))
+    with_values = lambda values, places: tf.tanh(tf.gather(tf.gather(table, values), places))  # noqa: E731
+    check(lambda ids: tf.tanh(tf.gather(table, ids)), ids, devices=2, sharded="GatherV2", strict=True)
+    own = tf.reshape(places, ids.shape)
+    check(with_values, values, own, devices=2, sharded="GatherV2", strict=True, split={"values": None})
+    assert_close(with_values(values, own), step(ids))
+
+
 def test_the_same_words_everywhere():
     x = rows(4, 3)
     parallel = gs.parallelize(printing, devices=2)
@@ -102,8 +118,8 @@ def test_a_report_of_a_saved_model_says_it_too(tmp_path):
     tf.saved_model.save(module, str(tmp_path / "one"), signatures=module.serve)
     report = str(gs.serving.transpile_saved_model(tmp_path / "one", tmp_path / "two", 2))
     assert (
-        "runs on one device: which entries are new depends on all rows; rewrite it row by row, or keep its "
-        "argument whole by split={...: None}"
+        "runs on one device: which entries are new depends on all rows; save the model without it, or call it before "
+        "the request"
     ) in report
 
 

@@ -377,7 +377,8 @@ def test_strict_names_the_operation_and_the_line():
     assert re.sub(r"'\S*Unique'", "'Unique'", text) == (
         "strict=True, but these operations work on rows of the batch and would run on one device:\n"
         f"  - Unique 'Unique' at test_errors.py:{here}: nothing gathered; which entries are new depends on all rows\n"
-        "    -> rewrite it row by row, or keep its argument whole by split={...: None}\n"
+        "    -> leave it out if it only saves lookups, or call it in dataset.map and pass its values with "
+        "split={...: None}\n"
         "Or drop strict=True, and assert how much is sharded: step.plan(x).sharded_fraction > 0.9."
     )
 

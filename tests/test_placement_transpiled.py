@@ -65,8 +65,8 @@ def test_why_something_is_at_home(tmp_path: Path):
     placement = gs.placement(str(tmp_path / "two"))
     assert [op.type for op in placement.home_ops_with_batch] == ["Unique"]
     assert placement.warnings[0] == (
-        "rows gathered on one device by Unique: which entries are new depends on all rows; rewrite it row by row, or "
-        "keep its argument whole by split={...: None}"
+        "rows gathered on one device by Unique: which entries are new depends on all rows; leave it out if it only "
+        "saves lookups, or call it in dataset.map and pass its values with split={...: None}"
     )
 
 

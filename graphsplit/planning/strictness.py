@@ -37,7 +37,7 @@ def check_strict(plan: Plan, strict: bool, finished: bool = False) -> None:
         worst = shares.causes[:_MOST_CAUSES]
         causes = [_with_advice(cause_text(plan, cause, shares), cause.reason, finished) for cause in worst]
         raise StrictError(
-            f"strict=True, but {100 * shares.at_home:.2g} % of the floating-point operations work on the batch and "
+            f"strict=True, but {100 * shares.at_home:.4g} % of the floating-point operations work on the batch and "
             f"would run on one device, more than {100 * _LARGEST_SHARE:.2g} %:\n"
             f"{bullet_list(causes)}\n{_INSTEAD}"
         )

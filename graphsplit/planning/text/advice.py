@@ -43,6 +43,11 @@ ADVICE = (
         "write it in operations that have a rule, or move it into dataset.map",
         "save the model with operations that have a rule",
     ),
+    Advice(
+        "entries are new",
+        "leave it out if it only saves lookups, or call it in dataset.map and pass its values with split={...: None}",
+        "save the model without it, or call it before the request",
+    ),
     Advice("XLA compiles for sizes", "call with known sizes, or give jit_compile to parallelize instead"),
     Advice(
         "XLA compiles it as a whole|which XLA does",

@@ -77,7 +77,7 @@ def cause_text(plan: Plan, cause: Cause, shares: Shares) -> str:
     if cause.followers:
         text += f", and so does what follows it ({_kinds(cause.followers, 3)})"
     if shares.flops:
-        text += f": {100 * cause.flops / shares.flops:.2g} % of the FLOPs"
+        text += f": {100 * cause.flops / shares.flops:.4g} % of the FLOPs"
     return f"{text}; {cause.reason}" + (f" ({where})" if where else "")
 
 
@@ -398,7 +398,7 @@ def _following(plan: Plan, shares: Shares) -> list[str]:
     more = len(found) - _MOST_AT_HOME
     lines += [f"    ... and {more} more"] if more > 0 else []
     return (
-        [f"  {100 * shares.at_home:.2g} % of the FLOPs work on the batch and run on one device:", *lines]
+        [f"  {100 * shares.at_home:.4g} % of the FLOPs work on the batch and run on one device:", *lines]
         if lines
         else []
     )
