@@ -69,6 +69,9 @@ def test_few_devices_where_sending_is_slow():
     compared = [note for note in slow.notes if note.startswith("compared with ")]
     assert len(compared) == 8  # 4 and 2 devices by three layouts, 4 and 2 stages; 1 by one won
     assert slow.explain().splitlines()[-1] == slow.notes[-1]
+    plain = gs.parallelize(tf.tanh, devices=2).plan(X).explain()
+    assert re.search(r'no other plan was compared: .*plan="auto" to compare some$', plain)
+    assert "no other plan" not in slow.explain()
     assert "  devices: CPU:0, against CPU:0, CPU:1, CPU:2, CPU:3" in slow.compare(fast).splitlines()
 
 

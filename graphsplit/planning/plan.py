@@ -316,7 +316,10 @@ class Plan:
 
         For `plan="auto"`: what was chosen, what it was compared with, and what the predictions assume.
         """
-        return "\n".join(self.notes)
+        notes = (*self.program.notes, *self.notes)
+        if not any(note.startswith("chosen automatically") for note in notes):
+            notes += ('no other plan was compared: give parallelize, or multi_gpu_model, plan="auto" to compare some',)
+        return "\n".join(notes)
 
     def __str__(self) -> str:
         return describe(self)
