@@ -43,6 +43,7 @@ class BatchFunction:
       step: the template's step, parallelized; see `step_of_parts`.
       batches: how many it ran.
       before: called with the step and its arguments before each batch, if it is not None.
+      after: called after the first batch, if it is not None.
       owner: the wrapped model that runs its batches so, if it is to be found from here.
 
     Args:
@@ -62,6 +63,7 @@ class BatchFunction:
         self.step = step
         self.batches = 0
         self.before: Callable[[ParallelFunction[..., Any], tuple[Any, ...]], None] | None = None
+        self.after: Callable[[], None] | None = None
         self.owner: Any = None
         self._only_asked = False
         self._of_graphs, self._of_steps = Retracing(), None if is_graph else Retracing()
@@ -91,6 +93,8 @@ class BatchFunction:
                 self.before(self.step, self._last)
             outputs.append(self._run_step())
             self._tell_of_kernels()
+            if self.after is not None and not self.batches:
+                self.after()
             self.batches += 1
         if not outputs:
             raise StopIteration

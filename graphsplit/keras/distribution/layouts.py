@@ -138,9 +138,13 @@ class DistributedLayouts:
         """The layouts in layout maps that were for outputs of layers that ran."""
         return self._of_outputs
 
+    def told_of(self, distribution: Any) -> set[str]:
+        """Return what users were warned of about a distribution."""
+        return self._told.setdefault(distribution, set())
+
     def _say_what_is_otherwise(self, distribution: Any, mesh: MeshOfKeras, asked: Mapping[int, Asked]) -> None:
         """Warn, once for a distribution, of all that is not done as its map says."""
-        told = self._told.setdefault(distribution, set())
+        told = self.told_of(distribution)
         name = f"{type(distribution).__name__} on {len(mesh.devices)} devices"
         if mesh.why_not and any(own.layout == "sharded" for own in asked.values()) and "" not in told:
             told.add("")

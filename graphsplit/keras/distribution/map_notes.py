@@ -8,6 +8,7 @@ from typing import Any
 
 from graphsplit.api.layouts.layout_targets import variables_with_owners
 from graphsplit.core.keras_internals import layout_map_of
+from graphsplit.core.patterns import near
 from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.keras.distribution.layouts import asked_of
 from graphsplit.keras.distribution.meshes import MeshOfKeras
@@ -26,17 +27,24 @@ def notes_on_map(model: Any, distribution: Any, mesh: MeshOfKeras, of_outputs: C
       mesh: its mesh.
       of_outputs: the layouts, as they are in the map, that Keras has found for outputs of layers.
     """
-    layout_map = layout_map_of(distribution)
-    if layout_map is None:
+    if layout_map_of(distribution) is None:
         return ()
     notes = [f"{_listed(names)}: {instead}" for instead, names in _otherwise(model, distribution, mesh).items()]
+    if idle := idle_entries(model, distribution, of_outputs):
+        notes.append(f"entries of the layout map that match no variable and no layer's output: {idle}")
+    return (*notes, *_left_out(model, distribution))
+
+
+def idle_entries(model: Any, distribution: Any, of_outputs: Collection[Any]) -> str:
+    """Return the entries of a layout map that match nothing, each with what is near it; see `notes_on_map`."""
+    if (layout_map := layout_map_of(distribution)) is None:
+        return ""
     owners = [owner for _, owner in variables_with_owners(model) if hasattr(owner, "path")]
     used = {id(layout_map[owner.path]) for owner in owners} | {id(layout) for layout in of_outputs}
+    names = [".*" + "/".join(variable.path.split("/")[-2:]) for variable in model.variables]
     idle = [pattern for pattern in layout_map if id(layout_map[pattern]) not in used]
-    if idle:
-        patterns = ", ".join(map(repr, idle))
-        notes.append(f"entries of the layout map that match no variable and no layer's output: {patterns}")
-    return (*notes, *_left_out(model, distribution))
+    alike = [(pattern, near(pattern, names)) for pattern in idle]
+    return ", ".join([f"{p!r} (similar: {', '.join(found)})" if found else repr(p) for p, found in alike])
 
 
 def _otherwise(model: Any, distribution: Any, mesh: MeshOfKeras) -> dict[str, list[str]]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import check_existing
+from graphsplit.core.user_code import user_stack_level
 from graphsplit.keras.answers import STEPS
 from graphsplit.keras.batches import BatchFunction
 from graphsplit.keras.distribution.layouts import DistributedLayouts
-from graphsplit.keras.distribution.map_notes import notes_on_map
+from graphsplit.keras.distribution.map_notes import idle_entries, notes_on_map
 from graphsplit.keras.distribution.meshes import mesh_of
 from graphsplit.keras.models import ModelDevices, ParallelKeras3Model, wrapped
 from graphsplit.keras.wrapping import CPU, check_strategy
@@ -33,8 +35,19 @@ class DistributedModel(ParallelKeras3Model):
 
     def _batch_function(self, kind: str) -> Any:
         function = super()._batch_function(kind)
-        function.before, function.owner = self._prepare, self
+        function.before, function.after, function.owner = self._prepare, self._warn_of_idle_entries, self
         return function
+
+    def _warn_of_idle_entries(self) -> None:
+        told = self._layouts.told_of(self.distribution)
+        idle = idle_entries(self.template, self.distribution, self._layouts.of_outputs)
+        if idle and idle not in told:
+            told.add(idle)
+            warnings.warn(
+                f"{type(self.distribution).__name__} on {len(self.model_devices.devices)} devices: entries of its "
+                f"layout map match no variable and no layer's output: {idle}. They have no effect.",
+                stacklevel=user_stack_level(),
+            )
 
     def _prepare(self, step: ParallelFunction[..., Any], arguments: tuple[Any, ...]) -> None:
         """Build the model, as Keras does: while the step is traced for its first batch. Then lay its variables out."""
