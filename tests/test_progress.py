@@ -187,15 +187,27 @@ def test_transpiling_says_its_parts_unless_somebody_asked_for_them(said: Callabl
     assert told[:2] == [f"loading {source}", "planning serving_default"]
 
 
-def test_calibrating_says_its_parts(said: Callable, monkeypatch: pytest.MonkeyPatch):
+def test_calibrating_says_its_parts(
+    said: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """As it takes minutes, each has a line in a file, too, before it begins."""
+
     def measure(*_: object) -> None:
         raise RuntimeError("as far as that")
 
     monkeypatch.setattr(microbenchmarks, "measure", measure)
+    measuring = "calibrating: measuring products, convolutions, memory, copies and launching, for about two minutes"
     with pytest.raises(RuntimeError, match="as far"):
         gs.simulate.calibrate()
-    measuring = "measuring products, convolutions, memory, copies and launching, for about two minutes"
-    assert said() == [f"calibrating: {measuring}", "calibrating"]
+    assert said() == ["calibrating", measuring, "calibrating"]  # (each line ends with what was done, or how long)
+    logging.getLogger("graphsplit").setLevel(logging.NOTSET)
+    with pytest.raises(RuntimeError, match="as far"):
+        gs.simulate.calibrate()
+    assert capsys.readouterr().err.splitlines() == [measuring]
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    with pytest.raises(RuntimeError, match="as far"):
+        gs.simulate.calibrate()
+    assert measuring not in shown.getvalue().splitlines()
 
 
 @pytest.mark.long

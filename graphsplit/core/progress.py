@@ -50,12 +50,17 @@ def phase(text: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def phases(text: str) -> Iterator[Callable[[str], None]]:
-    """Say that this is being done, part by part; give the function that says which part begins."""
+def phases(text: str, *, take_minutes: bool = False) -> Iterator[Callable[[str], None]]:
+    """Say that this is being done, part by part; give the function that says which part begins.
+
+    Where parts `take_minutes`, each also has a line where there is no terminal.
+    """
     with phase(text), contextlib.ExitStack() as part:
 
         def begin(name: str) -> None:
             part.close()
+            if take_minutes and not _is_wanted():
+                say(name)
             part.enter_context(phase(name))
 
         yield begin

@@ -65,7 +65,7 @@ def calibrate(
     >>> machine = gs.simulate.calibrate(name="laptop")  # doctest: +SKIP
     >>> gs.predict(fn, x, machine=machine, devices=2)  # doctest: +SKIP
     """
-    with phases("calibrating") as progress:
+    with phases("calibrating", take_minutes=True) as progress:
         return calibrated(fn, args, kwargs, name, micro_batches, progress)
 
 
