@@ -212,7 +212,8 @@ def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Pla
         layout if isinstance(layout, Shard) and _fit(plan, op, number, layout) else SINGLE_DEVICE
         for number, layout in enumerate(layouts[flow.chooses :])
     ]
-    handles = [plan.state.devices.get(program.ops[op.inputs[i].op].name) for i in passed]
+    given_ops = [program.ops[op.inputs[i].op] for i in passed]
+    handles = [own.device or plan.state.devices.get(own.name) for own in given_ops]
     if (stage := mesh.stage_of(op)) and (first := mesh.home_of(op)):
         columns = tuple([stage.column(number, len(mesh.columns)) for number in range(len(mesh.columns))])
         mesh, home = replace(mesh, devices=tuple(mesh.devices_of(op)), columns=columns), first

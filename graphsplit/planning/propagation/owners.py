@@ -105,6 +105,7 @@ def _pinned(program: Program, state: State, home: str) -> dict[int, str]:
     found = {op.index: op.device for op in program.ops if op.device}
     is_away = task_of(home) is not None
     held = {op.index: state.devices[op.name] for op in program.ops if op.name in state.devices}
+    held |= {i: found[i] for i in program.captures if i in found}
     for op in program.ops:
         if is_away and _calls_back(op):
             found[op.index] = _HERE

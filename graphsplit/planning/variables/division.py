@@ -77,8 +77,8 @@ def divide(program: Program, cuts: Mapping[str, MeshDivision], reshard: bool = T
     if obstacles := {**taken_whole(program, copied), **finder.obstacles}:
         return Divided(program, tuple([(k, 0) for k in range(len(program.captures))]), obstacles)
     ops = list(program.ops)
-    for i, layout in whole.items():
-        ops[i] = replace(ops[i], layout=layout, devices=tuple(map(canonical_name, lying[i].devices)))
+    for i in lying.keys() - finder.handles.keys():  # (one part is a variable that is elsewhere)
+        ops[i] = replace(ops[i], layout=whole.get(i), devices=tuple(map(canonical_name, lying[i].devices)))
     lying_so = replace(program, ops=tuple(ops))
     finder = replace(finder, once=finder.once | _done_once(lying_so))
     return _PartsWriter(lying_so, finder, gathers).divided()
@@ -124,10 +124,10 @@ class _PartsWriter(WholeWriter):
         handles = [self._append(op, self._name(op, k), (), ()) for k in range(division.parts)]
         self._handles[op.index] = handles
         self._note(op, (), [handle.op for handle in handles])
-        self._place(handles, division)
-        if division.groups:
-            for handle, own in zip(handles, copies_of(in_groups(division)), strict=True):
-                self._lay(handle.op, layout=own, devices=own.devices)
+        for handle, device in zip(handles, division.devices, strict=False):
+            self._lay(handle.op, devices=(canonical_name(device),))
+        for handle, own in zip(handles, copies_of(in_groups(division)) if division.groups else (), strict=False):
+            self._lay(handle.op, layout=own, devices=own.devices)
 
     def _owner_of(self, op: Op) -> str:
         """Return the device of what is done once: that of what it follows from, or else the one that does least."""

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from graphsplit.core.devices import canonical_name
 from graphsplit.core.layouts import Copied, MeshDivision, axis_of
 from graphsplit.core.tensorflow_internals import resource_value
 from graphsplit.core.variables.parted_variables import parts_of_variable
@@ -55,7 +54,7 @@ def program_of(
         cuts = {n: division for n, division in left.items() if not axis_of(division)}
         cuts, staying = as_they_stay(program, cuts, mesh)
         divided = divide(program, cuts, reshard)
-        devices = _devices_of_parts(state.devices, divided, names, cuts)
+        devices = {name: device for name, device in state.devices.items() if name not in cuts}
         obstacles = divided.obstacles or _apart(divided, devices, names, cuts)
         several = {n: division for n, division in state.divisions.items() if n not in whole}
         own = enumerate([trace.program.ops[i].name for i in trace.program.captures])
@@ -97,24 +96,6 @@ def with_twins(trace: Trace, whole: Mapping[str, str]) -> dict[str, str]:
     return {**whole, **{name: reasons[own] for name, own in handles.items() if own in reasons}}
 
 
-def _devices_of_parts(
-    devices: Mapping[str, str], divided: Divided, names: Sequence[str], cuts: Mapping[str, MeshDivision]
-) -> dict[str, str]:
-    """Return where the variables and tables are, by the placeholders' names in a program in parts.
-
-    Args:
-      devices: by the names in the program for variables that are each one.
-      divided: the program in parts.
-      names: of the captures of that other program.
-      cuts: how variables are several, by the same names.
-    """
-    found = {name: device for name, device in devices.items() if name not in cuts}
-    for (position, _), (k, part) in zip(divided.program.handles, divided.origins, strict=True):
-        if names[k] in cuts and divided.program.ops[position].layout is None:
-            found[divided.program.ops[position].name] = canonical_name(cuts[names[k]].devices[part])
-    return found
-
-
 def _apart(
     divided: Divided, devices: Mapping[str, str], names: Sequence[str], cuts: Mapping[str, MeshDivision]
 ) -> dict[str, str]:
@@ -125,7 +106,7 @@ def _apart(
     found = {}
     for op in divided.program.ops:
         taken = [tensor.op for tensor in op.inputs if tensor.op in origins]
-        if len({devices.get(divided.program.ops[i].name) for i in taken} - {None}) > 1:
+        if len({ops[i].device or devices.get(ops[i].name, "") for i in taken} - {""}) > 1:
             reason = f"{op.type} {op.name!r} takes it together with variables on other devices"
             own = {names[origins[i][0]] for i in taken}
             found.update({name: reason for name in own if name in cuts and not is_staying(cuts[name])})
