@@ -220,7 +220,9 @@ def test_what_cannot_be_meant():
     ):
         with pytest.raises(gs.errors.ArgumentError, match=chosen):
             call()
-    with pytest.raises(
-        gs.errors.ArgumentError, match=r"variables must be 'auto' or None .*, got 'sharded'. For another layout"
-    ):
-        gs.parallelize(variables="sharded")
+    with pytest.raises(gs.errors.ArgumentError, match=r"Unknown layout 'shraded'\. Did you mean 'sharded'\?"):
+        gs.parallelize(variables="shraded")
+    with pytest.raises(gs.errors.ArgumentError, match=r"names axes of a mesh: pass the mesh"):
+        gs.parallelize(variables={"*": (None, "model")})
+    with pytest.raises(gs.errors.ArgumentError, match=r"memory=.* with variables='sharded': it chooses"):
+        gs.parallelize(variables="sharded", memory="1GB")

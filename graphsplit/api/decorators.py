@@ -11,7 +11,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, overload
 import tensorflow as tf
 
 from graphsplit.api.calls.parallel_function import P, ParallelFunction, R
-from graphsplit.core.device_mesh import mesh_axes
+from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, check_layout
+from graphsplit.core.device_mesh import device_mesh, mesh_axes
 from graphsplit.core.patterns import suggesting_options
 from graphsplit.core.tensorflow_internals import is_compiled_function, is_retraced_less
 from graphsplit.errors import ArgumentError
@@ -53,7 +54,7 @@ def parallelize(
     mesh: Mapping[str, int] | None = None,
     split: Split = 0,
     shares: Sequence[float] | None = None,
-    variables: str | None = None,
+    variables: VariableLayout | Mapping[str, VariableLayout] | None = None,
     micro_batches: int = 1,
     stages: int | Sequence[str] | None = None,
     schedule: str | None = None,
@@ -90,7 +91,8 @@ def parallelize(
       shares: how much of the batch each device gets, where that is unequal: `[3, 1]`. A device with 0 gets no rows.
       variables: where variables are stored that have no layout yet. `"auto"` chooses at the first call. Over GPUs and
         workers, those that the function writes are divided, and those that it only reads are copied to each device;
-        `docs/variables.md` has the rule. None leaves them where they are.
+        `docs/variables.md` has the rule. Or a layout, or layouts by patterns of names, as for `set_variable_layout`:
+        `"sharded"`, `{"embedding*": "sharded", "*": "replicated"}`. None leaves them where they are.
       micro_batches: parts of each device's rows, computed one after the other, forward and backward, so that larger
         batches fit into memory: gradient accumulation, exactly. The result is the same as for the whole batch. The plan
         says which operations need all rows and make all parts wait, and how much is kept then.
@@ -139,9 +141,12 @@ def parallelize(
     >>> double(tf.constant([1, 2, 3])).numpy().tolist()
     [2, 4, 6]
     """
+    axes = mesh_axes(mesh)
+    if variables not in (None, AUTO):
+        check_layout(variables, device_mesh(axes, [str(k) for k in range(axes.count or 0)]) if axes else None)
     options = Options(
         devices=devices,
-        mesh=mesh_axes(mesh),
+        mesh=axes,
         split=split,
         shares=shares,
         variables=variables,

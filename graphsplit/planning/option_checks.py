@@ -28,15 +28,6 @@ def check_flag(name: str, value: object) -> None:
         raise ArgumentError(f"{name} must be True or False, got {value!r}.")
 
 
-def check_variables(variables: object) -> None:
-    """Raise `ArgumentError` unless variables may be laid out so."""
-    if variables not in (None, "auto"):
-        raise ArgumentError(
-            f"variables must be 'auto' or None (keep their layouts), got {variables!r}. For another layout call "
-            "gs.set_variable_layout(model, 'sharded', devices=4)."
-        )
-
-
 def check_micro_batches(count: object) -> None:
     """Raise `ArgumentError` unless it is a number of micro-batches."""
     if not is_count(count, 1):

@@ -52,7 +52,7 @@ class Options:
     mesh: MeshAxes = MeshAxes()  # noqa: RUF009  # frozen
     split: Split = 0
     shares: Sequence[float] | None = None
-    variables: str | None = None
+    variables: Any = None
     micro_batches: int = 1
     stages: int | Beginnings | None = None
     schedule: str | None = None
@@ -68,7 +68,6 @@ class Options:
 
     def __post_init__(self) -> None:
         self._set(tuning=tuning_asked(self.tuning))
-        option_checks.check_variables(self.variables)
         option_checks.check_strict(self.strict)
         option_checks.check_flag("jit_compile", self.jit_compile)
         option_checks.check_micro_batches(self.micro_batches)
@@ -180,6 +179,11 @@ class Options:
         default = [f"tuning={ {'default_device': device}!r}"] if device else []
         names = ("shares",) if self.stages is not None or self.mesh.stages else ("shares", "schedule")
         clashes = [*[f"{name}={value!r}" for name in names if (value := getattr(self, name))], *default]
+        if self.variables not in (None, "auto"):
+            raise ArgumentError(
+                f"{self.asks_for_plan} with variables={self.variables!r}: it chooses where variables are that have no "
+                "layout yet. Give them one before, by gs.set_variable_layout, or leave out variables."
+            )
         if clashes:
             raise ArgumentError(
                 f"{self.asks_for_plan} with {', '.join(clashes)}: it compares plans with equal shares, with the first "

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphsplit.api.layouts.layout_spellings import AUTO
 from graphsplit.core.device_mesh import device_mesh, devices_of
 from graphsplit.core.devices import (
     check_existing,
@@ -57,7 +56,7 @@ class ChosenDevices:
         if not self.missing:
             return ()
         names = ", ".join(map(short_name, self.missing))
-        where = "" if self.options.variables == AUTO else f", with variables on {short_name(self.home)}"
+        where = "" if self.options.variables is not None else f", with variables on {short_name(self.home)}"
         return (f"this process does not have {names}: the plan is for a process that does{where}",)
 
 

@@ -17,7 +17,6 @@ from graphsplit.api.calls.argument_splitting import Splitting, open_shapes, open
 from graphsplit.api.calls.chosen_devices import check_no_others
 from graphsplit.api.calls.plan_requests import PlanRequest, plan_laid_out
 from graphsplit.api.calls.traces import Choices
-from graphsplit.api.layouts.layout_spellings import AUTO
 from graphsplit.api.layouts.lying_together import lay_together
 from graphsplit.api.layouts.mesh_checks import check_mesh, mesh_lain_on
 from graphsplit.api.layouts.variable_layouts import lay_out_later
@@ -85,7 +84,7 @@ def trace_and_plan(
         return traced, _chosen_plan(request, Choices() if choices is None else choices, arguments, runs)
     request = request.in_stages(find_state)
     with phase("planning"):
-        if options.variables == AUTO:
+        if options.variables is not None:
             return traced, plan_laid_out(request, partial(gpu_memory_bytes, devices), find_state, runs)
         return traced, request.plan(find_state(request.trace))
 

@@ -108,8 +108,9 @@ class ParallelFunction(Generic[P, R]):
     @property
     def _moves_variables(self) -> bool:
         """Whether a call may choose where variables lie."""
-        chooses = self._options.variables == AUTO and not why_they_stay(self.devices, self._options)
-        return chooses or self._options.is_automatic
+        options = self._options
+        stay = options.variables is None or (options.variables == AUTO and why_they_stay(self.devices, options))
+        return not stay or options.is_automatic
 
     @property
     def function(self) -> Callable[P, R]:

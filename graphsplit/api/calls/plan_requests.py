@@ -8,14 +8,14 @@ from functools import partial
 
 from graphsplit.api.calls.argument_splitting import Splitting
 from graphsplit.api.calls.chosen_devices import stages_asked
-from graphsplit.api.layouts.automatic import AutomaticLayouts, choose_layouts
+from graphsplit.api.layouts.automatic import AutomaticLayouts, choose_layouts, layouts_asked
 from graphsplit.api.layouts.layout_spellings import AUTO
 from graphsplit.api.layouts.lying_in_stages import lay_in_stages
 from graphsplit.api.layouts.lying_together import slots_in
 from graphsplit.api.layouts.mesh_checks import check_asked
 from graphsplit.api.layouts.predicted_layouts import Layout, divisions_for, divisions_wanted
 from graphsplit.api.layouts.told_variables import lay_out_in_units, learn_units
-from graphsplit.api.layouts.variable_layouts import lay_out
+from graphsplit.api.layouts.variable_layouts import lay_out_in_stages
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
 from graphsplit.core.hosts import host_device
 from graphsplit.core.sizes.symbolic_sizes import Size
@@ -138,7 +138,7 @@ def plan_laid_out(
     find_state: Callable[[Trace], State] = state_of,
     runs: bool = False,
 ) -> Plan:
-    """Return the plan with variables where `"auto"` has them; if it is to run, lay them out so.
+    """Return the plan with variables where `variables=` has them; if it is to run, lay them out so.
 
     Args:
       request: what is planned.
@@ -152,21 +152,16 @@ def plan_laid_out(
         if not any(chosen.layouts):
             state = find_state(trace)
         elif runs:
-            lay_out(
-                variables,
-                chosen.layouts,
-                slots,
-                devices,
-                request.grid,
-                reshard_after_forward=reshard,
-                is_automatic=True,
-            )
+            lay_out_in_stages(variables, chosen.layouts, slots, devices, request.grid, reshard, is_automatic)
             state = state_of(trace)
         else:
             held = divisions_wanted(trace, chosen.layouts, devices, request.grid, reshard)
             state = state_as_if(trace, held, request.home or devices[0])
         return request.noting(chosen.why).plan(state)
 
+    is_automatic = request.options.variables in (None, AUTO)
+    if not is_automatic:
+        return make_plan(layouts_asked(trace, slots, request.options, request.grid, runs), reshard=True)
     chosen = choose_layouts(trace, slots, devices, request.options, runs)
     plan = make_plan(chosen, reshard=False)
     limit = memory() if any(chosen.layouts) and not plan.program.symbols else None
@@ -184,6 +179,8 @@ def plan_as_if(request: PlanRequest, layout: Layout, keep: bool = False, memory:
       memory: bytes of each, if they are known.
     """
     request, devices, grid = request.cut_first(), request.devices, request.grid
+    if layout is None and request.options.variables not in (None, AUTO):
+        layout, keep = request.options.variables, True
     if AUTO in (layout, request.options.variables if layout is None else ""):
         as_they_lie = lambda trace: state_as_if(trace, divisions_for(trace, None, devices, grid), devices[0])  # noqa: E731
         return plan_laid_out(request, lambda: memory, as_they_lie)

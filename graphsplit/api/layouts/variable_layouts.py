@@ -107,7 +107,7 @@ def set_variable_layout(
     names = names if grid is None else grid.devices
     slots = slots_of(target, variables)
     wanted = wanted_layouts(variables, layout, slots, grid)
-    _lay_out_in_stages(variables, wanted, slots, names, grid, reshard_after_forward)
+    lay_out_in_stages(variables, wanted, slots, names, grid, reshard_after_forward)
     trained = [weakref.ref(variable) for variable in variables]
     for optimizer in optimizers:
         _later.pop(optimizer, None)
@@ -142,7 +142,7 @@ def _lay_out_slots(
     slots = slots_of(optimizer, [own for variable in trained if (own := variable()) is not None])
     patterns = layout if isinstance(layout, Mapping) else {"*": layout}
     wanted = [layout_by_name(variable, patterns, slots.get(id(variable))) for variable in variables]
-    _lay_out_in_stages(variables, wanted, slots, devices, grid, reshard_after_forward)
+    lay_out_in_stages(variables, wanted, slots, devices, grid, reshard_after_forward)
 
 
 def stage_known(variable: tf.Variable | None, grid: DeviceMesh | None) -> tuple[str, ...]:
@@ -151,21 +151,22 @@ def stage_known(variable: tf.Variable | None, grid: DeviceMesh | None) -> tuple[
     return devices if grid is not None and devices in grid.stages else ()
 
 
-def _lay_out_in_stages(
+def lay_out_in_stages(
     variables: Sequence[tf.Variable],
     wanted: Sequence[VariableLayout | None],
     slots: Mapping[int, tf.Variable],
     devices: Sequence[str],
     grid: DeviceMesh | None,
     reshard_after_forward: bool,
+    is_automatic: bool = False,
 ) -> None:
     """Lay variables out, those that are known to belong to a stage on its devices; see `lay_out`."""
     places = [stage_known(v, grid) or stage_known(slots.get(id(v)), grid) or tuple(devices) for v in variables]
     for place in dict.fromkeys(places):
         own = [k for k, other in enumerate(places) if other == place]
         mesh, laid = None if grid is None else grid.of_stage(place), [variables[k] for k in own]
-        layouts = [wanted[k] for k in own]
-        lay_out(laid, layouts, slots, place, mesh, reshard_after_forward=reshard_after_forward)
+        layouts, reshards = [wanted[k] for k in own], reshard_after_forward
+        lay_out(laid, layouts, slots, place, mesh, reshard_after_forward=reshards, is_automatic=is_automatic)
 
 
 def _check_no_slots(layout: Mapping[str, VariableLayout]) -> None:
