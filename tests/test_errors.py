@@ -94,6 +94,16 @@ def test_home():
             "Layouts belong to variables: gs.set_variable_layout(model, 'sharded', devices=...).",
         ),
         (
+            lambda: gs.parallelize(identity, num_gpus=4, gradient_accumulation_steps=2),
+            "parallelize() has no option num_gpus=, gradient_accumulation_steps=. Did you mean devices=, "
+            "micro_batches=?",
+        ),
+        (
+            lambda: gs.multi_gpu_model(identity, devices=4, jit_compile=True),
+            "multi_gpu_model() has no option devices=, jit_compile=. Did you mean gpus=? Keras has it: "
+            "model.compile(..., jit_compile=True).",
+        ),
+        (
             lambda: gs.parallelize(q=1),
             "parallelize() has no option q=. It has devices=, mesh=, split=, shares=, variables=, micro_batches=, "
             "stages=, schedule=, recompute=, jit_compile=, strict=, plan=, memory=, tuning=.",

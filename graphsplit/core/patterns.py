@@ -21,8 +21,18 @@ _NEAR, _MOST_NEAR = 0.5, 3  # how alike names are that are suggested, of which 1
 _NEAR_OPTION = 0.7  # how alike, of 1: `variables` and `devices`, which are no misspellings of each other, are 0.5
 _NUMBER = re.compile(r"_\d+$")  # by which Keras and TensorFlow tell calls of one layer apart
 _LAYOUTS = "Layouts belong to variables: gs.set_variable_layout(model, 'sharded', devices=...)."
-_ELSEWHERE = dict.fromkeys(("layout", "layouts", "variable_layout"), _LAYOUTS)
+_ELSEWHERE = {
+    **dict.fromkeys(("layout", "layouts", "variable_layout"), _LAYOUTS),
+    "jit_compile": "Keras has it: model.compile(..., jit_compile=True).",
+}
 """What others call something that is said in another way here."""
+_CALLED = {
+    ("devices", "gpus"): ("gpus", "num_gpus", "n_gpus", "ngpus", "num_devices", "device_ids", "devices"),
+    ("micro_batches",): ("accumulate", "accumulation_steps", "gradient_accumulation_steps", "accumulate_grad_batches"),
+    ("recompute",): ("remat", "checkpoint", "gradient_checkpointing"),
+}
+_OURS = {name: ours for ours, names in _CALLED.items() for name in names}
+"""Options by the names that others give them."""
 _HINTS = {
     "Write gs.parallelize(step, devices=4) for a function, gs.multi_gpu_model(model, gpus=4) for a Keras model.": (
         *("MirroredStrategy", "Strategy", "distribute", "DataParallel", "DistributedDataParallel", "DDP"),
@@ -181,8 +191,9 @@ def _said(wrong: Mapping[str, object], known: list[str]) -> str:
     now = {name: renamed(name, value) for name, value in wrong.items()}
     unknown = [name for name, text in now.items() if not any(f" {own}=" in text for own in known)]
     said = [text for name, text in now.items() if name not in unknown]
-    alike = list(dict.fromkeys(found for name in unknown for found in near(name, known, cutoff=_NEAR_OPTION)[:1]))
-    said += [f"Did you mean {', '.join(f'{name}=' for name in alike)}?"] if alike else []
+    ours = {name: [own for own in _OURS.get(name, ()) if own in known] for name in unknown}
+    alike = [found for name in unknown for found in (ours[name] or near(name, known, cutoff=_NEAR_OPTION))[:1]]
+    said += [f"Did you mean {', '.join(f'{name}=' for name in dict.fromkeys(alike))}?"] if alike else []
     said += dict.fromkeys(_ELSEWHERE[name] for name in wrong if name in _ELSEWHERE)
     names = ", ".join(f"{name}=" for name in wrong)
     return f"{names}. {' '.join(said) or 'It has ' + ', '.join(f'{name}=' for name in known[1:]) + '.'}"
