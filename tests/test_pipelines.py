@@ -276,6 +276,14 @@ def test_bad_schedules():
     assert KINDS == ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
 
+def test_a_schedule_of_one_micro_batch_says_that_it_does_nothing():
+    doubled, halved = gs.on_device(lambda x: 2 * x, "CPU:1"), gs.on_device(lambda x: x / 2, "CPU:2")
+    text = "schedule='1f1b' has one micro-batch to order, so stages run one after the other"
+    for parts, expected in ((1, [text]), (2, [])):
+        parallel = gs.parallelize(lambda x: halved(doubled(x)), devices=1, micro_batches=parts, schedule="1f1b")
+        assert [note.partition(";")[0] for note in parallel.plan(rows(4, 2)).notes] == expected
+
+
 def test_a_schedule_without_the_stages_that_it_needs():
     parallel = gs.parallelize(lambda x: 2 * x, devices=1, micro_batches=2, schedule="gpipe")
     assert message(gs.errors.ArgumentError, lambda: parallel(rows(4, 2))) == (

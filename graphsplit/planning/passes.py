@@ -222,8 +222,13 @@ def _schedule(plan: Plan) -> str:
 
 
 def note_stages(plan: Plan) -> Plan:
-    """Say which stages cannot have their devices: those inside loops and branches that every shard runs by itself."""
+    """Say which stages have not their devices, in loops and branches that every shard runs, and if none overlap."""
     notes = []
+    if plan.schedule is not None and plan.schedule.shards == 1:
+        notes.append(
+            f"schedule={plan.schedule.kind!r} has one micro-batch to order, so stages run one after the other; "
+            "micro_batches=8 lets them overlap"
+        )
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         bodies = step.shards.bodies if step.shards else {}
         for stage in dict.fromkeys(stage for body in bodies.values() for stage in body.program.all_stages()):
