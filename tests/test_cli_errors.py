@@ -186,6 +186,10 @@ ONE = "Give one for each tensor, in order, like --spec 'float32[64,784]'."
     ("arguments", "expected"),
     [
         ([f"{HERE}:nothing"], f"'{HERE}:nothing': {sys.modules[__name__]!r} has no attribute 'nothing'."),
+        (
+            [f"{HERE}:prodcut"],
+            f"'{HERE}:prodcut': {sys.modules[__name__]!r} has no attribute 'prodcut'. Did you mean 'product'?",
+        ),
         ([f"{HERE}:NUMBER"], f"'{HERE}:NUMBER' is no function: it is 3."),
         (
             [f"{HERE}:product"],

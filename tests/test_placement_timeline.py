@@ -239,6 +239,9 @@ def test_inspect_a_function(tmp_path):
     assert "a shard has 4 rows" in ran.output
     assert out.read_text().startswith("<!doctype html>")
     assert json.loads(trace.read_text())["traceEvents"]
+    assert [line for line in ran.output.splitlines() if line.startswith("Written")] == [
+        f"Written: {path}" for path in (out, trace)
+    ]
 
 
 def test_inspect_a_saved_model(tmp_path):

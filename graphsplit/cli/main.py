@@ -133,11 +133,12 @@ def inspect(
     for path in output or ():
         with phase(f"writing {path}"):
             placement.save(path)
+        print(f"Written: {path}")
     if timeline is not None:
         with phase("recording a step"), targets.users_code(f"Running {target!r}"):
             recorded = gs.inspect.timeline(fn, *arguments)
         recorded.save(timeline)
-        print(recorded)
+        print(f"{recorded}\nWritten: {timeline}")
 
 
 @app.command()

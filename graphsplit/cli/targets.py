@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +19,7 @@ import graphsplit as gs
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.gpus.logical_gpus import has_gpus
+from graphsplit.core.patterns import meant
 from graphsplit.core.progress import phase
 from graphsplit.core.protos.marks import is_marked
 from graphsplit.core.storage.model_files import model_file
@@ -100,6 +102,7 @@ def load_target(target: str, signature: str) -> tuple[Any, dict[str, tf.TensorSp
         if not _exists(module.partition(".")[0]):
             raise ArgumentError(
                 f"{target!r}: there is no module {module!r}. It is looked for in {here!r} and in sys.path."
+                + meant(module, [path.stem for path in Path().glob("*.py")])
             )
         with users_code(f"Importing {module!r}"):
             found: Any = importlib.import_module(module)
@@ -107,7 +110,8 @@ def load_target(target: str, signature: str) -> tuple[Any, dict[str, tf.TensorSp
         sys.path.remove(here)
     for name in names:
         if not hasattr(found, name):
-            raise ArgumentError(f"{target!r}: {found!r} has no attribute {name!r}.")
+            names = [own for own in dir(found) if not own.startswith("_")]
+            raise ArgumentError(f"{target!r}: {found!r} has no attribute {name!r}.{meant(name, names)}")
         found = getattr(found, name)
     if not callable(found):
         raise ArgumentError(f"{target!r} is no function: it is {found!r}.")
