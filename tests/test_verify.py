@@ -161,3 +161,17 @@ def test_parts_that_differ_in_rows_are_named():
     with pytest.raises(ValueError, match=r"\nThe batch has parts of different numbers of rows: x 6, y 4\.$"):
         model.plan(tf.TensorSpec((6, 3)), tf.TensorSpec((4, 2)))
     assert gs.verify(model, x, y).compared  # it can go on
+
+
+def test_where_numbers_cancel_no_relative_difference_is_said():
+    """It would be about 1, and passes: one device's result is as far from zero."""
+    cancelling = gs.parallelize(lambda x: tf.reduce_mean(x - tf.reduce_mean(x, 0), 0), devices=3)
+    report = gs.verify(cancelling, tf.cast(rows(101, 20), tf.float32))
+    [difference] = report.differences
+    assert report.passed
+    assert difference.relative > 0.1
+    verdict, _, line = str(report).splitlines()
+    most = difference.absolute * difference.rounding / difference.relative
+    text = f"{difference.absolute:.2g} absolute, of a value that is rounding only (numbers cancel): up to {most:.2g}"
+    assert verdict == f"PASS: every difference is rounding; largest: output 0, {text}"
+    assert line == f"  output 0  {text}"

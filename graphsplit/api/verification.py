@@ -75,9 +75,8 @@ class Report:
         if d is None or not self.largest:
             return "PASS: equal bit by bit"
         if self.passed:
-            return (
-                f"PASS: every difference is rounding; largest: {d.name}, {d.relative:.2g} relative, where rounding "
-                f"explains up to {d.rounding:.2g}"
+            return f"PASS: every difference is rounding; largest: {d.name}, " + (
+                d._noise or f"{d.relative:.2g} relative, where rounding explains up to {d.rounding:.2g}"
             )
         if d.again:
             return (
@@ -97,7 +96,8 @@ class Report:
         width = max((len(d.name) for d in self.differences[:10]), default=0)
         for d in self.differences[:10]:
             explained = f"; rounding explains up to {d.rounding:.2g}" if d.relative else ""
-            lines.append(f"  {d.name:{width}}  {d.absolute:.2g} absolute, {d.relative:.2g} relative{explained}")
+            size = d._noise or f"{d.absolute:.2g} absolute, {d.relative:.2g} relative{explained}"
+            lines.append(f"  {d.name:{width}}  {size}")
         if len(self.differences) > 10:
             lines.append(f"  ... and {len(self.differences) - 10} more, smaller in proportion to rounding")
         return "\n".join(lines)
@@ -320,6 +320,14 @@ class Difference:
     def share(self) -> float:
         """The difference as a multiple of what rounding explains. Above 1, it is not rounding."""
         return self.relative / self.rounding if self.rounding else float("inf") if self.relative else 0.0
+
+    @property
+    def _noise(self) -> str:
+        """What to say where rounding explains all digits, as where numbers cancel to zero; "" elsewhere."""
+        if not (self.relative and self.is_rounding and self.rounding >= 1):
+            return ""
+        most = self.absolute * self.rounding / self.relative
+        return f"{self.absolute:.2g} absolute, of a value that is rounding only (numbers cancel): up to {most:.2g}"
 
 
 _LAST_PLACES = {tf.float16: 2.0**-10, tf.bfloat16: 2.0**-7, tf.float32: 2.0**-23, tf.float64: 2.0**-52}
