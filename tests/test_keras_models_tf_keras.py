@@ -188,10 +188,11 @@ def test_dropout_of_a_smaller_last_batch_is_warned_of_once():
         model.fit(numbers(6), classes(3), batch_size=7, epochs=2, verbose=0)
     model.fit(numbers(6), classes(3), batch_size=8, verbose=0)
     assert [str(warning.message) for warning in told] == [
-        "train_step draws seeded numbers by TensorFlow's kernels. Each kernel counts what it drew, and batches of "
-        "another shape have other kernels. From this batch on, these numbers (the masks of tf_keras' Dropout) are not "
-        "those of one device. Call tf_keras.backend.experimental.enable_tf_random_generator() before you make the "
-        "model; use a tf.random.Generator in your layers; or leave out the smaller last batch."
+        "train_step draws seeded numbers by TensorFlow's kernels (tf.random.normal, tf_keras' Dropout). Each kernel "
+        "counts what it drew, and batches of another shape have other kernels. From this batch on, these numbers are "
+        "not those of one device. Draw by keras.random with a SeedGenerator, or by a tf.random.Generator (in tf_keras, "
+        "call tf_keras.backend.experimental.enable_tf_random_generator() before you make the model); or leave out the "
+        "smaller last batch."
     ]
     assert told[0].filename == __file__
 

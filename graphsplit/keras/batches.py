@@ -115,11 +115,12 @@ class BatchFunction:
         if sum(map(has_seeded_kernels, programs)) > 1:
             self._told = True
             warnings.warn(
-                f"{self.step._name()} draws seeded numbers by TensorFlow's kernels. Each kernel counts what it drew, "
-                "and batches of another shape have other kernels. From this batch on, these numbers (the masks of "
-                "tf_keras' Dropout) are not those of one device. Call "
-                "tf_keras.backend.experimental.enable_tf_random_generator() before you make the model; use a "
-                "tf.random.Generator in your layers; or leave out the smaller last batch.",
+                f"{self.step._name()} draws seeded numbers by TensorFlow's kernels (tf.random.normal, tf_keras' "
+                "Dropout). Each kernel counts what it drew, and batches of another shape have other kernels. From this "
+                "batch on, these numbers are not those of one device. Draw by keras.random with a SeedGenerator, or by "
+                "a tf.random.Generator (in tf_keras, call "
+                "tf_keras.backend.experimental.enable_tf_random_generator() before you make the model); or leave out "
+                "the smaller last batch.",
                 stacklevel=user_stack_level(),
             )
 
