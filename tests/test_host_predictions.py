@@ -181,10 +181,11 @@ def test_a_host_is_measured(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(microbenchmarks, "rate_probes", lambda _: {})
     monkeypatch.setattr(microbenchmarks, "rates_of", lambda *_: ({}, {"float32": 1.0}))
     found = microbenchmarks.measure(["/device:CPU:1"], 0, 0.1)
-    assert 1e8 < found.host_bytes_per_s < 1e13
-    assert 1e8 < found.host_flops_per_s < 1e14
-    assert found.host_latency_s > 0
-    assert found.host_link_bytes_per_s > 0
+    assert 1e8 < found.host.bytes_per_s < 1e13
+    assert 1e8 < found.host.flops_per_s < 1e14
+    assert found.host_link is not None
+    assert found.host_link.latency_s > 0
+    assert found.host_link.bytes_per_s > 0
 
 
 class Wide:

@@ -89,17 +89,18 @@ def test_what_is_measured_besides_is_taken_off(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(module, "operation", lambda *_: probes.Probe((str,), sum))
     monkeypatch.setattr(rates, "_POOL_BYTES", 20_000_000)
     found = microbenchmarks.measure(["/device:CPU:0", "/device:CPU:1"], 2)
-    assert (found.call_s, found.argument_s, found.latency_s) == (1e-4, 3e-6, 1e-7)
-    assert found.device_call_s == pytest.approx(5e-5)
-    entries, rate = found.curves["elementwise"][-1]
+    assert (found.host.call_s, found.host.argument_s, found.link.latency_s) == (1e-4, 3e-6, 1e-7)
+    assert found.host.device_call_s == pytest.approx(5e-5)
+    entries, rate = found.device.curves["elementwise"][-1]
     assert rate == pytest.approx(entries / 1.6e-5)
-    assert found.matrix_flops_per_s["float64"] == pytest.approx(2 * 512**3 / 1.9e-5)
+    assert found.device.matrix_flops_per_s["float64"] == pytest.approx(2 * 512**3 / 1.9e-5)
     alone = microbenchmarks.measure(["/device:CPU:0"], 1)
-    assert alone.device_call_s == alone.latency_s == 0.0
-    assert set(alone.slowdown_of.values()) == {(1.0,)}
+    assert alone.host.device_call_s == alone.link.latency_s == 0.0
+    assert set(alone.host.slowdown_of.values()) == {(1.0,)}
     apart = microbenchmarks.measure(["/device:GPU:0", "/device:GPU:1"], 0)
-    assert apart.link_bytes_per_s > 0
-    assert found.link_bytes_per_s == 0.0
+    assert 0 < apart.link.bytes_per_s < found.link.bytes_per_s
+    assert apart.link.copies
+    assert not found.link.copies
 
 
 def test_steps_are_timed_beside_a_reference(monkeypatch: pytest.MonkeyPatch):

@@ -6,6 +6,7 @@ import functools
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -22,16 +23,14 @@ from graphsplit.inspect.builders import source_of
 from graphsplit.inspect.recorded.timeline import timeline_of_source
 from graphsplit.inspect.sources import StateKeeper
 from graphsplit.planning.amounts import count_text
-from graphsplit.planning.costs.machine import Device, Host, Link, Machine
+from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.option_checks import check_micro_batches
 from graphsplit.simulate.fitting import MeasuredStep, fitted, pooled, threads_of_process, with_samples
 from graphsplit.simulate.measuring import microbenchmarks, timing
-from graphsplit.simulate.measuring.microbenchmarks import Measurements
 from graphsplit.simulate.measuring.sampling import kinds_of, samples_of
 from graphsplit.simulate.predicted_calls import predicted_call
 
 _LEAST_RECORDED, _MOST_RECORDED, _RECORDED_S = 2, 50, 0.3  # steps, and how long they take
-_LOGICAL_DEVICES = 64
 _MEASURED = ("device", "link", "host", "host_link")  # tables of the file
 
 
@@ -80,28 +79,12 @@ def calibrated(
     """Return what `calibrate` does; `progress` is called with what is being measured."""
     devices = available_devices()
     first = devices[0]
-    is_gpu = "GPU" in first
-    threads = 0 if is_gpu else threads_of_process()
     progress("measuring products, convolutions, memory, copies and launching, for about two minutes")
-    measured = microbenchmarks.measure(devices, threads)
-    rates = measured.matrix_flops_per_s
-    device = Device(
-        name=_model(first),
-        kind="GPU" if is_gpu else "CPU",
-        matrix_flops_per_s=rates,
-        vector_flops_per_s=rates,
-        bytes_per_s=max(rate for _, rate in measured.curves["elementwise"]),
-        memory_bytes=float(_memory_bytes(first)),
-        overhead_s=measured.overhead_s,
-        curves=measured.curves,
-    )
-    found = Machine(
+    measured = microbenchmarks.measure(devices, 0 if "GPU" in first else threads_of_process())
+    found = replace(
+        measured,
         name=name,
-        device=device,
-        devices=len(devices) if is_gpu else _LOGICAL_DEVICES,  # as many logical ones as one likes
-        link=_link(devices, measured),
-        host=_host(threads, measured),
-        host_link=Link("to the host", measured.host_link_bytes_per_s, measured.host_latency_s) if is_gpu else None,
+        device=replace(measured.device, name=_model(first), memory_bytes=float(_memory_bytes(first))),
         sources=dict.fromkeys(_MEASURED, f"measured on {platform.node()} by graphsplit calibrate"),
         calibrated=True,
     )
@@ -147,34 +130,6 @@ def measure_function(
     if machine.device.kind == "GPU":  # (kernels are recorded as they run, however long launching them takes)
         return with_samples(machine, pooled(measured, [1.0] * len(measured)))
     return fitted(machine, measured)
-
-
-def _link(devices: tuple[str, ...], measured: Measurements) -> Link:
-    if len(devices) < 2:
-        return Link("one device: nothing is sent", float("inf"), 0.0, shared=True, copies=False)
-    if "CPU" in devices[0]:
-        name = "shared memory: nothing is copied"
-        return Link(name, float("inf"), measured.latency_s, shared=True, copies=False)
-    return Link("between GPUs", measured.link_bytes_per_s, measured.latency_s)
-
-
-def _host(threads: int, measured: Measurements) -> Host:
-    if not threads:  # (kernels run by themselves)
-        return Host(
-            threads=os.cpu_count() or 1,
-            call_s=measured.call_s,
-            bytes_per_s=measured.host_bytes_per_s,
-            flops_per_s=measured.host_flops_per_s,
-        )
-    return Host(
-        threads=threads,
-        threads_per_device=tf.config.threading.get_intra_op_parallelism_threads() or threads,
-        slowdown=measured.slowdown_of["matmul"],
-        slowdown_of=measured.slowdown_of,
-        call_s=measured.call_s,
-        device_call_s=measured.device_call_s,
-        argument_s=measured.argument_s,
-    )
 
 
 def _model(device: str) -> str:

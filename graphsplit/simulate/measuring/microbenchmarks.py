@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import tensorflow as tf
 
 from graphsplit.core.hosts import host_device, host_name
-from graphsplit.planning.costs.machine import Curve
+from graphsplit.planning.costs.machine import Device, Host, Link, Machine
 from graphsplit.simulate.measuring.probes import Probe, Step, chain, chains, figures, operation, traced
 from graphsplit.simulate.measuring.rates import (
     CONVOLUTIONS,
@@ -28,6 +29,7 @@ _LONG = 12
 _TINY_LONG = 1200
 _LEAST_S = 1e-7
 _LARGE_ENTRIES = 4_000_000
+_LOGICAL_DEVICES = 64  # as many as one likes
 _VARIABLES = 128
 _BESIDE_SIDE, _BESIDE_ENTRIES, _BESIDE_IMAGE, _BESIDE_IMAGES = 512, 250_000, (8, 16, 64), 4
 
@@ -35,37 +37,8 @@ _Key = tuple[str, str, float]
 """What a probe is of: a figure, the family or dtype, how much work; "" and 0 where there is none."""
 
 
-@dataclass(frozen=True)
-class Measurements:
-    """What was measured of the devices at hand.
-
-    Attributes:
-      curves, overhead_s: see `Device`.
-      matrix_flops_per_s: of products of large matrices, by dtype.
-      slowdown_of, call_s, argument_s, device_call_s: see `Host`.
-      latency_s, link_bytes_per_s: of what is sent from the first device to the second one; 0 where there is none, and
-        no bytes a second where what is sent is handed on.
-      host_bytes_per_s, host_flops_per_s: see `Host`; 0 where the devices are CPUs.
-      host_latency_s, host_link_bytes_per_s: of what is sent from a device to its host.
-    """
-
-    curves: Mapping[str, Curve]
-    matrix_flops_per_s: Mapping[str, float]
-    overhead_s: float
-    call_s: float
-    slowdown_of: Mapping[str, tuple[float, ...]]
-    argument_s: float = 0.0
-    device_call_s: float = 0.0
-    latency_s: float = 0.0
-    link_bytes_per_s: float = 0.0
-    host_bytes_per_s: float = 0.0
-    host_flops_per_s: float = 0.0
-    host_latency_s: float = 0.0
-    host_link_bytes_per_s: float = 0.0
-
-
-def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> Measurements:
-    """Measure devices, in turns. It takes half a minute more than what is asked for.
+def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> Machine:
+    """Measure devices, in turns, and return a machine of them. It takes half a minute more than what is asked for.
 
     Args:
       devices: full names.
@@ -98,29 +71,42 @@ def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> M
 
     times = {key[1:]: seconds for key, seconds in found.items() if key[0] == "rate"}
     curves, products = rates_of(times, of("overhead"), of("argument"))
-    latency_s = max(of("latency", 1), _LEAST_S if len(devices) > 1 else 0.0)
-    host_latency_s = max(of("host link", 1), _LEAST_S)
 
-    def rate_of_link(what: str, latency_s: float) -> float:
-        return 4 * _LARGE_ENTRIES / max(of(what, _LARGE_ENTRIES) - latency_s, _LEAST_S)
+    def link(name: str, what: str) -> Link:
+        latency_s = max(of(what, 1), _LEAST_S)
+        return Link(name, 4 * _LARGE_ENTRIES / max(of(what, _LARGE_ENTRIES) - latency_s, _LEAST_S), latency_s)
 
-    of_host = {key[1]: seconds for key, seconds in found.items() if key[0] == "host"}
-    host_bytes_per_s, host_flops_per_s = host_rates_of(of_host, of("overhead")) if is_gpu else (0.0, 0.0)
-    return Measurements(
-        curves=curves,
+    between = link("between GPUs", "latency")
+    if len(devices) < 2:
+        between = Link("one device: nothing is sent", math.inf, 0.0, shared=True, copies=False)
+    elif not is_gpu:
+        between = Link("shared memory: nothing is copied", math.inf, between.latency_s, shared=True, copies=False)
+    device = Device(
+        name="",
+        kind="GPU" if is_gpu else "CPU",
         matrix_flops_per_s=products,
+        vector_flops_per_s=products,
+        bytes_per_s=max([rate for _, rate in curves.get("elementwise", ())], default=0.0),
+        memory_bytes=0.0,
         overhead_s=of("overhead"),
-        call_s=of("call"),
-        slowdown_of=_slowdowns(found),
-        argument_s=of("argument"),
-        device_call_s=of("device call"),
-        latency_s=latency_s,
-        link_bytes_per_s=rate_of_link("latency", latency_s) if is_gpu else 0.0,
-        host_bytes_per_s=host_bytes_per_s,
-        host_flops_per_s=host_flops_per_s,
-        host_latency_s=host_latency_s if is_gpu else 0.0,
-        host_link_bytes_per_s=rate_of_link("host link", host_latency_s) if is_gpu else 0.0,
+        curves=curves,
     )
+    if is_gpu:  # (kernels run by themselves)
+        of_host = {key[1]: seconds for key, seconds in found.items() if key[0] == "host"}
+        bytes_per_s, flops_per_s = host_rates_of(of_host, of("overhead"))
+        own = Host(os.cpu_count() or 1, call_s=of("call"), bytes_per_s=bytes_per_s, flops_per_s=flops_per_s)
+        return Machine("", device, len(devices), between, host=own, host_link=link("to the host", "host link"))
+    slowdown_of = _slowdowns(found)
+    own = Host(
+        threads=threads,
+        threads_per_device=tf.config.threading.get_intra_op_parallelism_threads() or threads,
+        slowdown=slowdown_of["matmul"],
+        slowdown_of=slowdown_of,
+        call_s=of("call"),
+        device_call_s=of("device call"),
+        argument_s=of("argument"),
+    )
+    return Machine("", device, _LOGICAL_DEVICES, between, host=own)
 
 
 def _latency(first: str, second: str, entries: int, length: int = _TINY_LONG // 2) -> Probe:
