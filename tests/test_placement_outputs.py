@@ -173,7 +173,7 @@ def test_page_needs_no_network(two_devices, tmp_path):
 
 def test_page_data_is_complete(two_devices):
     data = page_data(two_devices)
-    assert [op[0] for op in data["ops"]] == reading_order(two_devices.graph)
+    assert [op["name"] for op in data["ops"]] == reading_order(two_devices.graph)
     assert len(data["edges"]) == 3 * 7
     assert [device["name"] for device in data["devices"]] == ["CPU:0", "CPU:1"]
 
@@ -254,7 +254,7 @@ report.devices.push(document.querySelectorAll("#legend tr:not([hidden])").length
 report.selected = document.querySelectorAll(".row.on").length;
 const other = [...document.querySelectorAll(".row")].find((g) => !g.item.children && !g.classList.contains("on"));
 click(other.querySelector(".box"));
-report.clicked = document.querySelector("#details h3").textContent === D.ops[other.item.op][OP.name];
+report.clicked = document.querySelector("#details h3").textContent === D.ops[other.item.op].name;
 document.getElementById("more").click();
 document.getElementById("canvas").scrollTop = 1e5;
 report.drawn = document.querySelectorAll(".row").length;

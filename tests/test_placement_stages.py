@@ -66,8 +66,8 @@ def test_stages_are_lanes_of_pictures_and_page(by_hand: bool):
     shown = [(lane["work"], lane["shards"]) for lane in page["lanes"] if lane["work"].startswith("stage")]
     shards = [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert shown == [(lane.partition(" on ")[0], own) for lane, own in zip(lanes, shards, strict=True)]
-    products = [op for op in page["ops"] if page["types"][op[1]] == "MatMul" and op[5] == 3]
-    assert {(page["lanes"][op[14]]["work"], page["stages"][op[15]]) for op in products} == {
+    products = [op for op in page["ops"] if op["type"] == "MatMul" and op.get("shard") == 3]
+    assert {(page["lanes"][op["lane"]]["work"], op["stage"]) for op in products} == {
         (shown[2 + number][0], name) for number, name in enumerate(names)
     }
     kinds = {(op.stage, op.backward) for op in placement.ops.values() if op.type == "MatMul" and op.shard is not None}

@@ -6,7 +6,6 @@ import html
 import importlib.resources
 import json
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,7 +45,7 @@ _LARGEST = 25  # tensors that the page names one by one
 
 
 def page_data(placement: PlacementGraph) -> dict[str, Any]:
-    """Return what the page shows, as plain lists: names and reasons once, operations in the order of execution."""
+    """Return what the page shows, operations in the order of execution."""
     order = reading_order(placement.graph)
     number = {name: i for i, name in enumerate(order)}
     known = {op.requested for op in placement.ops.values()} | set(placement.devices)
@@ -54,6 +53,7 @@ def page_data(placement: PlacementGraph) -> dict[str, Any]:
     colors = device_colors(devices)
     index = {device: i for i, device in enumerate(devices)} | {"": -1}
     lane_of = lanes_of(placement.ops.values())
+    place = {lane: i for i, lane in enumerate(in_order(lane_of.values()))}
     paths = page_paths(placement)
     return {
         "title": placement.title,
@@ -62,8 +62,8 @@ def page_data(placement: PlacementGraph) -> dict[str, Any]:
         "rows": list(placement.rows),
         "devices": [_device(placement, device, colors[device]) for device in devices],
         "lanes": _lanes(placement, lane_of, index),
-        **_ops([placement.ops[name] for name in order], index, lane_of, paths),
-        "variables": {number[op.name]: op.variable for op in placement.ops.values() if op.variable},
+        "usual": _USUAL,
+        "ops": [_op(placement.ops[name], index, place[lane_of[name]], paths[name]) for name in order],
         "folded": folded_scopes(placement, paths),
         "edges": [x for e in placement.edges for x in (number[e.source], number[e.target], int(e.control))],
         **_transfers(placement, index, number),
@@ -92,24 +92,24 @@ def _lanes(placement: PlacementGraph, lane_of: Mapping[str, Lane], index: Mappin
     ]
 
 
-def _ops(
-    ops: Sequence[PlacedOp], index: Mapping[str, int], lane_of: Mapping[str, Lane], paths: Mapping[str, list[str]]
-) -> dict[str, Any]:
-    """Return the operations, in the order of fields that `OP` in model.js names, and the tables that they point to."""
-    tables = {name: _numbering() for name in ("types", "sources", "reasons", "stages", "scopes", "labels")}
-    place = {lane: i for i, lane in enumerate(in_order(lane_of.values()))}
+_SHOWN = (
+    *("name", "type", "shard", "stage", "output_bytes", "flops", "variable", "source", "reason", "home_reason", "ran"),
+    "backward",
+)
+_USUAL = {name: getattr(PlacedOp, name, "") for name in _SHOWN}
+"""Of the fields of operations, those that the page shows, and what they usually are."""
+
+
+def _op(op: PlacedOp, index: Mapping[str, int], lane: int, path: Sequence[str]) -> dict[str, Any]:
+    """Return one operation; of its fields those that are not as usual."""
+    shapes = " ".join(shape_text(shape, dtype) for shape, dtype in zip(op.shapes, op.dtypes, strict=True))
     return {
-        "ops": [
-            [
-                *_op(op, index, tables),
-                place[lane_of[op.name]],
-                tables["stages"][op.stage],
-                tables["scopes"]["/".join(paths[op.name][:-1])],
-                tables["labels"][paths[op.name][-1]],
-            ]
-            for op in ops
-        ],
-        **{name: list(table) for name, table in tables.items()},
+        **{name: value for name, usual in _USUAL.items() if (value := getattr(op, name)) != usual},
+        **{name: index[getattr(op, name)] for name in ("device", "requested", "actual")},
+        "outputs": shapes,
+        "lane": lane,
+        "scopes": "/".join(path[:-1]),
+        "label": path[-1],
     }
 
 
@@ -162,13 +162,6 @@ def _largest(placement: PlacementGraph, number: Mapping[str, int], paths: Mappin
     ]
 
 
-def _numbering() -> dict[str, int]:
-    """Return different strings, each with its number: that of one that is asked for first is the next."""
-    found: defaultdict[str, int] = defaultdict(int)
-    found.default_factory = found.__len__
-    return found
-
-
 def _device(placement: PlacementGraph, device: str, color: str) -> dict[str, Any]:
     totals = placement.devices.get(device, DeviceTotals(device))
     return {
@@ -179,26 +172,6 @@ def _device(placement: PlacementGraph, device: str, color: str) -> dict[str, Any
         "parameters": totals.parameter_bytes,
         "sent": totals.sent_bytes,
     }
-
-
-def _op(op: PlacedOp, index: Mapping[str, int], tables: Mapping[str, Mapping[str, int]]) -> list[Any]:
-    """Return one operation in the order that `OP` in model.js names, but for its lane, stage, scopes and label."""
-    return [
-        op.name,
-        tables["types"][op.type],
-        index[op.device],
-        index[op.requested],
-        index[op.actual],
-        -1 if op.shard is None else op.shard,
-        " ".join(shape_text(shape, dtype) for shape, dtype in zip(op.shapes, op.dtypes, strict=True)),
-        op.output_bytes,
-        -1 if op.flops is None else op.flops,
-        tables["sources"][op.source],
-        tables["reasons"][op.reason],
-        int(op.ran),
-        int(op.backward),
-        tables["reasons"][op.home_reason],
-    ]
 
 
 def shape_text(shape: tuple[int | None, ...] | None, dtype: str) -> str:

@@ -2,9 +2,7 @@
 // The data of the page, and the tree of groups: lane (shard or device) -> name scopes -> operations. What they are called
 // and how they belong together is in the data.
 const D = JSON.parse(document.getElementById("data").textContent);
-const OP = { name: 0, type: 1, device: 2, requested: 3, actual: 4, shard: 5, shapes: 6, bytes: 7, flops: 8, source: 9,
-  reason: 10, ran: 11, backward: 12, home: 13, lane: 14, stage: 15,
-  scopes: 16, label: 17 };
+D.ops = D.ops.map((op) => ({ ...D.usual, ...op }));
 const ALIKE = 4; // so many operations or more whose names differ by a number are one group
 
 function units(value, names) {
@@ -35,25 +33,25 @@ const rowsOf = (shard) => (D.rows[shard] ? ", " + D.rows[shard] + " rows" : "");
 const stem = (label) => label.replace(/_\d+(?=$| \(|\))/g, ""); // of `Add_1` and of `Add_2 (reduce_3)`
 
 function levelsOf(op, lane) { // the groups that an operation is in, and their depths; a layer `conv2_block1_bn` is in those of its block
-  const shard = op[OP.shard], scopes = D.scopes[op[OP.scopes]], levels = [];
-  const path = scopes ? scopes.split("/") : [], turn = lane.turns && shard >= 0; // shards that take turns in a lane are groups of it
+  const { shard, scopes } = op, levels = [];
+  const path = scopes ? scopes.split("/") : [], turn = lane.turns && shard !== null; // shards that take turns in a lane are groups of it
   if (turn) path.unshift("shard " + shard + rowsOf(shard));
   path.forEach((part, depth) => {
     if (depth || !turn) for (const number of part.matchAll(/\d(?=_)/g)) levels.push([part.slice(0, number.index + 1), depth]);
     levels.push([part, depth]);
   });
-  return [...levels, [stem(D.labels[op[OP.label]]), path.length]];
+  return [...levels, [stem(op.label), path.length]];
 }
 
 function pathOfOp(i) {
-  const scopes = D.scopes[D.ops[i][OP.scopes]], label = D.labels[D.ops[i][OP.label]];
+  const { scopes, label } = D.ops[i];
   return scopes ? scopes + "/" + label : label;
 }
 
 const layerOf = (path) => path.replace(/^gradient_tape\//, ""); // a layer is its backward pass, too
 
 function devicesOf(ops) { // each once, in their order
-  return [...new Set(ops.map((i) => D.ops[i][OP.device]))].sort((a, b) => a - b);
+  return [...new Set(ops.map((i) => D.ops[i].device))].sort((a, b) => a - b);
 }
 
 function devicesText(devices) { // "CPU:0, GPU:0 to 3, 7"
@@ -65,13 +63,13 @@ function devicesText(devices) { // "CPU:0, GPU:0 to 3, 7"
   return spans.map((span) => (span.end > span.start ? span.text + " to " + span.end : span.text)).join(", ");
 }
 
-const atHome = (op) => D.reasons[op[OP.home]] !== ""; // it carries rows of the batch, and all the same runs once
-const quiet = (op) => !op[OP.ran] || ["Const", "NoOp"].includes(D.types[op[OP.type]]);
+const atHome = (op) => op.home_reason !== ""; // it carries rows of the batch, and all the same runs once
+const quiet = (op) => !op.ran || ["Const", "NoOp"].includes(op.type);
 
 function buildTree() {
   const lanes = D.lanes.map((_, key) => newLane(key)), leaves = new Array(D.ops.length);
   D.ops.forEach((op, i) => {
-    const lane = lanes[op[OP.lane]];
+    const lane = lanes[op.lane];
     let group = lane.root;
     const levels = levelsOf(op, lane), depth = levels[levels.length - 1][1];
     for (const [part, at] of levels) {
@@ -80,7 +78,7 @@ function buildTree() {
       group = next;
     }
     group.alike = true;
-    const leaf = { op: i, label: D.labels[op[OP.label]], parent: group, lane, depth, rank: i, work: op[OP.shard] < 0 ? 1e9 : i };
+    const leaf = { op: i, label: op.label, parent: group, lane, depth, rank: i, work: op.shard === null ? 1e9 : i };
     group.children.push(leaf);
     leaves[i] = leaf;
   });
@@ -128,8 +126,8 @@ function membersOf(group, parent) { // itself, or a few operations alike; many, 
 function add(group, child) {
   const op = child.children ? null : D.ops[child.op];
   group.count += op ? 1 : child.count;
-  group.flops += op ? Math.max(op[OP.flops], 0) : child.flops;
-  group.bytes += op ? op[OP.bytes] : child.bytes;
+  group.flops += op ? op.flops : child.flops;
+  group.bytes += op ? op.output_bytes : child.bytes;
   group.rank = Math.min(group.rank, child.rank);
   group.work = Math.min(group.work, child.work);
   group.quiet = group.quiet && (op ? quiet(op) : child.quiet);

@@ -53,7 +53,7 @@ function goToLayer(name, ops) { // where most of its work is: the largest group 
 function showDetails(item, ops, name) {
   const panel = $("details");
   panel.textContent = "";
-  element("h3", ops.length > 1 ? name : D.ops[item.op][OP.name], panel);
+  element("h3", ops.length > 1 ? name : D.ops[item.op].name, panel);
   const table = element("table", undefined, panel);
   const line = (name, value) => {
     if (value === "" || value === undefined || value === null) return;
@@ -67,26 +67,26 @@ function showDetails(item, ops, name) {
     const homes = sum(atHome);
     line("operations", ops.length);
     line("devices", devicesText(devicesOf(ops)));
-    line("FLOPs", formatFlops(sum((op) => op[OP.flops])));
-    line("outputs", formatBytes(sum((op) => op[OP.bytes])));
+    line("FLOPs", formatFlops(sum((op) => op.flops)));
+    line("outputs", formatBytes(sum((op) => op.output_bytes)));
     line("on one device", homes ? homes + " carry rows of the batch" : "");
     showMembers(ops, name, panel);
     return;
   }
   const op = D.ops[item.op];
-  line("variable", D.variables[item.op]);
-  line("type", D.types[op[OP.type]] + (op[OP.backward] ? " (backward pass)" : ""));
-  line("requested", op[OP.requested] < 0 ? "nothing; TensorFlow decides" : deviceName(op[OP.requested]));
-  if (D.actual) line("actual", op[OP.actual] < 0 ? "not in the graph that ran" : deviceName(op[OP.actual]));
-  line("shard", op[OP.shard] < 0 ? (D.sharded ? "none: it runs once" : "") : op[OP.shard]);
-  line("stage", D.stages[op[OP.stage]] && D.stages[op[OP.stage]] + (op[OP.backward] ? ", backward" : ", forward"));
-  line("outputs", op[OP.shapes]);
-  line("bytes", op[OP.bytes] ? formatBytes(op[OP.bytes]) : "");
-  line("FLOPs", op[OP.flops] >= 0 ? formatFlops(op[OP.flops]) : "");
-  line("source", D.sources[op[OP.source]]);
+  line("variable", op.variable);
+  line("type", op.type + (op.backward ? " (backward pass)" : ""));
+  line("requested", op.requested < 0 ? "nothing; TensorFlow decides" : deviceName(op.requested));
+  if (D.actual) line("actual", op.actual < 0 ? "not in the graph that ran" : deviceName(op.actual));
+  line("shard", op.shard === null ? (D.sharded ? "none: it runs once" : "") : op.shard);
+  line("stage", op.stage && op.stage + (op.backward ? ", backward" : ", forward"));
+  line("outputs", op.outputs);
+  line("bytes", op.output_bytes ? formatBytes(op.output_bytes) : "");
+  line("FLOPs", op.flops !== null ? formatFlops(op.flops) : "");
+  line("source", op.source);
   line("reads", links(inputs.get(item.op)));
   line("feeds", links(outputs.get(item.op)));
-  for (const reason of [D.reasons[op[OP.reason]], D.reasons[op[OP.home]]]) if (reason) element("div", reason, panel, "reason");
+  for (const reason of [op.reason, op.home_reason]) if (reason) element("div", reason, panel, "reason");
 }
 
 function links(others) {
@@ -94,7 +94,7 @@ function links(others) {
   const box = element("div");
   others = [...new Map(others.map((other) => [other[0], other])).values()];
   for (const [op, control] of others.slice(0, 30)) {
-    const a = element("a", D.ops[op][OP.name], element("div", undefined, box), "op");
+    const a = element("a", D.ops[op].name, element("div", undefined, box), "op");
     if (control) element("span", " (waits)", a.parentNode, "dim");
     a.onclick = () => goTo(op);
   }
@@ -115,10 +115,10 @@ function gather(numbers, nameOf) { // by name; those without one are left out
 function showMembers(ops, name, panel) { // each once, with a link to it on every device
   const found = gather(ops, pathOfOp);
   for (const [path, same] of found.slice(0, 60)) {
-    const box = element("div", (D.variables[same[0]] || layerOf(path).split(name + "/").pop()) + " ", panel, "member");
+    const box = element("div", (D.ops[same[0]].variable || layerOf(path).split(name + "/").pop()) + " ", panel, "member");
     let last = "";
     for (const op of same) {
-      const device = deviceName(D.ops[op][OP.device]), [kind] = device.match(/^.*?(?=\d*$)/);
+      const device = deviceName(D.ops[op].device), [kind] = device.match(/^.*?(?=\d*$)/);
       element("a", kind === last ? device.slice(kind.length) : device, box, "op").onclick = () => goTo(op);
       box.append(" ");
       last = kind;
@@ -130,14 +130,14 @@ function showMembers(ops, name, panel) { // each once, with a link to it on ever
 function findLayers(wanted) { // the outermost scopes with these words, else operations; each once, with all of its operations
   const upTo = (i) => {
     const path = pathOfOp(i), at = path.toLowerCase().indexOf(wanted);
-    if (at < 0) return D.types[D.ops[i][OP.type]].toLowerCase() === wanted ? layerOf(path) : "";
+    if (at < 0) return D.ops[i].type.toLowerCase() === wanted ? layerOf(path) : "";
     const end = path.indexOf("/", at + wanted.length);
     return layerOf(end < 0 ? path : path.slice(0, end));
   };
   const all = D.ops.map((_, i) => i), found = gather(all, upTo);
   const order = ([name, ops]) => (name.toLowerCase().split("/").pop() === wanted ? 0 : layerOf(pathOfOp(ops[0])) === name ? 2 : 1);
   if (found.length) return found.sort((a, b) => order(a) - order(b));
-  return gather(all, (i) => (D.ops[i][OP.name].toLowerCase().includes(wanted) ? D.ops[i][OP.name] : "")); // as TensorFlow calls it
+  return gather(all, (i) => (D.ops[i].name.toLowerCase().includes(wanted) ? D.ops[i].name : "")); // as TensorFlow calls it
 }
 
 function search(text) {
@@ -149,7 +149,7 @@ function search(text) {
   for (const [name, ops] of found.slice(0, 60)) {
     const line = element("div", undefined, box), devices = devicesOf(ops), op = D.ops[ops[0]];
     for (const device of devices.slice(0, 8)) element("span", undefined, line, "dot").style.background = deviceColor(device);
-    const at = name.lastIndexOf("/"), what = ops.length > devices.length ? ops.length + " ops" : D.types[op[OP.type]];
+    const at = name.lastIndexOf("/"), what = ops.length > devices.length ? ops.length + " ops" : op.type;
     element("span", name.slice(at + 1) + " ", line);
     element("small", what + " on " + devicesText(devices) + (at < 0 ? "" : ", in " + name.slice(0, at)), line);
     line.title = name;
@@ -223,7 +223,7 @@ function showMoves() { // gathered, then the largest one by one
     element("b", formatBytes(bytes), line);
     element("i", way, line);
     element("span", "\u200e" + name, line);
-    line.title = D.ops[op][OP.name];
+    line.title = D.ops[op].name;
     line.onclick = () => goTo(op);
   }
 }

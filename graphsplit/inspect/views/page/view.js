@@ -90,28 +90,28 @@ function draw() { // only what is in the window, and a little more
 
 function drawRow(row) {
   const item = row.item, op = item.children ? null : D.ops[item.op];
-  const device = op ? op[OP.device] : row.lane.device, color = deviceColor(device);
-  const marks = (item === selected ? " on" : "") + (near.has(item) ? " near" : "") + (op && !op[OP.ran] ? " gone" : "");
+  const device = op ? op.device : row.lane.device, color = deviceColor(device);
+  const marks = (item === selected ? " on" : "") + (near.has(item) ? " near" : "") + (op && !op.ran ? " gone" : "");
   const g = node("g", { class: "row" + marks, transform: `translate(${row.x},${row.y})` }, svg);
   g.item = item;
   const box = node("rect", { class: "box", width: row.w, height: ROW, fill: "var(--paper)" }, g);
   node("rect", { width: row.w, height: ROW, rx: 5, fill: color, opacity: op ? 0.1 : 0.24, "pointer-events": "none" }, g);
   node("rect", { width: 5, height: ROW, rx: 2, fill: color }, g);
-  const share = D.mostFlops ? (op ? Math.max(op[OP.flops], 0) : item.flops) / D.mostFlops : 0;
+  const share = D.mostFlops ? (op ? op.flops : item.flops) / D.mostFlops : 0;
   if (share > 0.002) node("rect", { x: 5, y: ROW - 3, width: Math.min(share, 1) * (row.w - 5), height: 3, fill: color }, g);
   const homes = op ? Number(atHome(op)) : item.homes;
   if (homes) node("rect", { class: "home", x: 1, y: 1, width: row.w - 2, height: ROW - 2 }, g);
   const mark = (homes ? "\u2302 " : "") + (item.children ? (item.open ? "\u25be " : "\u25b8 ") : "");
   node("text", { x: 12, y: 14 }, g, fit(mark + item.label, row.w - 20, 12));
   node("text", { class: "sub", x: 12, y: 27 }, g, subtitle(item, op, row.w - 20));
-  node("title", {}, box, op ? op[OP.name] + "\n" + D.types[op[OP.type]] + " on " + deviceName(device) : item.label + ": " + item.count + " operations");
+  node("title", {}, box, op ? op.name + "\n" + op.type + " on " + deviceName(device) : item.label + ": " + item.count + " operations");
 }
 
-const onceHere = (leaf) => (leaf.lane.shard && D.ops[leaf.op][OP.shard] < 0 ? "runs once" : "");
+const onceHere = (leaf) => (leaf.lane.shard && D.ops[leaf.op].shard === null ? "runs once" : "");
 
 function subtitle(item, op, width) { // what does not fit is left out, from the end
   const parts = op
-    ? [D.types[op[OP.type]], op[OP.ran] ? "" : "(not run)", atHome(op) ? "on one device" : onceHere(item), op[OP.shapes]]
+    ? [op.type, op.ran ? "" : "(not run)", atHome(op) ? "on one device" : onceHere(item), op.outputs]
     : [item.count + " ops", item.flops ? formatFlops(item.flops) : "", item.bytes ? formatBytes(item.bytes) : "",
       item.homes ? item.homes + " on one device" : ""];
   const kept = parts.filter(Boolean), join = () => kept.join(op ? "  " : " \u00b7 ");
