@@ -146,17 +146,17 @@ function everyGroup(group, act) {
   for (const child of group.children) if (child.children) { act(child); everyGroup(child, act); }
 }
 
-function closedGroups() { // that are seen
-  const found = [];
-  tree.lanes.forEach((lane) => everyGroup(lane.root, (group) => { if (!group.open && shown(group) === group) found.push(group); }));
-  return found;
+function closedGroups(group) { // in a group, those that are seen
+  return group.children.flatMap((child) => (!child.children ? [] : child.open ? closedGroups(child) : [child]));
 }
+
+const allClosed = () => tree.lanes.flatMap((lane) => closedGroups(lane.root));
 
 function openUntil(most) { // open groups, the outermost with most work first, the same in all lanes, while each has few rows
   const tooLarge = new Set(), work = (group) => group.flops + group.count;
   const depthOf = (group) => (group.parent ? 1 + depthOf(group.parent) : 0);
   for (;;) {
-    const closed = closedGroups().filter((group) => !group.quiet && !group.folded && !tooLarge.has(pathOf(group)));
+    const closed = allClosed().filter((group) => !group.quiet && !group.folded && !tooLarge.has(pathOf(group)));
     if (!closed.length) return;
     const [first] = closed.sort((a, b) => depthOf(a) - depthOf(b) || work(b) - work(a)), alike = closed.filter((group) => pathOf(group) === pathOf(first));
     alike.forEach((group) => { group.open = true; });

@@ -274,7 +274,7 @@ function start() {
   $("panel").onclick = () => { document.querySelector("aside").classList.toggle("open"); };
   $("less").onclick = () => { tree.lanes.forEach((lane) => everyGroup(lane.root, (g) => { g.open = false; })); layout(); };
   $("more").onclick = () => {
-    closedGroups().forEach((g) => { g.open = true; });
+    allClosed().forEach((g) => { g.open = true; });
     layout();
   };
   document.body.dataset.firstViewMs = Math.round(performance.now());
