@@ -16,6 +16,7 @@ import graphsplit as gs
 from graphsplit.cli import app
 from graphsplit.cli.demos.polyfit import points_in
 from graphsplit.cli.running import number
+from tests.helpers.processes import python
 
 
 def graphsplit(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -23,8 +24,12 @@ def graphsplit(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=200)
 
 
+def polyfit(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return python("-m", "graphsplit.cli", "demo", "polyfit", "--devices", "3", *arguments)
+
+
 def test_polyfit():
-    done = graphsplit("demo", "polyfit", "--devices", "3", "--batch", "50", "--steps", "1500")
+    done = polyfit("--batch", "50", "--steps", "1500")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     coefficients = [float(row.split("│")[4]) for row in done.stdout.splitlines() if row.startswith("│")]
@@ -44,7 +49,7 @@ def test_polyfit_of_points_in_a_file(tmp_path: Path):
     x = np.random.default_rng(0).uniform(0, 3000, 137)
     file = tmp_path / "points.csv"
     file.write_text("time,height\n" + "".join(f"{a},{2 * a * a - 4 * a + 1e6}\n" for a in x))
-    printed = graphsplit("demo", "polyfit", "--devices", "3", "--steps", "600", "--data", str(file)).stdout
+    printed = polyfit("--steps", "600", "--data", str(file)).stdout
     both = [[float(cell) for cell in row.split("│")[2:4]] for row in printed.splitlines() if row.startswith("│")]
     np.testing.assert_allclose(both, np.array([[2.0] * 2, [-4.0] * 2, [1e6] * 2]), rtol=1e-2, atol=100)
     np.testing.assert_allclose(*zip(*both, strict=True), rtol=1e-3)

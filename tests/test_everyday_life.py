@@ -239,11 +239,10 @@ def lite_scores(model: bytes) -> Any:
 
 
 def test_checkpoints(alike: Any):
-    """Each of TensorFlow's: read into models that have trained, into new ones, and before there are slots."""
+    """Read into a model that has trained, and into a new one."""
 
     def life(run: Run) -> Any:
         model = compiled(run.wrap(network()))
-        before = tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(run.folder / "before")
         found = [fit(model)]
         after = tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(run.folder / "after")
         found.append(fit(model))
@@ -251,16 +250,26 @@ def test_checkpoints(alike: Any):
         tf.train.Checkpoint(model=model, optimizer=model.optimizer).read(after).assert_consumed()
         run.laid_out(model)
         found.append(fit(model))  # as the second time
-        tf.train.Checkpoint(model=model).read(before).expect_partial()
-        found.append(fit(model))
         new = compiled(run.wrap(network(seed=3)))
         tf.train.Checkpoint(model=new, optimizer=new.optimizer).read(after)
-        found += [fit(new), state(new), state(model)]
-        manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=new), run.folder / "kept", max_to_keep=1)
+        return [*found, fit(new), state(new), state(model)]
+
+    alike(life)
+
+
+@pytest.mark.long
+def test_checkpoints_of_parts_and_of_managers(alike: Any):
+    def life(run: Run) -> Any:
+        model = compiled(run.wrap(network()))
+        before = tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(run.folder / "before")
+        found = [fit(model)]
+        tf.train.Checkpoint(model=model).read(before).expect_partial()
+        found += [fit(model), state(model)]
+        manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), run.folder / "kept", max_to_keep=1)
         manager.save()
-        fit(new)
+        fit(model)
         manager.restore_or_initialize()
-        return [*found, fit(new), state(new)]
+        return [*found, fit(model), state(model)]
 
     alike(life)
 
@@ -268,7 +277,9 @@ def test_checkpoints(alike: Any):
 # --- values from outside, copies -------------------------------------------------------------------------------------
 
 
-def test_values_and_copies(alike: Any):
+def test_values(alike: Any):
+    """Weights are set, assigned and trained with another rate, in between and between two batches."""
+
     def life(run: Run) -> Any:
         model = compiled(run.wrap(network()))
         found = [fit(model)]
@@ -277,22 +288,40 @@ def test_values_and_copies(alike: Any):
         model.set_weights(weights)
         run.laid_out(model)
         kernel = model.get_layer("up").kernel
-        for rows in (slice(7), slice(7, 12)):  # between two batches
+        for rows in (slice(7), slice(7, 14)):  # between two batches
             kernel.assign(kernel * 0.5)
             model.get_layer("down").bias.assign_add(np.ones(3))
             found.append(model.train_on_batch(X[rows], Y[rows]))
         model.optimizer.learning_rate = 0.02
-        found += [fit(model), model.evaluate(X, Y, verbose=0), model(X[:5], training=False).numpy()]
+        found += [fit(model), model(X[:5], training=False).numpy()]
         lines: list[str] = []
         model.summary(print_fn=lines.append)
         found += [model.count_params(), [ord(letter) for letter in "".join(lines)]]
-        clone = keras.models.clone_model(model)
-        clone.set_weights(model.get_weights())
-        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), compiled(clone)):
-            keras.utils.set_random_seed(5)
-            again = run.wrap(copied)
-            found += [fit(again), state(again)]
-            run.laid_out(again)
+        return [*found, state(model)]
+
+    alike(life)
+
+
+def clone(model: Any) -> Any:
+    cloned = keras.models.clone_model(model)
+    cloned.set_weights(model.get_weights())
+    return compiled(cloned)
+
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda model: pickle.loads(pickle.dumps(model)), "clone": clone}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_copies(alike: Any, how: str):
+    """A copy is trained as the model is that it was copied from, which goes on by itself."""
+
+    def life(run: Run) -> Any:
+        model = compiled(run.wrap(network()))
+        found = [fit(model)]
+        again = run.wrap(COPIES[how](model))
+        keras.utils.set_random_seed(5)
+        found += [fit(again), state(again)]
+        run.laid_out(again)
         return [*found, fit(model), state(model)]
 
     alike(life)
@@ -302,7 +331,26 @@ def test_values_and_copies(alike: Any):
 
 
 def test_compiled_again(alike: Any):
-    """With another optimizer; with layers frozen and thawed; before it is wrapped, after, and after training."""
+    """With another optimizer, whose slots are others; with a layer frozen; before it is wrapped, and after training."""
+
+    def life(run: Run) -> Any:
+        model = run.wrap(compiled(network()))
+        found = [fit(model), state(model)]
+        run.laid_out(model)
+        before = weakref.ref(model.optimizer)
+        model.get_layer("up").trainable = False
+        compiled(model, optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
+        found += [fit(model), state(model)]
+        run.laid_out(model)
+        gc.collect()
+        return [*found, before() is None]
+
+    alike(life, goes_on=False)
+
+
+@pytest.mark.long
+def test_compiled_often(alike: Any):
+    """By its template, too; with layers frozen and thawed; before it is wrapped, after, and after training."""
 
     def life(run: Run) -> Any:
         template = compiled(network())

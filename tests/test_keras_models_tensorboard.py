@@ -42,6 +42,25 @@ def compare(folder, fit):
 
 
 def test_keras_3(tmp_path):
+    x = np.random.RandomState(0).normal(size=(14, 5)).astype(np.float32)
+
+    def fit(gpus, folder):
+        keras.utils.set_random_seed(0)
+        keras.backend.clear_session()
+        net = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(2)])
+        model = gs.multi_gpu_model(net, gpus)
+        model.compile("sgd", "mse", metrics=["mae"])
+        callback = keras.callbacks.TensorBoard(folder, **OPTIONS)
+        model.fit(
+            x, x[:, :2], batch_size=7, shuffle=False, verbose=0, validation_data=(x, x[:, :2]), callbacks=[callback]
+        )
+
+    compare(tmp_path, fit)
+    assert "graph_keras_model" in {kind for _, kind, _, _ in written(tmp_path / "3")}
+
+
+@pytest.mark.long
+def test_keras_3_with_a_profile(tmp_path):
     case = CASES["dense"]
 
     def fit(gpus, folder):

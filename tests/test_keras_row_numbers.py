@@ -101,7 +101,7 @@ def run(case: Case, gpus: int | None) -> tuple[Any, list[Any]]:
         x = layer(x)
     model = keras.Model(inputs, x if case.metrics else L.Dense(1)(x))
     model = gs.multi_gpu_model(model, gpus) if gpus else model
-    model.compile("adam", "mse", metrics=case.metrics() if case.metrics else ["mae"])
+    model.compile("sgd", "mse", metrics=case.metrics() if case.metrics else ["mae"])
     y = LABELS if case.metrics else FLAT[:, :1]
     history = model.fit(case.data, y, batch_size=case.batch, shuffle=False, verbose=0).history
     return model, [*history.values(), *model.get_weights()]

@@ -254,7 +254,7 @@ def test_loops_and_branches(mesh: dict[str, int]):
     assert_law(turning, layout, mesh, [tf.constant(numbers(5, WIDTH))])
 
 
-@pytest.mark.parametrize("mesh", [needs(FLAT), needs(CUBE)])
+@pytest.mark.parametrize("mesh", [needs(FLAT), needs(CUBE, long)])
 def test_what_is_asked_of_activations(mesh: dict[str, int]):
     """`with_layout` along two axes, of which no variable lies along one."""
 
@@ -348,7 +348,7 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], tuple[int, ...], dict[str, An
         pytest.param(name, *own.values, marks=own.marks, id=f"{name}-{own.id}")
         for name, own in [
             ("convolutional", needs(FLAT)),
-            ("recurrent", needs(CUBE)),
+            ("recurrent", needs(CUBE, long)),
             ("recurrent", needs(FLAT, long)),
             ("convolutional", needs(CUBE, long)),
             ("recurrent", needs(WIDE, long)),

@@ -155,7 +155,9 @@ def test_transformer(options: dict[str, Any]):
 
 
 @many
-@pytest.mark.parametrize("mesh", [{**MESH, "model": 2}, {"model": 3, **MESH}], ids=str)
+@pytest.mark.parametrize(
+    "mesh", [{**MESH, "model": 2}, pytest.param({"model": 3, **MESH}, marks=pytest.mark.long)], ids=str
+)
 def test_beside_layers(mesh: dict[str, int]):
     layout = {
         "up": ((None, "model"), "sharded"),
@@ -167,6 +169,7 @@ def test_beside_layers(mesh: dict[str, int]):
 
 
 @many
+@pytest.mark.long  # `test_transformer` of test_mesh_stages.py has more axes
 def test_beside_stages():
     mesh = {"stage": 2, **MESH}
     assert_law(perceptron, "sharded", mesh, [tf.constant(numbers(7, WIDTH))], micro_batches=2)

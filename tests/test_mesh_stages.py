@@ -162,6 +162,7 @@ WIDE = {"*/up*": (None, ("model", "expert")), "*/down*": (("model", "expert"),),
 
 
 @pytest.mark.many
+@pytest.mark.long
 def test_layers_along_two_axes_and_stages():
     mesh = {"stage": 2, "model": 2, "expert": 2}
     assert_in_stages(*assert_law(perceptron, mesh, WIDE, rows(5), micro_batches=2, schedule="gpipe"))
@@ -201,7 +202,10 @@ def test_a_keras_model(variables: str):
 
 
 @pytest.mark.many
-@pytest.mark.parametrize("layout", [HEADED, FSDP], ids=["DP x TP x PP", "FSDP x TP x PP"])
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(HEADED, id="DP x TP x PP", marks=pytest.mark.long), pytest.param(FSDP, id="FSDP x TP x PP")],
+)
 def test_transformer(layout: Any):
     mesh = {"stage": 2, "batch": 2, "model": 2}
     assert_in_stages(*assert_law(transformer, mesh, layout, ids(5), micro_batches=2, schedule="1f1b"))

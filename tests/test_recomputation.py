@@ -37,7 +37,7 @@ def step() -> Step:
 
 @pytest.fixture(scope="module")
 def expected(step: Step) -> list[np.ndarray]:
-    return after(step, tf.function(step), (7, 5))
+    return after(step, tf.function(step), (7, 7))
 
 
 CASES = [
@@ -52,7 +52,7 @@ CASES = [
 def test_a_training_step(step: Step, expected: list[np.ndarray], asked: Any, options: dict[str, Any]):
     """Dropout's masks, statistics and slots are those of one device."""
     again = gs.parallelize(step, **options, recompute=asked)
-    for a, b in zip(expected, after(step, again, (7, 5)), strict=True):
+    for a, b in zip(expected, after(step, again, (7, 7)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     arguments = rows(7, 6, 8), rows(7, 6, 3)
     plan = again.plan(*arguments)

@@ -86,7 +86,19 @@ def assert_sharded(report: gs.serving.TranspileReport, key: str, devices: int) -
     assert {op.type for op in plan.sharded_ops} - {"Const", "Identity"}, str(plan)
 
 
-@pytest.mark.parametrize("names", [list(CASES)[k : k + 2] for k in range(0, len(CASES), 2)], ids=", ".join)
+OTHERS = [name for name in CASES if name not in ("dense", "lstm")]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(["dense", "lstm"], id="dense, lstm"),
+        *[
+            pytest.param(OTHERS[k : k + 2], marks=pytest.mark.long, id=", ".join(OTHERS[k : k + 2]))
+            for k in range(0, len(OTHERS), 2)
+        ],
+    ],
+)
 def test_every_model_on_every_number_of_devices_and_rows(names: list[str], make, tmp_path: Path):
     for name in names:
         for devices, report in make(name).reports.items():

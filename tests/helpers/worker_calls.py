@@ -55,7 +55,7 @@ def state_on_workers(workers, cluster) -> None:
         gs.set_variable_layout(network, "home")
 
 
-@case("calls")
+@case("more")
 def tapes_outside(workers, cluster) -> None:
     w = tf.Variable(rows(6, 3))
     f = gs.parallelize(lambda x: tf.nn.softplus(x @ w))
@@ -90,7 +90,7 @@ def tapes_outside_of_batches_of_any_size(workers, cluster) -> None:
         same(*found, f"{count} rows")
 
 
-@case("calls")
+@case("more")
 def batches_ahead(workers, cluster) -> None:
     batches = [rows(n) for n in (5, 4, 5, 1)]
     f = gs.parallelize(lambda x: tf.cumsum(x, axis=1) * 2)
@@ -110,7 +110,7 @@ def loops_draws_and_tables(workers, cluster) -> None:
     same(tf.nest.flatten(gs.parallelize(f)(rows())), tf.nest.flatten(tf.function(f)(rows())))
 
 
-@case("calls")
+@case("more")
 def callbacks_run_in_the_client(workers, cluster) -> None:
     seen = []
 
@@ -129,7 +129,7 @@ def callbacks_run_in_the_client(workers, cluster) -> None:
     assert seen == [(os.getpid(), [[2.0], [4.0], [6.0], [8.0], [10.0]])], seen
 
 
-@case("calls")
+@case("more")
 def predicted_where_they_lie(workers, cluster) -> None:
     network = Network(device="/job:worker/task:0/device:CPU:0")
     gs.set_variable_layout(network, "sharded")
@@ -145,21 +145,21 @@ def predicted_where_they_lie(workers, cluster) -> None:
         gs.set_variable_layout(network, "home")
 
 
-@case("calls")
+@case("more")
 def what_really_ran(workers, cluster) -> None:
     w = tf.Variable(rows(6, 3))
     products = gs.parallelize(lambda x: tf.tanh(x @ w)).placement(rows(8), actual=True).select("MatMul")
     assert sorted(op.actual for op in products) == sorted(cluster.devices), products
 
 
-@case("calls")
+@case("more")
 def verified(workers, cluster) -> None:
     network = Network()
     report = gs.verify(gs.parallelize(network.train), rows())
     assert str(report).startswith("PASS"), str(report)
 
 
-@case("calls")
+@case("more")
 def stages(workers, cluster) -> None:
     first, second = tf.Variable(rows(6, 6)), tf.Variable(rows(6, 6))
 
@@ -170,7 +170,7 @@ def stages(workers, cluster) -> None:
     assert "worker:1/CPU:1" in str(f.plan(rows()))
 
 
-@case("calls")
+@case("more")
 def keras_fit(workers, cluster) -> None:
     """A model whose last batch is uneven, with BatchNormalization, dropout, metrics and Adam, under fit and predict."""
     import keras
