@@ -144,7 +144,6 @@ LONG = {
     "test_hosts.py::test_each_weight_and_each_gradient_passes_once_to_each_host": 1,
     "test_hosts.py::test_shards_that_may_have_no_rows": 1,
     "test_hosts.py::test_shards_that_take_turns": 1,
-    "test_keras_automatic.py": 3,
     "test_keras_distribution.py::test_compiled_by_xla": 0,
     "test_keras_distribution.py::test_equals_one_device": 1,
     "test_keras_distribution.py::test_kinds_of_data": 1,
@@ -419,6 +418,14 @@ def _parameters(item: pytest.Function) -> dict[str, object]:
 def seeded() -> None:
     """Start every test from the same random state."""
     tf.keras.utils.set_random_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def regime(request: pytest.FixtureRequest) -> None:
+    """Compute as a process of tests was asked to: see test_keras_automatic.py."""
+    if "GRAPHSPLIT_TEST_COPIES_TAKE_TIME" in os.environ:
+        request.getfixturevalue("copies_take_time")
+        request.getfixturevalue("plain_oracle")
 
 
 @pytest.fixture

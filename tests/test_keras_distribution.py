@@ -60,16 +60,12 @@ def everything(case: Case, optimizer: str, before: Callable[[], Any], between: C
 
 def every_case() -> Iterator[Any]:
     optimizers = list(OPTIMIZERS)
-    quick = {"dense", "convolutional", "subclassed"}
     for i, name in enumerate(CASES):
         for devices in (3, 4):
             for early in (True, False):
-                marks = (
-                    () if name in quick and (devices, early) == ((3, True), (4, False))[i % 2] else (pytest.mark.long,)
-                )
                 when = "set before" if early else "set after"
                 optimizer = optimizers[i % len(optimizers)]
-                yield pytest.param(name, optimizer, devices, early, id=f"{name}, {devices}, {when}", marks=marks)
+                yield pytest.param(name, optimizer, devices, early, id=f"{name}, {devices}, {when}")
 
 
 @pytest.mark.parametrize(("name", "optimizer", "devices", "early"), list(every_case()))
@@ -117,9 +113,9 @@ UNBUILT = {"sequential": lambda: small(inputs=False), "subclassed": subclassed}
 @pytest.mark.parametrize(
     ("make", "first"),
     [
-        pytest.param(make, first, id=f"{name}, {first}", marks=() if i == j % 2 else (pytest.mark.long,))
-        for i, (name, make) in enumerate(UNBUILT.items())
-        for j, first in enumerate(["fit", "evaluate", "predict", "train_on_batch", "plan"])
+        pytest.param(make, first, id=f"{name}, {first}")
+        for name, make in UNBUILT.items()
+        for first in ("fit", "evaluate", "predict", "train_on_batch", "plan")
     ],
 )
 def test_the_first_batch_builds_a_model(make: Any, first: str, enabled: gs.keras.KerasDistribution):
