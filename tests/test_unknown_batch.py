@@ -96,11 +96,9 @@ def test_rules(case: Case) -> None:
             assert any(op.type == case.op_type for op in plan.sharded_ops), str(plan)
 
 
-SHORT = ("Wide & deep",)  # others of known size: `test_networks`
-
-
 @pytest.mark.usefixtures("float64", "plain_oracle")
-@pytest.mark.parametrize("name", [n if n in SHORT else pytest.param(n, marks=pytest.mark.long) for n in MODELS])
+@pytest.mark.long
+@pytest.mark.parametrize("name", MODELS)
 def test_networks_train_with_one_trace(name: str) -> None:
     made = MODELS[name]
 
@@ -110,7 +108,7 @@ def test_networks_train_with_one_trace(name: str) -> None:
         start_elsewhere(training.variables)
         return training.step, training.variables
 
-    calls = [made().inputs(rows) for rows in (SIZES[:3] if name in SHORT else SIZES)]
+    calls = [made().inputs(rows) for rows in SIZES]
     plan = assert_law(make, calls, at_home=None, tolerance=EXACT, devices=3, tuning={"reduce_retracing": True})
     assert plan.program.batch_is_unknown
     tables = ["ResourceScatterAdd"] * 2 if name == "Wide & deep" else []  # updated once, with the rows of all

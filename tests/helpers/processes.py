@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parent.parent.parent
 _BEFORE = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}  # what TensorFlow may read on import
 
 
@@ -45,6 +46,16 @@ def python(
             raise subprocess.TimeoutExpired(command, timeout, said[0].read_bytes(), said[1].read_bytes())
         code = int(server.stdout.readline())
         return subprocess.CompletedProcess(command, code, *[path.read_text() for path in said])
+
+
+def keep_compiled() -> None:
+    """Let Python keep what it compiles of the package and the tests, aside if it may not beside them.
+
+    A run of all tests has a hundred processes. (TensorFlow is imported before, and was compiled when it was installed.)
+    """
+    if sys.dont_write_bytecode:
+        sys.dont_write_bytecode = False
+        sys.pycache_prefix = os.environ.get("PYTHONPYCACHEPREFIX") or str(ROOT / ".pytest_cache" / "compiled")
 
 
 @functools.cache
@@ -85,6 +96,7 @@ def _become(arguments: Sequence[str], cwd: str, env: Mapping[str, str], said: Se
     for descriptor, path in enumerate([os.devnull, *said]):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), descriptor)
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(i, mode) for i, mode in enumerate(["r", "w", "w"]))
+    keep_compiled()
     how, *rest = arguments
     here = [""] if how == "-c" else [cwd] if how == "-m" else [str(Path(how).resolve().parent)]
     sys.path[:0] = [*here, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]

@@ -32,7 +32,7 @@ def finder_of(mutant: Mutant) -> str:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         for path in ROOT.iterdir():
-            if path.name not in (".git", "graphsplit"):
+            if path.name not in (".git", ".pytest_cache", "graphsplit"):
                 (copy / path.name).symlink_to(path)
         shutil.copytree(ROOT / "graphsplit", copy / "graphsplit", ignore=shutil.ignore_patterns("__pycache__"))
         mutant.make_in(copy / "graphsplit")
@@ -40,7 +40,12 @@ def finder_of(mutant: Mutant) -> str:
         call = ["-m", "pytest", *files.split(), "-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--tb", "no"]
         call += ["-k", chosen] if chosen else []
         try:
-            done = python(*call, cwd=copy, env={**os.environ, "PYTHONPATH": folder}, timeout=1200)
+            done = python(
+                *call,
+                cwd=copy,
+                env={**os.environ, "PYTHONPATH": folder, "PYTHONPYCACHEPREFIX": f"{folder}/compiled"},
+                timeout=1200,
+            )
         except subprocess.TimeoutExpired:
             return "a test that does not end"
         if done.returncode == 0:
