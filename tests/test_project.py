@@ -27,6 +27,7 @@ from graphsplit.planning.planner import PASSES
 from tests.conftest import LONG, QUICK
 from tests.helpers.fresh_examples import NEED_FRESH_PROCESS
 from tests.helpers.processes import python
+from tests.mutants.table import mutants
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "graphsplit"
@@ -342,6 +343,11 @@ def test_quick_names_tests_that_exist():
         file, _, function = name.partition("::")
         [path] = (ROOT / "tests").rglob(file)
         assert not function or f"def {function}(" in path.read_text(), name
+
+
+def test_mistakes_that_tests_must_find_can_be_made():
+    for mutant in mutants():
+        assert (PACKAGE / mutant.file).read_text().count(mutant.before) == 1, mutant
 
 
 def test_import_is_light():
