@@ -96,7 +96,7 @@ def multi_gpu_model(
     flavor = _check_model(model)
     axes = mesh_axes(mesh)
     devices = devices_of(axes, None) if axes and gpus is None else _devices(gpus)
-    grid = device_mesh(axes, devices) if axes else None
+    mesh_devices = device_mesh(axes, devices) if axes else None
     cpu = None if devices[0] == CPU else CPU  # (None is the first device)
     is_automatic = plan is not None or memory is not None
     if is_automatic and cpu_relocation:
@@ -127,7 +127,7 @@ def multi_gpu_model(
     if cpu_relocation:
         _check_on_cpu(model)
     if variables != AUTO:
-        check_layout(variables, grid)
+        check_layout(variables, mesh_devices)
     if cpu_relocation and variables not in ("home", AUTO):
         raise ArgumentError(
             f"cpu_relocation=True keeps the weights on the CPU, variables={variables!r} divides them. Choose one."

@@ -95,8 +95,8 @@ def stages_asked(options: Options, devices: Sequence[str]) -> StagesAsked | None
     there = count_text(len(devices), "device")
     groups: list[tuple[str, ...]] = [(device,) for device in devices]
     if options.mesh.stages:
-        grid = device_mesh(options.mesh, devices)
-        groups, there = [grid.of_stage(own).by_row for own in grid.stages], f"mesh {grid}"
+        mesh = device_mesh(options.mesh, devices)
+        groups, there = [mesh.of_stage(own).by_row for own in mesh.stages], f"mesh {mesh}"
     if options.schedule == "interleaved":
         if count % len(groups) or count < 2 * len(groups):
             raise ArgumentError(

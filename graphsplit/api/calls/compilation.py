@@ -71,14 +71,14 @@ def trace_and_plan(
     check_stages(traced.program.all_stages(), len(devices))
     if options.is_automatic and not options.mesh:
         options = replace(options, mesh=mesh_lain_on(traced, devices))
-    grid = device_mesh(options.mesh, devices) if options.mesh else None
-    if grid is not None and grid.others and (placed := traced.program.all_stages()):
-        grid = replace(grid, stages=tuple([stage.devices for stage in placed if len(stage.devices) > 1]))
-    check_mesh(traced, grid)
+    mesh = device_mesh(options.mesh, devices) if options.mesh else None
+    if mesh is not None and mesh.others and (placed := traced.program.all_stages()):
+        mesh = replace(mesh, stages=tuple([stage.devices for stage in placed if len(stage.devices) > 1]))
+    check_mesh(traced, mesh)
     lay_out_later()
     moved = lay_together(traced)
     near = None if options.tuning["default_device"] is None else home
-    request = PlanRequest(traced, splitting, options, devices, near, grid)
+    request = PlanRequest(traced, splitting, options, devices, near, mesh)
     request = request.noting(*variables_elsewhere(traced), *notes, *moved)
     if options.is_automatic:
         return traced, _chosen_plan(request, Choices() if choices is None else choices, arguments, runs)

@@ -40,7 +40,7 @@ class PlanRequest:
       options: all but the devices are taken from here.
       devices: full names. They need not exist here.
       home: full name of the default device; None for the `default_home`.
-      grid: the devices as a mesh, if they are one.
+      mesh: the devices as a mesh, if they are one.
     """
 
     trace: Trace
@@ -48,7 +48,7 @@ class PlanRequest:
     options: Options
     devices: Sequence[str]
     home: str | None = None
-    grid: DeviceMesh | None = None
+    mesh: DeviceMesh | None = None
 
     def noting(self, *notes: str) -> PlanRequest:
         """Return the request with more to be noted."""
@@ -56,7 +56,7 @@ class PlanRequest:
 
     def as_if(self, options: Options, devices: Sequence[str]) -> PlanRequest:
         """Return the request for devices that need not exist, under other options."""
-        return replace(self, options=options, devices=devices, home=devices[0], grid=mesh_as_if(options.mesh, devices))
+        return replace(self, options=options, devices=devices, home=devices[0], mesh=mesh_as_if(options.mesh, devices))
 
     def cut_first(self) -> PlanRequest:
         """Return the request with the stages of its mesh cut, and what is still asked of its plan; see `cut_first`."""
@@ -72,15 +72,15 @@ class PlanRequest:
         Variables that are elsewhere by `find_state` do not move: the plan is for them as if they lay there.
         """
         cut = self.cut_first()
-        if self.grid is None:
+        if self.mesh is None:
             return cut
-        moved = lay_in_stages(cut.trace, self.grid) if find_state is state_of else ()
-        lay_out_in_units(cut.trace, find_state(cut.trace).divisions, self.grid)
+        moved = lay_in_stages(cut.trace, self.mesh) if find_state is state_of else ()
+        lay_out_in_units(cut.trace, find_state(cut.trace).divisions, self.mesh)
         return cut.noting(*moved)
 
     def plan(self, state: State) -> Plan:
         """Return the plan, with the variables where the state says."""
-        noted = self if self.grid is None else self.noting(*check_asked(self.trace.program, self.grid))
+        noted = self if self.mesh is None else self.noting(*check_asked(self.trace.program, self.mesh))
         divide = partial(program_on_mesh, self.trace)
         return plan_for(self.trace.program, noted.splitting, self.options, self.devices, self.home, state, divide)
 
@@ -124,12 +124,12 @@ def _as_read(splitting: Splitting, program: Program) -> Splitting:
 def _mesh(splitting: Splitting, options: Options, devices: Sequence[str]) -> Mesh:
     """Return the shards of a batch."""
     stages = stages_asked(options, devices)
-    grid = None if options.mesh.is_of_rows else device_mesh(options.mesh, devices)
-    heads = grid.columns[0] if grid is not None else stages.heads if stages is not None else devices
-    mesh = mesh_of(heads, splitting.batch, options.shares, options.micro_batches)
-    if grid is None or not grid.others:
-        return mesh
-    return replace(mesh, columns=grid.columns, others=tuple(grid.others.items()))
+    mesh = None if options.mesh.is_of_rows else device_mesh(options.mesh, devices)
+    heads = mesh.columns[0] if mesh is not None else stages.heads if stages is not None else devices
+    shards = mesh_of(heads, splitting.batch, options.shares, options.micro_batches)
+    if mesh is None or not mesh.others:
+        return shards
+    return replace(shards, columns=mesh.columns, others=tuple(mesh.others.items()))
 
 
 def plan_laid_out(
@@ -152,16 +152,16 @@ def plan_laid_out(
         if not any(chosen.layouts):
             state = find_state(trace)
         elif runs:
-            lay_out_in_stages(variables, chosen.layouts, slots, devices, request.grid, reshard, is_automatic)
+            lay_out_in_stages(variables, chosen.layouts, slots, devices, request.mesh, reshard, is_automatic)
             state = state_of(trace)
         else:
-            held = divisions_wanted(trace, chosen.layouts, devices, request.grid, reshard)
+            held = divisions_wanted(trace, chosen.layouts, devices, request.mesh, reshard)
             state = state_as_if(trace, held, request.home or devices[0])
         return request.noting(chosen.why).plan(state)
 
     is_automatic = request.options.variables in (None, AUTO)
     if not is_automatic:
-        return make_plan(layouts_asked(trace, slots, request.options, request.grid, runs), reshard=True)
+        return make_plan(layouts_asked(trace, slots, request.options, request.mesh, runs), reshard=True)
     chosen = choose_layouts(trace, slots, devices, request.options, runs)
     plan = make_plan(chosen, reshard=False)
     limit = memory() if any(chosen.layouts) and not plan.program.symbols else None
@@ -178,13 +178,13 @@ def plan_as_if(request: PlanRequest, layout: Layout, keep: bool = False, memory:
       layout, keep: see `divisions_for`; `"auto"` is chosen for these devices.
       memory: bytes of each, if they are known.
     """
-    request, devices, grid = request.cut_first(), request.devices, request.grid
+    request, devices, mesh = request.cut_first(), request.devices, request.mesh
     if layout is None and request.options.variables not in (None, AUTO):
         layout, keep = request.options.variables, True
     if AUTO in (layout, request.options.variables if layout is None else ""):
-        as_they_lie = lambda trace: state_as_if(trace, divisions_for(trace, None, devices, grid), devices[0])  # noqa: E731
+        as_they_lie = lambda trace: state_as_if(trace, divisions_for(trace, None, devices, mesh), devices[0])  # noqa: E731
         return plan_laid_out(request, lambda: memory, as_they_lie)
-    held = divisions_for(request.trace, layout, devices, grid, keep)
-    if grid is not None and learn_units(request.trace, held, grid):
-        held = divisions_for(request.trace, layout, devices, grid, keep)
+    held = divisions_for(request.trace, layout, devices, mesh, keep)
+    if mesh is not None and learn_units(request.trace, held, mesh):
+        held = divisions_for(request.trace, layout, devices, mesh, keep)
     return request.plan(state_as_if(request.trace, held, devices[0]))

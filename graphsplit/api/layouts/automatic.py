@@ -97,20 +97,20 @@ def choose_layouts(
 
 
 def layouts_asked(
-    trace: Trace, slots: Mapping[int, tf.Variable], options: Options, grid: DeviceMesh | None, runs: bool
+    trace: Trace, slots: Mapping[int, tf.Variable], options: Options, mesh: DeviceMesh | None, runs: bool
 ) -> AutomaticLayouts:
     """Return the layouts that `variables=` asks for, of those variables of a traced function that have none yet.
 
     Args:
       trace, options, runs: see `choose_layouts`.
       slots: the variables of slots, by the slots' ids.
-      grid: the devices as a mesh, if they are one.
+      mesh: the devices as a mesh, if they are one.
 
     Raises:
       ArgumentError: if a pattern fits no variable.
       UnsupportedError: in a graph, where none can be laid out.
     """
-    wanted = wanted_layouts(list(trace.variables), options.variables, slots, grid)
+    wanted = wanted_layouts(list(trace.variables), options.variables, slots, mesh)
     have = [parts_of_variable(v) is not None or hasattr(v, "_graphsplit_laid") for v in trace.variables]
     layouts = tuple([None if has else own for has, own in zip(have, wanted, strict=True)])
     if runs and any(layouts) and not tf.executing_eagerly():

@@ -23,7 +23,7 @@ from graphsplit.planning.variables.partitioning import Held, shares
 def divisions_on_mesh(
     variables: Sequence[tf.Variable],
     wanted: Sequence[VariableLayout | None],
-    grid: DeviceMesh,
+    mesh: DeviceMesh,
     slots: Mapping[int, tf.Variable],
     reshard: bool = True,
 ) -> dict[int, MeshDivision]:
@@ -34,7 +34,7 @@ def divisions_on_mesh(
     """
     named = [(v, own) for v, own in zip(variables, wanted, strict=True) if own is not None and own not in WORDS]
     layouts = [
-        (v, LayoutOnMesh(spelling_of(own), v.shape.as_list(), grid, reshard, _units(v, slots)))
+        (v, LayoutOnMesh(spelling_of(own), v.shape.as_list(), mesh, reshard, _units(v, slots)))
         for v, own in named
         if v.shape.is_fully_defined()
     ]
@@ -42,15 +42,15 @@ def divisions_on_mesh(
     wrong += [f"{name_of(variable)}: {why}" for variable, own in layouts for why in own.wrong()]
     wrong += [f"{name_of(v)}: TensorFlow cannot cut {v.dtype.name}" for v, _ in layouts if not can_be_parted(v)]
     if wrong:
-        raise ArgumentError(f"These variables cannot have these layouts on mesh {grid}:\n{bullet_list(wrong)}")
-    shared = _shared(layouts, slots, grid, reshard)
+        raise ArgumentError(f"These variables cannot have these layouts on mesh {mesh}:\n{bullet_list(wrong)}")
+    shared = _shared(layouts, slots, mesh, reshard)
     return {id(v): own.division(shared[id(v)]) for v, own in layouts}
 
 
 def divisions_in_stage(
     variables: Sequence[tf.Variable],
     wanted: Sequence[VariableLayout | None],
-    grid: DeviceMesh,
+    mesh: DeviceMesh,
     slots: Mapping[int, tf.Variable],
     home: str = "",
 ) -> dict[int, MeshDivision]:
@@ -62,17 +62,17 @@ def divisions_in_stage(
         (v, own)
         for v, own in zip(variables, wanted, strict=True)
         if can_be_parted(v) and v.shape.rank and not v.dtype.is_integer
-        if (home or canonical_name(v.device)) not in grid.devices
+        if (home or canonical_name(v.device)) not in mesh.devices
     ]
-    copies = replicated([v for v, own in away if own == "replicated"], grid.devices, slots, grid.devices[0])
-    whole = {id(v): Cut(0, v.shape[0], 1, devices=grid.devices[:1]) for v, own in away if own == "home"}
+    copies = replicated([v for v, own in away if own == "replicated"], mesh.devices, slots, mesh.devices[0])
+    whole = {id(v): Cut(0, v.shape[0], 1, devices=mesh.devices[:1]) for v, own in away if own == "home"}
     return {**whole, **{id(v): how for v, how in copies}}
 
 
 def _shared(
     layouts: Sequence[tuple[tf.Variable, LayoutOnMesh]],
     slots: Mapping[int, tf.Variable],
-    grid: DeviceMesh,
+    mesh: DeviceMesh,
     reshard: bool,
 ) -> dict[int, list[MeshDivision]]:
     """Return how parts are shared out over the devices that axes of a mesh leave each, by the variables' ids."""
@@ -82,7 +82,7 @@ def _shared(
         for devices, shape in own.shared:
             by_devices.setdefault(devices, []).append((variable, shape))
     for every, parts in by_devices.items():
-        groups = grid.groups(every)
+        groups = mesh.groups(every)
         devices = groups[0] if groups else every
         wholes = held_of([variable for variable, _ in parts], slots)
         held = [replace(one, shape=tuple(shape)) for one, (_, shape) in zip(wholes, parts, strict=True)]
@@ -102,9 +102,9 @@ def _units(variable: tf.Variable, slots: Mapping[int, tf.Variable]) -> Mapping[t
     return {**getattr(head, "_graphsplit_units", {}), **getattr(variable, "_graphsplit_units", {})}
 
 
-def groups_for(layout: Any, grid: DeviceMesh | None) -> tuple[tuple[str, ...], ...]:
+def groups_for(layout: Any, mesh: DeviceMesh | None) -> tuple[tuple[str, ...], ...]:
     """Return the groups of devices over each of which a variable of a layout is divided; none if it is one group."""
-    return grid.groups(grid.by_row) if grid is not None and layout == "sharded" else ()
+    return mesh.groups(mesh.by_row) if mesh is not None and layout == "sharded" else ()
 
 
 PLACES: Mapping[Any, Callable[[Sequence[str]], Sequence[str]]] = {"sharded": tuple, "host": host_devices}

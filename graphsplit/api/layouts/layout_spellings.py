@@ -147,13 +147,13 @@ def _is_several(own: Any) -> bool:
     return isinstance(own, Sequence) and not isinstance(own, str)
 
 
-def check_layout(layout: Any, grid: DeviceMesh | None = None) -> None:
+def check_layout(layout: Any, mesh: DeviceMesh | None = None) -> None:
     """Raise an error unless this is a layout, which may name axes of a mesh if there is one, or layouts by patterns."""
     for own in layout.values() if isinstance(layout, Mapping) else [layout]:
-        check_one(own, grid)
+        check_one(own, mesh)
 
 
-def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
+def check_one(layout: Any, mesh: DeviceMesh | None = None) -> None:
     """Raise `ArgumentError` unless this is one layout; see `check_layout`."""
     known = ", ".join(map(repr, WORDS))
     if isinstance(layout, str) or not isinstance(layout, Sequence):
@@ -177,56 +177,56 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
             f"{text} names, for each dimension, an axis of a mesh or None: (None, 'model'). Without axes there are "
             f"{known}."
         )
-    if grid is None:
+    if mesh is None:
         raise ArgumentError(
             f"{text} names axes of a mesh: pass the mesh, mesh={{'batch': 2, 'model': 4}}. Without a mesh there are "
             f"{known}."
         )
-    axes, spelling = dict(grid.sizes), spelling_of(layout)
+    axes, spelling = dict(mesh.sizes), spelling_of(layout)
     named = [one.axis for own in spelling.dimensions for one in own]
     is_pair = len(layout) == 2 and _is_several(layout[0]) and isinstance(layout[1], str)
     if is_pair and layout[1] not in axes and layout[1] not in (*LAYOUTS, *ALIASES):
         known = ", ".join(map(repr, LAYOUTS))
         if layout[1] == "host":
             raise ArgumentError(
-                f"{text}: 'host' has a variable whole, and an axis of mesh {grid} divides it over devices. Write "
+                f"{text}: 'host' has a variable whole, and an axis of mesh {mesh} divides it over devices. Write "
                 f"'host' alone, or one of {known} beside the axis."
             )
-        raise ArgumentError(f"{text}: {layout[1]!r} is no axis of mesh {grid}, and none of {known}.")
+        raise ArgumentError(f"{text}: {layout[1]!r} is no axis of mesh {mesh}, and none of {known}.")
     copies_axis, in_place = (
-        grid.axes.copies_axis,
+        mesh.axes.copies_axis,
         [cut.axis for own in spelling.dimensions for cut in own if cut.in_place],
     )
-    if grid.axes.copies > 1 and {copies_axis, grid.batch_axis}.intersection(in_place):
+    if mesh.axes.copies > 1 and {copies_axis, mesh.batch_axis}.intersection(in_place):
         raise ArgumentError(
-            f"{text}: mesh {grid} copies along {copies_axis!r} what is cut along {grid.batch_axis!r}, and "
+            f"{text}: mesh {mesh} copies along {copies_axis!r} what is cut along {mesh.batch_axis!r}, and "
             "in_place=True is for parts of which there is one each. Use a mesh with one axis of the rows, or leave "
             "in_place=True out."
         )
     if copies_axis in named:
         raise ArgumentError(
-            f"{text}: mesh {grid} copies along {copies_axis!r} what is cut along {grid.batch_axis!r}. Write "
-            f"{grid.batch_axis!r} for the dimension that is to be cut."
+            f"{text}: mesh {mesh} copies along {copies_axis!r} what is cut along {mesh.batch_axis!r}. Write "
+            f"{mesh.batch_axis!r} for the dimension that is to be cut."
         )
     for name in named:
         if name not in axes:
             raise ArgumentError(
-                f"{text}: mesh {grid} has no axis {name!r}; it has {', '.join(map(repr, axes))}.{meant(name, axes)}"
+                f"{text}: mesh {mesh} has no axis {name!r}; it has {', '.join(map(repr, axes))}.{meant(name, axes)}"
             )
-    along_batch = spelling.cut_along(grid.batch_axis)
+    along_batch = spelling.cut_along(mesh.batch_axis)
     if along_batch is not None and (along_batch.unit, along_batch.blocks or 1) != (1, 1):
         raise ArgumentError(
-            f"{text}: a dimension cut along {grid.batch_axis!r}, the batch axis, has no units. Write "
-            f"{grid.batch_axis!r}, to gather it before it is used, or gs.cut({grid.batch_axis!r}, in_place=True)."
+            f"{text}: a dimension cut along {mesh.batch_axis!r}, the batch axis, has no units. Write "
+            f"{mesh.batch_axis!r}, to gather it before it is used, or gs.cut({mesh.batch_axis!r}, in_place=True)."
         )
     if twice := [name for name in axes if named.count(name) > 1]:
         raise ArgumentError(
             f"{text} names axis {twice[0]!r} twice; each axis cuts one dimension of a variable. Write None for the "
             "other one."
         )
-    if spelling.others != "home" and {*named} == axes.keys() - {grid.axes.copies_axis}:
+    if spelling.others != "home" and {*named} == axes.keys() - {mesh.axes.copies_axis}:
         raise ArgumentError(
-            f"{text}: the dimensions name all axes of mesh {grid}, so {spelling.others!r} applies to no axis. Leave it "
+            f"{text}: the dimensions name all axes of mesh {mesh}, so {spelling.others!r} applies to no axis. Leave it "
             "out."
         )
 
@@ -243,7 +243,7 @@ class LayoutOnMesh:
     Attributes:
       spelling: checked.
       shape: of the variable.
-      grid: the mesh.
+      mesh: the mesh.
       reshard: whether what is put together before it is used is dropped after the forward pass.
       units: if a function has told them, how a dimension is cut along an axis of so many devices; they count where the
         layout says nothing of units.
@@ -251,7 +251,7 @@ class LayoutOnMesh:
 
     spelling: Spelling
     shape: Sequence[int]
-    grid: DeviceMesh
+    mesh: DeviceMesh
     reshard: bool
     units: Mapping[tuple[str, int], Shard]
 
@@ -261,7 +261,7 @@ class LayoutOnMesh:
         if rank > len(self.shape):
             yield f"{self.spelling.plain(rank)} has {rank} dimensions, the variable {len(self.shape)}"
             return
-        axes = [name for name in self.grid.others if name in self.spelling.named]
+        axes = [name for name in self.mesh.others if name in self.spelling.named]
         yield from self._wrong_along(axes, self.shape)
 
     def _wrong_along(self, axes: Sequence[str], shape: Sequence[int]) -> Iterator[str]:
@@ -271,14 +271,14 @@ class LayoutOnMesh:
         if why := self._wrong_cut(axes[0], shape):
             yield why
             return
-        division = self._cut(axes[0], shape, ("",) * self.grid.others[axes[0]])
+        division = self._cut(axes[0], shape, ("",) * self.mesh.others[axes[0]])
         assert division is not None
         for own in dict.fromkeys(part_shapes(division, shape)):
             yield from itertools.islice(self._wrong_along(axes[1:], own), 1)
 
     def _wrong_cut(self, axis: str, shape: Sequence[int]) -> str:
         """Return why a dimension cannot be cut along an axis as it is asked for; "" if it can."""
-        asked, k, count = self.spelling.cut_along(axis), self.spelling.named[axis], self.grid.others[axis]
+        asked, k, count = self.spelling.cut_along(axis), self.spelling.named[axis], self.mesh.others[axis]
         assert asked is not None
         size, unit, blocks = shape[k], asked.unit, asked.blocks or 1
         of_part = "" if size == self.shape[k] else " in a part"
@@ -333,8 +333,8 @@ class LayoutOnMesh:
     def shared(self) -> list[tuple[tuple[str, ...], Sequence[int]]]:
         """The devices and the shape of each part that is shared out by bytes, as `"sharded"` shares variables out."""
         found: list[tuple[tuple[str, ...], Sequence[int]]] = []
-        if self.spelling.others == "sharded" and self.grid.batch_axis not in self.spelling.named:
-            self._along(self.grid.table, list(self.grid.others), self.shape, lambda *part: found.append(part))
+        if self.spelling.others == "sharded" and self.mesh.batch_axis not in self.spelling.named:
+            self._along(self.mesh.table, list(self.mesh.others), self.shape, lambda *part: found.append(part))
         return found
 
     def division(self, shares: Iterable[MeshDivision]) -> MeshDivision:
@@ -343,7 +343,7 @@ class LayoutOnMesh:
         Args:
           shares: how each of the parts in `shared` is shared out.
         """
-        row, others, own = self.spelling.named.get(self.grid.batch_axis), self.spelling.others, iter(shares)
+        row, others, own = self.spelling.named.get(self.mesh.batch_axis), self.spelling.others, iter(shares)
 
         def in_rows(devices: tuple[str, ...], shape: Sequence[int]) -> MeshDivision | None:
             if row is not None:
@@ -352,8 +352,8 @@ class LayoutOnMesh:
                 return next(own)
             return Copied(devices, devices) if others == "replicated" else None
 
-        found = self._along(self.grid.table, list(self.grid.others), self.shape, in_rows)
-        return found or self._gathered(row or 0, self.shape, self.grid.devices[:1])
+        found = self._along(self.mesh.table, list(self.mesh.others), self.shape, in_rows)
+        return found or self._gathered(row or 0, self.shape, self.mesh.devices[:1])
 
     def _along(
         self,
@@ -388,10 +388,10 @@ class LayoutOnMesh:
 
     def _gathered(self, k: int, shape: Sequence[int], devices: Sequence[str]) -> MeshDivision:
         """Return how a dimension is cut over devices that put it together before they use it. None has no part."""
-        groups = self.grid.groups(devices)
+        groups = self.mesh.groups(devices)
         devices = groups[0] if groups else devices
         count = max(min(len(devices), shape[k]), 1)
-        asked = self.spelling.cut_along(self.grid.batch_axis)
+        asked = self.spelling.cut_along(self.mesh.batch_axis)
         stays = asked is not None and asked.in_place
         cut = Cut(k, shape[k], count, reshard=self.reshard, devices=tuple(devices[:count]), stays=stays, groups=groups)
         return in_groups(cut)

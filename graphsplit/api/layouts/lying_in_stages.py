@@ -26,19 +26,19 @@ from graphsplit.program.stages import Stage
 from graphsplit.tracing.trace import Trace, captured_variables
 
 
-def lay_in_stages(trace: Trace, grid: DeviceMesh) -> tuple[str, ...]:
+def lay_in_stages(trace: Trace, mesh: DeviceMesh) -> tuple[str, ...]:
     """Move variables of a traced function to the devices of their stages; return what a plan says.
 
     Args:
       trace: the function, with its stages.
-      grid: the mesh of its first stage, which knows the devices of all.
+      mesh: the mesh of its first stage, which knows the devices of all.
     """
-    if not trace.program.stages or not grid.stages or not tf.executing_eagerly():
+    if not trace.program.stages or not mesh.stages or not tf.executing_eagerly():
         return ()
-    places = places_in_stages(trace, grid)
+    places = places_in_stages(trace, mesh)
     moved = [v for v in trace.variables if (place := places[id(v)]) and _is_elsewhere(v, place)]
-    for devices in grid.stages:
-        _lay([v for v in moved if places[id(v)] == devices], slots_in(trace), grid.of_stage(devices))
+    for devices in mesh.stages:
+        _lay([v for v in moved if places[id(v)] == devices], slots_in(trace), mesh.of_stage(devices))
     for variable in trace.variables:
         variable._graphsplit_stage = places[id(variable)]
     size = sum([v.shape.num_elements() * v.dtype.size for v in moved])
@@ -46,15 +46,15 @@ def lay_in_stages(trace: Trace, grid: DeviceMesh) -> tuple[str, ...]:
     return (said,) if moved else ()
 
 
-def places_in_stages(trace: Trace, grid: DeviceMesh) -> dict[int, tuple[str, ...]]:
+def places_in_stages(trace: Trace, mesh: DeviceMesh) -> dict[int, tuple[str, ...]]:
     """Return the devices of the stage to which each variable of a traced function belongs, none for one of no stage."""
     found, slots = stages_of_variables(trace), slots_in(trace)
     devices_of = {
-        stage: next((own for own in grid.stages if {*own} == {*stage.devices}), ()) for stage in found.values()
+        stage: next((own for own in mesh.stages if {*own} == {*stage.devices}), ()) for stage in found.values()
     }
     places: dict[int, tuple[str, ...]] = {}
     for variable in trace.variables:
-        known = stage_known(variable, grid) or stage_known(slots.get(id(variable)), grid)
+        known = stage_known(variable, mesh) or stage_known(slots.get(id(variable)), mesh)
         places[id(variable)] = known or (devices_of[found[id(variable)]] if id(variable) in found else ())
     return places
 
@@ -109,7 +109,7 @@ def as_it_lies(variable: tf.Variable) -> VariableLayout:
     return getattr(variable, "_graphsplit_stays", "") or "home" if parts is None else parts.layout
 
 
-def _lay(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable], grid: DeviceMesh) -> None:
+def _lay(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable], mesh: DeviceMesh) -> None:
     """Lay variables out as they lie, on the devices of another stage."""
     with calls.lock:
         wait_for_calls(variables)
@@ -118,4 +118,4 @@ def _lay(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable], gri
             layouts.append(as_it_lies(variable))
             variable._graphsplit_stays = ""
         reshards = all(parts.reshards for v in variables if (parts := parts_of_variable(v)) is not None)
-        lay_out(variables, layouts, slots, grid.devices, grid, reshard_after_forward=reshards)
+        lay_out(variables, layouts, slots, mesh.devices, mesh, reshard_after_forward=reshards)

@@ -69,9 +69,9 @@ def _lay_new(trace: Trace) -> list[tf.Variable]:
         layout, *how = getattr(head, "_graphsplit_laid", ("home",))
         if layout != "home" and not head._graphsplit_automatic and head.shape == slot.shape:
             together.setdefault(tuple(how), []).append(slot)
-    for (devices, grid, reshard), slots in together.items():
+    for (devices, mesh, reshard), slots in together.items():
         layouts = [heads[id(slot)]._graphsplit_laid[0] for slot in slots]
-        lay_out(slots, layouts, heads, devices, grid, reshard_after_forward=reshard)
+        lay_out(slots, layouts, heads, devices, mesh, reshard_after_forward=reshard)
     return [slot for slots in together.values() for slot in slots]
 
 

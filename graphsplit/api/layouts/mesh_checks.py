@@ -20,7 +20,7 @@ from graphsplit.program.program import Op, Program
 from graphsplit.tracing.trace import Trace
 
 
-def check_mesh(traced: Trace, grid: DeviceMesh | None) -> None:
+def check_mesh(traced: Trace, mesh: DeviceMesh | None) -> None:
     """Raise an error unless a function's variables lie on its mesh, and it is one that can have columns.
 
     Raises:
@@ -33,12 +33,12 @@ def check_mesh(traced: Trace, grid: DeviceMesh | None) -> None:
         axis = axis_of(parts.division) if parts is not None else ""
         if parts is None or not axis:
             continue
-        if grid is None or not any(_lies_on(parts.division, own.table, list(grid.others)) for own in grid.alike):
+        if mesh is None or not any(_lies_on(parts.division, own.table, list(mesh.others)) for own in mesh.alike):
             where = ", ".join(map(short_name, parts.devices))
             wrong.append(f"{parts.path} along {axis!r} on {where}")
     if wrong:
-        rows = " and ".join([", ".join(map(short_name, row)) for row in grid.rows]) if grid else ""
-        own = f"mesh {grid} with the {'rows' if grid and len(grid.rows) > 1 else 'row'} {rows}" if grid else "no mesh"
+        rows = " and ".join([", ".join(map(short_name, row)) for row in mesh.rows]) if mesh else ""
+        own = f"mesh {mesh} with the {'rows' if mesh and len(mesh.rows) > 1 else 'row'} {rows}" if mesh else "no mesh"
         raise ArgumentError(
             f"The function runs on {own}, but these variables are cut along an axis of another mesh:\n"
             f"{bullet_list(wrong)}\n"
@@ -46,10 +46,10 @@ def check_mesh(traced: Trace, grid: DeviceMesh | None) -> None:
             "again."
         )
     stages = [stage for stage in traced.program.all_stages() if len(stage.devices) > 1]
-    if grid is not None and stages and grid.by_row != grid.devices:
+    if mesh is not None and stages and mesh.by_row != mesh.devices:
         raise UnsupportedError(
-            f"mesh {grid}: the function calls {stages[0].name!r}, which has devices row by row from on_device. Name "
-            f"the batch axis first, mesh={ {grid.batch_axis: grid.axes.rows, **grid.sizes}!r}."
+            f"mesh {mesh}: the function calls {stages[0].name!r}, which has devices row by row from on_device. Name "
+            f"the batch axis first, mesh={ {mesh.batch_axis: mesh.axes.rows, **mesh.sizes}!r}."
         )
 
 
@@ -72,7 +72,7 @@ def _axes_of(division: MeshDivision) -> Iterator[tuple[str, int]]:
         yield from _axes_of(division.rows[0])
 
 
-def check_asked(program: Program, grid: DeviceMesh) -> list[str]:
+def check_asked(program: Program, mesh: DeviceMesh) -> list[str]:
     """Return what to say of the layouts that `with_layout` asks for.
 
     Raises:
@@ -81,9 +81,9 @@ def check_asked(program: Program, grid: DeviceMesh) -> list[str]:
     """
     ops = [op for op in program.ops if not is_of_gradient(op)]  # (whose layouts are those of what they are of)
     asked = [(op, axes) for op in ops if (axes := asked_of(op)) is not None]
-    wrong = [text for op, axes in asked for name in axes if name and (text := _misfit(program, op, name, axes, grid))]
+    wrong = [text for op, axes in asked for name in axes if name and (text := _misfit(program, op, name, axes, mesh))]
     if wrong:
-        raise ArgumentError(f"with_layout does not fit mesh {grid}:\n{bullet_list(list(dict.fromkeys(wrong)))}")
+        raise ArgumentError(f"with_layout does not fit mesh {mesh}:\n{bullet_list(list(dict.fromkeys(wrong)))}")
     said = Counter(f"with_layout {_described(program, op)}" for op, _ in asked)
     inside = [op for op in ops if any(asked_of(own) for body in op.bodies.values() for own in body.ops)]
     return [
@@ -98,10 +98,10 @@ def _described(program: Program, op: Op) -> str:
     return f"{asked_of(op)!r}{sizes}" + (f" at {line}" if line else "")
 
 
-def _misfit(program: Program, op: Op, name: str, axes: Sequence[str | None], grid: DeviceMesh) -> str:
+def _misfit(program: Program, op: Op, name: str, axes: Sequence[str | None], mesh: DeviceMesh) -> str:
     """Say why what is asked of a tensor along an axis cannot be; "" if it can."""
-    what, sizes = _described(program, op), grid.sizes
-    if name in (grid.batch_axis, grid.axes.copies_axis):
+    what, sizes = _described(program, op), mesh.sizes
+    if name in (mesh.batch_axis, mesh.axes.copies_axis):
         return ""
     if name not in sizes:
         return f"{what}: there is no axis {name!r}; there are {', '.join(map(repr, sizes))}.{meant(name, sizes)}"

@@ -59,10 +59,10 @@ def variable_layout(
     """
     axes = mesh_axes(mesh)
     names = devices_of(axes, devices)
-    grid = device_mesh(axes, names) if axes else None
-    names = names if grid is None else grid.devices
-    check_layout(layout, grid)
-    new = NewVariables(names, reshard_after_forward, grid)
+    mesh_devices = device_mesh(axes, names) if axes else None
+    names = names if mesh_devices is None else mesh_devices.devices
+    check_layout(layout, mesh_devices)
+    new = NewVariables(names, reshard_after_forward, mesh_devices)
     made: list[str] = []
 
     def lay(variable: tf.Variable) -> None:
@@ -191,10 +191,10 @@ def are_laid_out_when_made() -> bool:
 class NewVariables:
     """Lays variables out one by one, each as soon as it is made."""
 
-    def __init__(self, devices: Sequence[str], reshard_after_forward: bool = True, grid: DeviceMesh | None = None):
+    def __init__(self, devices: Sequence[str], reshard_after_forward: bool = True, mesh: DeviceMesh | None = None):
         self._devices = tuple(devices)
         self._reshard = reshard_after_forward
-        self._grid = grid
+        self._mesh = mesh
         self._loads = dict.fromkeys([*devices, *host_devices(devices)], 0)
         self._trained = _Trained()
 
@@ -205,7 +205,7 @@ class NewVariables:
     def lay_out(self, variable: tf.Variable, layout: VariableLayout | None, head: tf.Variable | None) -> None:
         """Lay a new variable out; a sharded slot goes to where the variable lies to which it belongs, its head."""
         slots = {} if head is None else {id(variable): head}
-        given = [variable], [layout], slots, self._devices, self._grid
+        given = [variable], [layout], slots, self._devices, self._mesh
         lay_out(*given, reshard_after_forward=self._reshard, loads=self._loads)
 
 

@@ -38,7 +38,7 @@ def layout_name(layout: Layout) -> str:
 
 
 def divisions_for(
-    trace: Trace, layout: Layout, devices: Sequence[str], grid: DeviceMesh | None = None, keep: bool = False
+    trace: Trace, layout: Layout, devices: Sequence[str], mesh: DeviceMesh | None = None, keep: bool = False
 ) -> dict[str, MeshDivision]:
     """Return how the variables of a traced function would be cut or copied, by the names of their placeholders.
 
@@ -46,7 +46,7 @@ def divisions_for(
       trace: the function.
       layout: as for `set_variable_layout`; None: as they lie, the same number of a device being the same device.
       devices: full names, the first is home.
-      grid: they as a mesh, if there is one: variables that lie along an axis here lie so along that axis there.
+      mesh: they as a mesh, if there is one: variables that lie along an axis here lie so along that axis there.
       keep: whether variables that are laid out already lie as they lie, and only the others anew.
 
     Raises:
@@ -55,32 +55,32 @@ def divisions_for(
     """
     variables = list(trace.variables)
     if layout is None or not variables:
-        return divisions_wanted(trace, [None] * len(variables), devices, grid)
-    wanted = wanted_layouts(variables, layout, slots_in(trace), grid)
+        return divisions_wanted(trace, [None] * len(variables), devices, mesh)
+    wanted = wanted_layouts(variables, layout, slots_in(trace), mesh)
     if keep:
         wanted = [None if parts_of_variable(v) is not None else own for v, own in zip(variables, wanted, strict=True)]
-    return divisions_wanted(trace, wanted, devices, grid)
+    return divisions_wanted(trace, wanted, devices, mesh)
 
 
 def divisions_wanted(
     trace: Trace,
     wanted: Sequence[VariableLayout | None],
     devices: Sequence[str],
-    grid: DeviceMesh | None = None,
+    mesh: DeviceMesh | None = None,
     reshard: bool = True,
 ) -> dict[str, MeshDivision]:
     """Return how variables would be cut or copied; see `divisions_for`.
 
     Args:
-      trace, devices, grid: see there.
+      trace, devices, mesh: see there.
       wanted: the layout of each variable; None: as it lies.
       reshard: whether what is sharded is dropped after the forward pass.
     """
     variables, slots = list(trace.variables), slots_in(trace)
-    if grid is None or not grid.stages:
-        found = _divisions(variables, wanted, slots, devices, grid, reshard)
+    if mesh is None or not mesh.stages:
+        found = _divisions(variables, wanted, slots, devices, mesh, reshard)
     else:
-        found = _divisions_in_stages(trace, wanted, slots, grid, reshard)
+        found = _divisions_in_stages(trace, wanted, slots, mesh, reshard)
     captured = captured_variables(trace).items()
     return {trace.program.ops[i].name: found[id(v)] for i, v in captured if id(v) in found}
 
@@ -89,22 +89,22 @@ def _divisions_in_stages(
     trace: Trace,
     wanted: Sequence[VariableLayout | None],
     slots: Mapping[int, tf.Variable],
-    grid: DeviceMesh,
+    mesh: DeviceMesh,
     reshard: bool,
 ) -> dict[int, MeshDivision]:
     """Return how variables would be cut or copied, each on the devices of its stage; see `lay_in_stages`."""
-    places, home, found = places_in_stages(trace, grid), grid.devices[0], dict[int, MeshDivision]()
+    places, home, found = places_in_stages(trace, mesh), mesh.devices[0], dict[int, MeshDivision]()
     laid = [(v, own or as_it_lies(v)) for v, own in zip(trace.variables, wanted, strict=True)]
-    check_layout({k: own for k, (_, own) in enumerate(laid)}, grid)
+    check_layout({k: own for k, (_, own) in enumerate(laid)}, mesh)
     staying = [(v, own) for v, own in laid if stays(v, own)]
-    found |= _divisions([v for v, _ in staying], [own for _, own in staying], slots, grid.devices, grid, reshard)
+    found |= _divisions([v for v, _ in staying], [own for _, own in staying], slots, mesh.devices, mesh, reshard)
     left = [(v, "home" if own == "host" else own) for v, own in laid if id(v) not in found]  # (a few bytes stay)
-    for stage in grid.stages:
-        there = [(v, own) for v, own in left if (places[id(v)] or grid.devices) == stage]
-        mesh, variables = grid.of_stage(stage), [v for v, _ in there]
-        found |= _divisions(variables, [own for _, own in there], slots, stage, mesh, reshard, home)
+    for stage in mesh.stages:
+        there = [(v, own) for v, own in left if (places[id(v)] or mesh.devices) == stage]
+        stage_mesh, variables = mesh.of_stage(stage), [v for v, _ in there]
+        found |= _divisions(variables, [own for _, own in there], slots, stage, stage_mesh, reshard, home)
         layouts = ["home" if own == "sharded" and id(v) not in found else own for v, own in there]
-        found |= divisions_in_stage(variables, layouts, mesh, slots, home)
+        found |= divisions_in_stage(variables, layouts, stage_mesh, slots, home)
     return found
 
 
@@ -113,13 +113,13 @@ def _divisions(
     wanted: Sequence[VariableLayout | None],
     slots: Mapping[int, tf.Variable],
     devices: Sequence[str],
-    grid: DeviceMesh | None,
+    mesh: DeviceMesh | None,
     reshard: bool,
     home: str = "",
 ) -> dict[int, MeshDivision]:
     """Return how variables would be cut or copied, by their ids; `home` has those that are whole: the first device."""
     lying = [v for v, own in zip(variables, wanted, strict=True) if own is None]
-    along = {id(v): own for v, own in zip(lying, _elsewhere(lying, grid), strict=True)}
+    along = {id(v): own for v, own in zip(lying, _elsewhere(lying, mesh), strict=True)}
     found: dict[int, MeshDivision] = _as_they_lie([v for v in lying if along[id(v)] is None], devices)
     wanted = [own or along.get(id(v)) for v, own in zip(variables, wanted, strict=True)]
     copied = [v for v, own in zip(variables, wanted, strict=True) if own == "replicated"]
@@ -135,14 +135,14 @@ def _divisions(
             [v for v, own in zip(variables, wanted, strict=True) if own == word],
             dict.fromkeys(places(devices), 0),
         )
-        cuts = divided(chosen, places(devices), slots, loads, word, reshard, belonging, groups_for(word, grid))
+        cuts = divided(chosen, places(devices), slots, loads, word, reshard, belonging, groups_for(word, mesh))
         found.update({id(v): in_groups(cut) for v, cut in cuts if cut.groups or cut.devices != (home or devices[0],)})
-    if grid is not None:
-        found.update(divisions_on_mesh(variables, wanted, grid, slots))
+    if mesh is not None:
+        found.update(divisions_on_mesh(variables, wanted, mesh, slots))
     return found
 
 
-def _elsewhere(variables: Sequence[tf.Variable], grid: DeviceMesh | None) -> list[VariableLayout | None]:
+def _elsewhere(variables: Sequence[tf.Variable], mesh: DeviceMesh | None) -> list[VariableLayout | None]:
     """Return the layouts, as users write them, of variables along axes of a mesh or on the host; None of others.
 
     Raises:
@@ -152,10 +152,10 @@ def _elsewhere(variables: Sequence[tf.Variable], grid: DeviceMesh | None) -> lis
     found: list[VariableLayout | None] = [
         None if parts is None or (parts.layout in LAYOUTS and not parts.groups) else parts.layout for parts in lying
     ]
-    if grid is not None:
-        check_layout({k: own for k, own in enumerate(found) if own is not None}, grid)
+    if mesh is not None:
+        check_layout({k: own for k, own in enumerate(found) if own is not None}, mesh)
     along = [(v, own) for v, own in zip(variables, found, strict=True) if own is not None and own != "host"]
-    if grid is None and along:
+    if mesh is None and along:
         named = [f"{name_of(v)}: {own!r}" for v, own in along]
         raise ArgumentError(
             "These variables are cut along axes of a mesh, and the prediction has no mesh:\n"
@@ -194,7 +194,7 @@ def _as_they_lie(variables: Sequence[tf.Variable], devices: Sequence[str]) -> di
 
 
 def notes_on_layout(
-    trace: Trace, layout: Layout, devices: Sequence[str], grid: DeviceMesh | None = None
+    trace: Trace, layout: Layout, devices: Sequence[str], mesh: DeviceMesh | None = None
 ) -> tuple[str, ...]:
     """Return what to say of where variables are predicted.
 
@@ -207,7 +207,7 @@ def notes_on_layout(
             "the devices are CPUs, whose memory is the host's: variables with layout 'host' count as those of "
             f"{' and '.join(map(short_name, host_devices(devices)))}",
         )
-    if layout is not None or (grid is not None and not grid.axes.is_of_rows):
+    if layout is not None or (mesh is not None and not mesh.axes.is_of_rows):
         return ()
     notes = []
     for kind, what in ((Cut, "sharded"), (Copied, "replicated")):

@@ -17,26 +17,26 @@ from graphsplit.emission.axes.units import UnitSearch
 from graphsplit.tracing.trace import Trace, captured_variables
 
 
-def lay_out_in_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: DeviceMesh) -> None:
+def lay_out_in_units(trace: Trace, divisions: Mapping[str, MeshDivision], mesh: DeviceMesh) -> None:
     """Lay those variables of a traced function out anew of whose units it tells; arguments as of `learn_units`."""
-    told, slots = learn_units(trace, divisions, grid), slots_in(trace)
+    told, slots = learn_units(trace, divisions, mesh), slots_in(trace)
     lying = [(own, parts) for own in told if (parts := parts_of_variable(own))]
-    for mesh in grid.alike:
-        found = [(own, parts) for own, parts in lying if set(parts.devices) <= set(mesh.devices)]
+    for alike in mesh.alike:
+        found = [(own, parts) for own, parts in lying if set(parts.devices) <= set(alike.devices)]
         variables, layouts = [own for own, _ in found], [parts.layout for _, parts in found]
         reshard = all(parts.reshards for _, parts in found)
-        lay_out(variables, layouts, slots, mesh.devices, mesh, reshard_after_forward=reshard)
+        lay_out(variables, layouts, slots, alike.devices, alike, reshard_after_forward=reshard)
 
 
-def learn_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: DeviceMesh) -> list[tf.Variable]:
+def learn_units(trace: Trace, divisions: Mapping[str, MeshDivision], mesh: DeviceMesh) -> list[tf.Variable]:
     """Note the units of variables that are cut between any two entries, where a function tells; return these variables.
 
     Args:
       trace: the function.
       divisions: how its variables are several, by the names of their placeholders.
-      grid: the mesh on which it is to run.
+      mesh: the mesh on which it is to run.
     """
-    found = [own for axis in grid.others for own in _learn_along(trace, divisions, axis, grid.others[axis])]
+    found = [own for axis in mesh.others for own in _learn_along(trace, divisions, axis, mesh.others[axis])]
     return list({id(own): own for own in found}.values())
 
 

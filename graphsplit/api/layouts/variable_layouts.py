@@ -103,17 +103,17 @@ def set_variable_layout(
         _check_no_slots(layout)
     axes = mesh_axes(mesh)
     names = devices_of(axes, devices)
-    grid = device_mesh(axes, names) if axes else None
-    names = names if grid is None else grid.devices
+    mesh_devices = device_mesh(axes, names) if axes else None
+    names = names if mesh_devices is None else mesh_devices.devices
     slots = slots_of(target, variables)
-    wanted = wanted_layouts(variables, layout, slots, grid)
-    lay_out_in_stages(variables, wanted, slots, names, grid, reshard_after_forward)
+    wanted = wanted_layouts(variables, layout, slots, mesh_devices)
+    lay_out_in_stages(variables, wanted, slots, names, mesh_devices, reshard_after_forward)
     trained = [weakref.ref(variable) for variable in variables]
     for optimizer in optimizers:
         _later.pop(optimizer, None)
         if not is_built(optimizer):
             _later[optimizer] = functools.partial(
-                _lay_out_slots, weakref.ref(optimizer), trained, layout, names, grid, reshard_after_forward
+                _lay_out_slots, weakref.ref(optimizer), trained, layout, names, mesh_devices, reshard_after_forward
             )
 
 
@@ -133,7 +133,7 @@ def _lay_out_slots(
     trained: Sequence[weakref.ref[tf.Variable]],
     layout: VariableLayout | Mapping[str, VariableLayout],
     devices: Sequence[str],
-    grid: DeviceMesh | None,
+    mesh: DeviceMesh | None,
     reshard_after_forward: bool,
 ) -> None:
     """Lay out the slots of an optimizer as `set_variable_layout` was told before it had any."""
@@ -142,13 +142,13 @@ def _lay_out_slots(
     slots = slots_of(optimizer, [own for variable in trained if (own := variable()) is not None])
     patterns = layout if isinstance(layout, Mapping) else {"*": layout}
     wanted = [layout_by_name(variable, patterns, slots.get(id(variable))) for variable in variables]
-    lay_out_in_stages(variables, wanted, slots, devices, grid, reshard_after_forward)
+    lay_out_in_stages(variables, wanted, slots, devices, mesh, reshard_after_forward)
 
 
-def stage_known(variable: tf.Variable | None, grid: DeviceMesh | None) -> tuple[str, ...]:
+def stage_known(variable: tf.Variable | None, mesh: DeviceMesh | None) -> tuple[str, ...]:
     """Return the devices of the stage on a mesh to which a variable is known to belong; none if none is."""
     devices: tuple[str, ...] = getattr(variable, "_graphsplit_stage", ())
-    return devices if grid is not None and devices in grid.stages else ()
+    return devices if mesh is not None and devices in mesh.stages else ()
 
 
 def lay_out_in_stages(
@@ -156,17 +156,17 @@ def lay_out_in_stages(
     wanted: Sequence[VariableLayout | None],
     slots: Mapping[int, tf.Variable],
     devices: Sequence[str],
-    grid: DeviceMesh | None,
+    mesh: DeviceMesh | None,
     reshard_after_forward: bool,
     is_automatic: bool = False,
 ) -> None:
     """Lay variables out, those that are known to belong to a stage on its devices; see `lay_out`."""
-    places = [stage_known(v, grid) or stage_known(slots.get(id(v)), grid) or tuple(devices) for v in variables]
+    places = [stage_known(v, mesh) or stage_known(slots.get(id(v)), mesh) or tuple(devices) for v in variables]
     for place in dict.fromkeys(places):
         own = [k for k, other in enumerate(places) if other == place]
-        mesh, laid = None if grid is None else grid.of_stage(place), [variables[k] for k in own]
+        stage_mesh, laid = None if mesh is None else mesh.of_stage(place), [variables[k] for k in own]
         layouts, reshards = [wanted[k] for k in own], reshard_after_forward
-        lay_out(laid, layouts, slots, place, mesh, reshard_after_forward=reshards, is_automatic=is_automatic)
+        lay_out(laid, layouts, slots, place, stage_mesh, reshard_after_forward=reshards, is_automatic=is_automatic)
 
 
 def _check_no_slots(layout: Mapping[str, VariableLayout]) -> None:
@@ -188,7 +188,7 @@ def lay_out(
     wanted: Sequence[VariableLayout | None],
     slots: Mapping[int, tf.Variable],
     devices: Sequence[str],
-    grid: DeviceMesh | None = None,
+    mesh: DeviceMesh | None = None,
     *,
     reshard_after_forward: bool = True,
     loads: dict[str, int] | None = None,
@@ -200,23 +200,23 @@ def lay_out(
       variables, wanted: which, and the layout of each; None leaves it as it is.
       slots: the variables of slots, by the slots' ids.
       devices: full names.
-      grid: they as a mesh, if layouts name axes of one.
+      mesh: they as a mesh, if layouts name axes of one.
       reshard_after_forward: see there.
       loads: the bytes that each device owns already, if not of these variables alone; theirs are added.
       is_automatic: whether nobody asked for these layouts.
     """
-    on_mesh = {} if grid is None else divisions_on_mesh(variables, wanted, grid, slots, reshard_after_forward)
-    if grid is not None and tuple(devices) in grid.stages:
-        on_mesh |= divisions_in_stage(variables, wanted, grid, slots)  # (numbers stay, wherever they were made)
+    on_mesh = {} if mesh is None else divisions_on_mesh(variables, wanted, mesh, slots, reshard_after_forward)
+    if mesh is not None and tuple(devices) in mesh.stages:
+        on_mesh |= divisions_in_stage(variables, wanted, mesh, slots)  # (numbers stay, wherever they were made)
     else:
         check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "replicated"], devices)
     with calls.lock:  # no call of another thread begins until all of them lie as they are wanted
         wait_for_calls([v for v, own in zip(variables, wanted, strict=True) if own is not None])
-        _lay_out(variables, wanted, slots, devices, on_mesh, reshard_after_forward, loads, grid)
+        _lay_out(variables, wanted, slots, devices, on_mesh, reshard_after_forward, loads, mesh)
         for variable, own in zip(variables, wanted, strict=True):
             if own is not None:
                 variable._graphsplit_automatic = own if is_automatic else ""
-                variable._graphsplit_laid = own, tuple(devices), grid, reshard_after_forward  # for slots yet to be made
+                variable._graphsplit_laid = own, tuple(devices), mesh, reshard_after_forward  # for slots yet to be made
 
 
 def wait_for_calls(variables: Sequence[tf.Variable]) -> None:
@@ -236,12 +236,12 @@ def _lay_out(
     on_mesh: Mapping[int, MeshDivision],
     reshard_after_forward: bool,
     loads: dict[str, int] | None,
-    grid: DeviceMesh | None,
+    mesh: DeviceMesh | None,
 ) -> None:
     """Lay variables out; see `lay_out`, and `divisions_on_mesh` for `on_mesh`."""
     for variable, own in zip(variables, wanted, strict=True):
         parts, division = parts_of_variable(variable), on_mesh.get(id(variable))
-        over, groups = PLACES.get(own, tuple)(devices), groups_for(own, grid)
+        over, groups = PLACES.get(own, tuple)(devices), groups_for(own, mesh)
         lies_so = parts is not None and (
             (parts.layout, parts.over, parts.groups) == (own, over, groups)
             if division is None
@@ -263,7 +263,7 @@ def _lay_out(
         VariableCopies(variable, how).take_apart()
     for layout, places in PLACES.items():
         new = [variable for variable, own in free if own == layout and cut_of(variable, layout) is None]
-        owned, groups = owned_bytes(variables, places(devices)) if loads is None else loads, groups_for(layout, grid)
+        owned, groups = owned_bytes(variables, places(devices)) if loads is None else loads, groups_for(layout, mesh)
         cuts = divided(new, places(devices), slots, owned, layout, reshard_after_forward, groups=groups)
         for variable, cut in cuts:
             lay_divided(variable, cut, layout, places(devices))
@@ -281,16 +281,16 @@ def wanted_layouts(
     variables: Sequence[tf.Variable],
     layout: VariableLayout | Mapping[str, VariableLayout],
     slots: Mapping[int, tf.Variable],
-    grid: DeviceMesh | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> list[VariableLayout | None]:
     """Return the layout of each variable; None where no pattern fits it: as it is.
 
     Args:
       variables, layout: see `set_variable_layout`.
       slots: the variables of slots, by the slots' ids; a pattern that fits a variable fits its slots.
-      grid: the mesh whose axes layouts may name.
+      mesh: the mesh whose axes layouts may name.
     """
-    check_layout(layout, grid)
+    check_layout(layout, mesh)
     if not isinstance(layout, Mapping):
         return [spelling_of(layout).plain(variable.shape.rank) for variable in variables]
     check_patterns(layout, list(dict.fromkeys([name_of(variable) for variable in (*variables, *slots.values())])))

@@ -62,7 +62,7 @@ class DistributedLayouts:
         for variable in variables:
             is_ours = parts_of_variable(variable) is None or self._variables.get(id(variable)) is variable
             wanted.append(_of_head(variable, slots, asked).layout if is_ours else None)
-        lay_out(variables, wanted, slots, mesh.devices, mesh.grid)
+        lay_out(variables, wanted, slots, mesh.devices, mesh.mesh)
         self._remember([v for v, own in zip(variables, wanted, strict=True) if own not in (None, "home")])
 
     def born(self, variable: tf.Variable, owner: Any, distribution: Any) -> None:
@@ -80,7 +80,7 @@ class DistributedLayouts:
         variable._graphsplit_path = owner.path
         give_shape(owner, variable.shape)
         if distribution not in self._born:
-            self._born[distribution] = NewVariables(mesh.devices, grid=mesh.grid)
+            self._born[distribution] = NewVariables(mesh.devices, mesh=mesh.mesh)
         new = self._born[distribution]
         head = new.add(variable)
         if head is not None and head.shape == variable.shape:

@@ -38,12 +38,12 @@ class MeshOfKeras:
 
     Attributes:
       devices: full names, row by row.
-      grid: it as ours, without axes of one device.
+      mesh: it as ours, without axes of one device.
       why_not: why there is none, and variables are divided over all devices and gathered; "" where there is one.
     """
 
     devices: tuple[str, ...]
-    grid: DeviceMesh | None
+    mesh: DeviceMesh | None
     why_not: str = ""
 
     def layout_of(self, variable: tf.Variable, axes: Sequence[str | None]) -> Asked:
@@ -54,16 +54,16 @@ class MeshOfKeras:
         """
         if len(self.devices) == 1 or not any(axes):
             return Asked("home")
-        if self.grid is None:
+        if self.mesh is None:
             return Asked("sharded")
-        own = [name if name in self.grid.sizes else None for name in axes]  # (others have one device)
-        check_layout(own, self.grid)
+        own = [name if name in self.mesh.sizes else None for name in axes]  # (others have one device)
+        check_layout(own, self.mesh)
         if not can_be_parted(variable):
             return Asked("home", f"TensorFlow cannot cut {variable.dtype.name}: it stays whole")
         short = self._too_short(own, variable.shape)
         instead = [
             f"dimension {k} has {variable.shape[k]} entr{'y' if variable.shape[k] == 1 else 'ies'} for "
-            f"{self.grid.others[axis]} devices along {axis!r}: it stays whole"
+            f"{self.mesh.others[axis]} devices along {axis!r}: it stays whole"
             for k, axis in short.items()
         ]
         own = [None if k in short else axis for k, axis in enumerate(own)]
@@ -71,18 +71,18 @@ class MeshOfKeras:
 
     def _too_short(self, own: Sequence[str | None], shape: Any) -> dict[int, str]:
         """Return the dimensions, with their axes, that have fewer entries than such an axis has devices."""
-        assert self.grid is not None
-        named = [(k, axis) for k, axis in enumerate(own[: len(shape)]) if axis in self.grid.others]
-        return {k: str(axis) for k, axis in named if axis and (shape[k] is None or shape[k] < self.grid.others[axis])}
+        assert self.mesh is not None
+        named = [(k, axis) for k, axis in enumerate(own[: len(shape)]) if axis in self.mesh.others]
+        return {k: str(axis) for k, axis in named if axis and (shape[k] is None or shape[k] < self.mesh.others[axis])}
 
     def of_output(self, tensor: tf.Tensor, axes: Sequence[str | None]) -> tuple[tf.Tensor, str]:
         """Return what a layer returns, asked to lie as Keras has it; and why it does not, or "".
 
         Its rows lie as those of the batch do, whatever the axes say of the first dimension.
         """
-        if self.grid is None:
+        if self.mesh is None:
             return tensor, self.why_not
-        shape, batch, others = tensor.shape, self.grid.batch_axis, self.grid.others
+        shape, batch, others = tensor.shape, self.mesh.batch_axis, self.mesh.others
         if shape.rank != len(axes):
             return tensor, f"it has {len(axes)} dimensions, and the output {shape.rank}"
         if batch in axes[1:]:

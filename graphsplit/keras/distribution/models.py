@@ -82,7 +82,7 @@ def distributed(model: Any, distribution: Any, layouts: DistributedLayouts) -> D
             return owner
     check_strategy(model, "keras.distribution")
     mesh = mesh_of(distribution)
-    devices, axes = mesh.devices, MeshAxes() if mesh.grid is None else mesh.grid.axes
+    devices, axes = mesh.devices, MeshAxes() if mesh.mesh is None else mesh.mesh.axes
     where = ModelDevices(devices, Options(devices=devices, mesh=axes), None if devices[0] == CPU else CPU)
     own = {"distribution": distribution, "_layouts": layouts}
     made: DistributedModel = wrapped(model, DistributedModel, where, **own)

@@ -89,24 +89,24 @@ class ChosenPlans:
         """Return the plan that was chosen, and lay the variables out as it has them."""
         chosen, devices = choice.chosen, self.request.devices[: choice.chosen.devices]
         options = replace(self.request.options.as_given(), **chosen.options)
-        grid = None if options.mesh.is_of_rows else device_mesh(options.mesh, devices)
+        mesh = None if options.mesh.is_of_rows else device_mesh(options.mesh, devices)
         if self.request.trace.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.others):
-            self._lay_out(chosen, devices if grid is None else grid.devices, grid)
-        request = replace(self.request, options=options, devices=devices, home=devices[0], grid=grid).in_stages()
+            self._lay_out(chosen, devices if mesh is None else mesh.devices, mesh)
+        request = replace(self.request, options=options, devices=devices, home=devices[0], mesh=mesh).in_stages()
         plan = request.plan(state_of(request.trace))
         return replace(plan, notes=(*plan.notes, *choice.notes))
 
-    def _lay_out(self, chosen: Candidate, devices: Sequence[str], grid: DeviceMesh | None) -> None:
+    def _lay_out(self, chosen: Candidate, devices: Sequence[str], mesh: DeviceMesh | None) -> None:
         """Lay out the variables of the function, and their slots, as a plan has them.
 
         Raises:
           UnsupportedError: if some would have to move while a graph is built.
         """
         variables, slots = list(self.request.trace.variables), slots_in(self.request.trace)
-        wanted = wanted_layouts(variables, chosen.layouts, slots, grid)
+        wanted = wanted_layouts(variables, chosen.layouts, slots, mesh)
         kept = [None if parts_of_variable(v) is not None else own for v, own in zip(variables, wanted, strict=True)]
         if tf.executing_eagerly():
-            lay_out(variables, kept, slots, devices, grid)
+            lay_out(variables, kept, slots, devices, mesh)
         elif any(own not in (None, "home") for own in kept):
             raise UnsupportedError(
                 f"{self.request.options.asks_for_plan} lays variables out at the first call, {chosen}, and this one is "
