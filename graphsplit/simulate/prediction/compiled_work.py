@@ -8,8 +8,9 @@ not fuse all of that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from graphsplit.emission.clusters import find_clusters
@@ -90,7 +91,7 @@ def work_of_call(
     bytes_of: Callable[[Result], int],
     seconds: Callable[[Work], float],
 ) -> CallWork:
-    """Return what a compiled call takes.
+    """Return what a compiled call takes: all that is fused together, and each other kernel.
 
     Args:
       members: by the number of the task, in order.
@@ -99,20 +100,19 @@ def work_of_call(
       seconds: that the device works.
     """
     given = {_source(result, members) for result in returned}
-    reads = {n: _read_by(member, members) for n, member in members.items()}
-    readers: dict[Result, list[int]] = {}
-    for n, results in reads.items():
-        for result in results:
-            readers.setdefault(result, []).append(n)
-    made: dict[int, list[Result]] = {n: [] for n in members}
-    for result in dict.fromkeys([*readers, *sorted(given)]):
-        if result.task in members:
-            made[result.task].append(result)
-    return _CallWork(members, given, reads, readers, made, bytes_of, seconds).found()
-
-
-def _read_by(member: Member, members: Mapping[int, Member]) -> list[Result]:
-    return [] if member.is_same else list(dict.fromkeys([_source(result, members) for result in member.reads]))
+    reads = {n: {_source(r, members): None for r in own.reads} for n, own in members.items() if not own.is_same}
+    fused = {n: members[n] for n in reads if members[n].family in _FUSED}
+    kernels = {n: members[n] for n in reads if n not in fused and members[n].family != PASSED_ON}
+    loaded = {result for n in fused for result in reads[n] if result.task not in fused}
+    wanted = given.union(*[reads[n] for n in reads if n not in fused])
+    stored = {result for result in wanted if result.task in fused}
+    flops, moved = sum([own.work.flops for own in fused.values()]), sum(map(bytes_of, loaded | stored))
+    works = [own.work for own in fused.values() if own.work.dtype] if flops or moved else []
+    together = [replace(work, family="elementwise", flops=flops, bytes=float(moved)) for work in works[:1]]
+    all_s = sum([own.own_s for own in kernels.values()]) + sum(map(seconds, together))
+    made = dict.fromkeys([*given, *[result for own in reads.values() for result in own]])
+    held = {r for r in made if r not in given and (r in stored or r.task in kernels)}
+    return CallWork(all_s, _most_held(list(members), reads, fused, made, held, bytes_of))
 
 
 def _source(result: Result, members: Mapping[int, Member]) -> Result:
@@ -122,70 +122,29 @@ def _source(result: Result, members: Mapping[int, Member]) -> Result:
     return result
 
 
-@dataclass(frozen=True)
-class _CallWork:
-    """The members of a call, and who reads what.
+def _most_held(
+    order: Sequence[int],
+    reads: Mapping[int, Iterable[Result]],
+    fused: Container[int],
+    made: Iterable[Result],
+    held: Collection[Result],
+    bytes_of: Callable[[Result], int],
+) -> int:
+    """Return the most bytes that are alive at a time of results that are held: from their makers to the last readers.
 
-    Attributes:
-      members: see `work_of_call`.
-      returned: what others than members read.
-      reads: the results that each member reads, as they are made.
-      readers: the members that read each.
-      made: of each member, what others read of it, or is returned.
-      bytes_of, seconds_of: see `work_of_call`.
+    (What is fused reads its operands where its result is needed.)
     """
-
-    members: Mapping[int, Member]
-    returned: Set[Result]
-    reads: Mapping[int, Sequence[Result]]
-    readers: Mapping[Result, Sequence[int]]
-    made: Mapping[int, Sequence[Result]]
-    bytes_of: Callable[[Result], int]
-    seconds_of: Callable[[Work], float]
-
-    def found(self) -> CallWork:
-        """Return the seconds and bytes of all members."""
-        seconds, loaded = 0.0, set[Result]()
-        for n, member in self.members.items():
-            if member.family == PASSED_ON:
-                continue
-            if not self._is_fused(n):
-                seconds += member.own_s
-                continue
-            new = {result for result in self.reads[n] if not self._is_fused(result.task)} - loaded
-            loaded |= new
-            moved = sum(map(self.bytes_of, new)) + sum(map(self.bytes_of, self._written(n)))
-            if member.work.flops or moved:
-                seconds += self.seconds_of(replace(member.work, family="elementwise", bytes=float(moved)))
-        return CallWork(seconds, self._held())
-
-    def _is_fused(self, n: int) -> bool:
-        return n in self.members and self.members[n].family in _FUSED
-
-    def _written(self, n: int) -> list[Result]:
-        """Return what a fused member makes for others than fused ones."""
-        return [r for r in self.made[n] if r in self.returned or not all(map(self._is_fused, self.readers[r]))]
-
-    def _held(self) -> int:
-        """Return the most bytes that are alive at a time of what is written and not returned."""
-        place = {n: k for k, n in enumerate(self.members)}
-        ends: dict[Result, int] = {}
-        for n in reversed(place):  # what is fused reads its operands where its result is needed
-            k = place[n]
-            later = max([ends.get(r, k) for r in self.made[n]], default=k) if self._is_fused(n) else k
-            for result in self.reads[n]:
-                ends[result] = max(ends.get(result, 0), later)
-        changes = [0] * (len(place) + 1)
-        for n, k in place.items():
-            if self.members[n].family in (PASSED_ON, FREE):
-                continue
-            for result in self._written(n) if self._is_fused(n) else self.made[n]:
-                if result not in self.returned:
-                    size = self.bytes_of(result)
-                    changes[k] += size
-                    changes[ends.get(result, k) + 1] -= size
-        live = most = 0
-        for change in changes:
-            live += change
-            most = max(most, live)
-        return most
+    made_by: dict[int, list[Result]] = {}
+    for result in made:
+        made_by.setdefault(result.task, []).append(result)
+    ends: dict[Result, int] = {}
+    for k, n in reversed(list(enumerate(order))):
+        later = max([ends.get(r, k) for r in made_by.get(n, ())], default=k) if n in fused else k
+        ends.update({result: max(ends.get(result, 0), later) for result in reads.get(n, ())})
+    changes = [0] * (len(order) + 1)
+    for k, n in enumerate(order):
+        for result in made_by.get(n, ()):
+            if result in held:
+                changes[k] += bytes_of(result)
+                changes[ends.get(result, k) + 1] -= bytes_of(result)
+    return max(itertools.accumulate(changes))
