@@ -38,11 +38,11 @@ def orders() -> dict[str, list[str]]:
     split, x = gs.parallelize(step, devices=1), tf.ones([_ROWS, _WIDTH])
     recorded = gs.inspect.timeline(split, x)
     predicted = gs.predict(split, x, machine=rough(), devices=1)
-    tasks, placed = predicted._tasks.tasks, predicted._tasks.placed
+    tasks = predicted._tasks.tasks
     queue = replay(tasks, dict.fromkeys(predicted._tasks.resources, Resource()))
     in_turn = sorted(range(len(tasks)), key=lambda i: queue.starts[i])
     return {
-        "queue": [tasks[i].name for i in in_turn if placed[i].type in _TYPES],
+        "queue": [tasks[i].name for i in in_turn if tasks[i].type in _TYPES],
         "recorded": [event.name for event in sorted(recorded.events, key=lambda e: e.start_s) if event.type in _TYPES],
         "predicted": [event.name for event in predicted.events if event.type in _TYPES],
     }

@@ -11,8 +11,8 @@ from graphsplit.core.sizes.intervals import covered
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.plan import Plan
 from graphsplit.simulate.prediction.buffers import Memory
-from graphsplit.simulate.prediction.replay import TaskTimes
-from graphsplit.simulate.prediction.task_writing import MachineTasks, Placed
+from graphsplit.simulate.prediction.replay import Task, TaskTimes
+from graphsplit.simulate.prediction.task_writing import MachineTasks
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,11 @@ class PredictedStep:
         """All that is predicted to run, by start; what takes no time is left out."""
         starts, ends = self._schedule.starts, self._schedule.ends
         found = []
-        for i, (task, placed) in enumerate(zip(self._tasks.tasks, self._tasks.placed, strict=True)):
-            if placed.kind == "wait" or (placed.kind == "compute" and ends[i] <= starts[i]):
+        for i, task in enumerate(self._tasks.tasks):
+            if task.kind == "wait" or (task.kind == "compute" and ends[i] <= starts[i]):
                 continue
-            place = short_name(placed.device) + (f" -> {short_name(placed.target)}" if placed.target else "")
-            end = ends[i] + task.delay_s
-            found.append(Event(place, task.name, placed.type, starts[i], end, placed.bytes))
+            place = short_name(task.device) + (f" -> {short_name(task.target)}" if task.target else "")
+            found.append(Event(place, task.name, task.type, starts[i], ends[i] + task.delay_s, task.bytes))
         return tuple(sorted(found, key=lambda event: (event.start_s, event.place)))
 
     @functools.cached_property
@@ -123,12 +122,12 @@ class PredictedStep:
         computing: dict[str, list[tuple[float, float]]] = {device: [] for device in self.memory}
         sending: dict[str, list[tuple[float, float]]] = {device: [] for device in self.memory}
         starts, ends = self._schedule.starts, self._schedule.ends
-        for i, placed in enumerate(self._tasks.placed):
+        for i, task in enumerate(self._tasks.tasks):
             span = (starts[i], ends[i])
-            if placed.kind == "compute":
-                computing.setdefault(placed.device, []).append(span)
-            elif placed.kind == "send":
-                for device in (placed.device, placed.target):
+            if task.kind == "compute":
+                computing.setdefault(task.device, []).append(span)
+            elif task.kind == "send":
+                for device in (task.device, task.target):
                     sending.setdefault(device, []).append(span)
         whole = self._schedule.seconds or 1.0
         found = {}
@@ -142,7 +141,7 @@ class PredictedStep:
     def operations(self) -> int:
         """How many operations take time on a device, those that only pass on a buffer among them."""
         timed = ("Const", "Placeholder", "NoOp", "VarHandleOp", "ControlTrigger", "signal")
-        return sum(placed.kind != "send" and placed.type not in timed for placed in self._tasks.placed)
+        return sum(task.kind != "send" and task.type not in timed for task in self._tasks.tasks)
 
     @property
     def sent_bytes(self) -> int:
@@ -156,7 +155,7 @@ class PredictedStep:
         path, starts = self._schedule.critical_path(), self._schedule.starts
         ends = [*[starts[i] for i in path[1:]], self._schedule.seconds]
         for i, end in zip(path, ends, strict=True):  # each counts until the next one starts
-            for key in _what(self._tasks.placed[i]):
+            for key in _what(self._tasks.tasks[i]):
                 parts[key] = parts.get(key, 0.0) + end - starts[i]
         parts["the call itself"] = self._call_s
         key = max(parts, key=lambda key: parts[key])
@@ -169,10 +168,10 @@ class PredictedStep:
         return {device: count for device, count in held.items() if count > most}
 
 
-def _what(placed: Placed) -> list[str]:
+def _what(task: Task) -> list[str]:
     """Return what a task of the critical path counts as: something sent burdens the device at either end."""
-    source, target = short_name(placed.device), short_name(placed.target)
-    if placed.kind == "compute":
+    source, target = short_name(task.device), short_name(task.target)
+    if task.kind == "compute":
         return [f"computing on {source}"]
     return [f"sending from {source}", f"sending to {target}"] if target else []
 

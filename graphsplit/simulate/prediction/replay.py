@@ -40,6 +40,12 @@ class Task(NamedTuple):
       delay_s: how long after its end those that come after it may start: the latency of a link.
       rank: of tasks that became ready at the same time the lowest is first.
       slowdown: how many times as long it takes while 1, 2, ... tasks use the same threads.
+      device: where it runs; of something sent, where it comes from.
+      kind: `"compute"`, `"send"` or `"wait"` (what takes no time).
+      type: of the operation; the kind of move that something sent belongs to.
+      bytes: that are sent.
+      target: where they are sent.
+      family: of its work.
     """
 
     name: str
@@ -49,6 +55,12 @@ class Task(NamedTuple):
     delay_s: float = 0.0
     rank: int = 0
     slowdown: tuple[float, ...] = (1.0,)
+    device: str = ""
+    kind: str = "compute"
+    type: str = ""
+    bytes: int = 0
+    target: str = ""
+    family: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.planning.buffers import SAME_BUFFER
@@ -24,31 +23,12 @@ from graphsplit.simulate.prediction.routes import Routes
 from graphsplit.simulate.prediction.task_costs import TaskCost, TaskCosts
 
 
-class Placed(NamedTuple):
-    """What a task is.
-
-    Attributes:
-      device: where it runs; of something sent, where it comes from.
-      kind: `"compute"`, `"send"` or `"wait"` (what takes no time).
-      type: of the operation; the kind of move that something sent belongs to.
-      bytes: that are sent.
-      target: where they are sent.
-    """
-
-    device: str
-    kind: str
-    type: str
-    bytes: int = 0
-    target: str = ""
-
-
 @dataclass(frozen=True)
 class MachineTasks:
     """What a plan runs, as a machine has to run it.
 
     Attributes:
       tasks: all of them.
-      placed: what each is.
       buffers: what they make.
       resources: what they use.
       arguments: bytes of the function's arguments, by device.
@@ -58,7 +38,6 @@ class MachineTasks:
     """
 
     tasks: tuple[Task, ...] = field(repr=False)
-    placed: tuple[Placed, ...] = field(repr=False)
     buffers: tuple[Buffer, ...] = field(repr=False)
     resources: dict[str, Resource] = field(repr=False)
     arguments: dict[str, int]
@@ -106,8 +85,6 @@ class _Writer:
         devices = dict.fromkeys([*plan.devices, *[task.device for task in self._planned], plan.home])
         self._routes = Routes(machine, [device for device in devices if not machine.is_host(device)])
         self._tasks: list[Task] = []
-        self._placed: list[Placed] = []
-        self._families: list[str] = []
         self._held: list[tuple[int, int]] = []  # compiled calls, and what they hold for themselves
         self._signals: dict[tuple[int, str], int] = {}
         self._names = {d: f"shard_{d}/" for d in range(plan.mesh.shards)}
@@ -129,11 +106,10 @@ class _Writer:
                 arguments[task.device] = arguments.get(task.device, 0) + sum(task.bytes)
         return MachineTasks(
             tuple(self._tasks),
-            tuple(self._placed),
             self._buffers(),
             self._routes.resources(),
             arguments,
-            sum([each.bytes for each in self._placed if each.kind == "send"]),
+            sum([each.bytes for each in self._tasks if each.kind == "send"]),
             tuple(self._unknown),
             len(given),
         )
@@ -143,8 +119,8 @@ class _Writer:
 
     def _write_task(self, n: int, task: PlannedTask) -> None:
         cost, after = self._prices.of(task), self._before((n,))
-        if self._has_constants(task) and all(self._placed[k].kind == "wait" for k in after):
-            after.append(self._add(Task("constants"), Placed(task.device, "wait", "Const")))
+        if self._has_constants(task) and all(self._tasks[k].kind == "wait" for k in after):
+            after.append(self._add(Task("constants", device=task.device, kind="wait", type="Const")))
         on_stream = cost.seconds > 0 and self._routes.computes_on(task.device).startswith("stream")
         on_host = on_stream and self._prices.runs_on_host(task)
         self._compute((n,), self._name(task), after, cost, on_host=on_host)
@@ -184,8 +160,8 @@ class _Writer:
         device = self._planned[own[0]].device
         kind = "wait" if cost.family == FREE or not cost.seconds else "compute"
         uses, slowdown = self._on(device, cost.family, on_host) if kind == "compute" else ((), (1.0,))
-        task = Task(name, uses, cost.seconds, tuple(after), 0.0, len(self._tasks), slowdown)
-        return self._add(task, Placed(device, kind, cost.type), own, cost.family)
+        run = uses, cost.seconds, tuple(after), 0.0, len(self._tasks), slowdown
+        return self._add(Task(name, *run, device, kind, cost.type, family=cost.family), own)
 
     def _on(self, device: str, family: str, on_host: bool) -> tuple[tuple[str, ...], tuple[float, ...]]:
         """Return what work of a family occupies on a device, and how much longer it takes beside other work there."""
@@ -198,13 +174,11 @@ class _Writer:
             self._uses[key] = (name,), slowdown
         return self._uses[key]
 
-    def _add(self, task: Task, placed: Placed, own: Sequence[int] = (), family: str = "") -> int:
+    def _add(self, task: Task, own: Sequence[int] = ()) -> int:
         """Write a task, and return its number; `own` are those of the plan that it is."""
         for n in own:
             self._number[n] = len(self._tasks)
         self._tasks.append(task)
-        self._placed.append(placed)
-        self._families.append(family)
         return len(self._tasks) - 1
 
     def _before(self, own: Sequence[int]) -> list[int]:
@@ -242,8 +216,8 @@ class _Writer:
         name, kind = self._name(task), "send" if task.sent_for in (OPERATION, COPY) else task.sent_for
         after = (self._number[read.task],)
         rank = self._rank(source, task.device)
-        sent = Task(name, route.uses, busy, after, route.latency_s, rank)
-        self._add(sent, Placed(source, "send", kind, count, task.device), (n,))
+        run = route.uses, busy, after, route.latency_s, rank, (1.0,)
+        self._add(Task(name, *run, source, "send", kind, count, task.device), (n,))
 
     def _rank(self, source: str, device: str) -> int:
         return self._routes.rank(source, device) * _MOST_TASKS + len(self._tasks)
@@ -257,10 +231,9 @@ class _Writer:
         if key not in self._signals:
             route = self._routes.between(source, device)
             uses = route.uses if route.busy_s else ()  # (threads send and receive it; links carry it beside all else)
-            placed = Placed(source, "send" if uses else "wait", "signal", 0, device)
             rank, name = self._rank(source, device), f"^{self._name(self._planned[n])}"
-            task = Task(name, uses, route.busy_s, (number,), route.latency_s, rank)
-            self._signals[key] = self._add(task, placed)
+            run = uses, route.busy_s, (number,), route.latency_s, rank, (1.0,)
+            self._signals[key] = self._add(Task(name, *run, source, "send" if uses else "wait", "signal", 0, device))
         return self._signals[key]
 
     def _buffers(self) -> tuple[Buffer, ...]:
@@ -279,12 +252,12 @@ class _Writer:
             g = self._number[n]
             if n in self._call_of and k not in kept and all(reader == g for reader in readers[k]):
                 sizes[k] = 0  # it is in a call
-            is_over = self._families[g] == _OVERWRITES or self._placed[g].type in _OVERWRITE
+            is_over = self._tasks[g].family == _OVERWRITES or self._tasks[g].type in _OVERWRITE
             onto = tuple([other for other in operands[n] if sizes[other] == sizes[k]]) if is_over else ()
             own = self._tasks[g].name, self._planned[n].device, sizes[k], g, tuple(readers[k]), onto, k in kept
             found.append(Buffer(*own))
         for g, size in self._held:
-            found.append(Buffer(f"inside of {self._tasks[g].name}", self._placed[g].device, allocated(size), g))
+            found.append(Buffer(f"inside of {self._tasks[g].name}", self._tasks[g].device, allocated(size), g))
         return tuple(found)
 
     def _size(self, n: int, index: int) -> int:
