@@ -55,7 +55,7 @@ def placement(
     32
     """
     source, arguments, title = source_of(fn, args, kwargs, signature, runs=actual)
-    return placement_of_source(source, arguments, actual=actual, title=title)
+    return placement_of_source(source, title, run_and_collect(source, arguments) if actual else None)
 
 
 def source_of(
@@ -84,19 +84,20 @@ def source_of(
 def placement_of_plan(planned: Planned, actual: bool) -> Placement:
     """Return the placement of a parallelized function for one signature; see `ParallelFunction.placement`."""
     source = source_of_plan(planned.trace, planned.plan, planned.name)
-    return placement_of_source(source, planned.tensors, actual=actual, title=planned.name)
+    graphs = run_and_collect(source, planned.tensors) if actual else None
+    return placement_of_source(source, planned.name, graphs)
 
 
 def placement_of_graph(graph_def: Any, *, title: str = "graph") -> Placement:
     """Return the requested placement of a bare `GraphDef`."""
-    return placement_of_source(PlacementSource(graph_def), (), actual=False, title=title)
+    return placement_of_source(PlacementSource(graph_def), title)
 
 
-def placement_of_source(source: PlacementSource, arguments: Sequence[Any], *, actual: bool, title: str) -> Placement:
-    """Return the placement of a graph, run on `arguments` if `actual`."""
+def placement_of_source(source: PlacementSource, title: str, graphs: Sequence[Any] | None = None) -> Placement:
+    """Return the placement of a graph; the actual one, given the partition graphs that ran."""
     flat = flatten(source.graph)
     ops, edges = read_ops(source, flat)
-    added: list[str] = []
-    if actual:
-        ops, added = match(ops, flat, source, run_and_collect(source, arguments))
+    actual, added = graphs is not None, list[str]()
+    if graphs is not None:
+        ops, added = match(ops, flat, source, graphs)
     return Placement(ops, edges, actual=actual, rows=source.rows, graph_def=source.graph, added=added, title=title)

@@ -65,30 +65,18 @@ def calibrate(
     >>> gs.predict(fn, x, machine=machine, devices=2)  # doctest: +SKIP
     """
     with phases("calibrating", take_minutes=True) as progress:
-        return calibrated(fn, args, kwargs, name, micro_batches, progress)
-
-
-def calibrated(
-    fn: Callable[..., Any] | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] = MappingProxyType({}),
-    name: str = "here",
-    micro_batches: Sequence[int] = (1,),
-    progress: Callable[[str], None] = quiet,
-) -> Machine:
-    """Return what `calibrate` does; `progress` is called with what is being measured."""
-    devices = available_devices()
-    first = devices[0]
-    progress("measuring products, convolutions, memory, copies and launching, for about two minutes")
-    measured = microbenchmarks.measure(devices, 0 if "GPU" in first else threads_of_process())
-    found = replace(
-        measured,
-        name=name,
-        device=replace(measured.device, name=_model(first), memory_bytes=float(_memory_bytes(first))),
-        sources=dict.fromkeys(_MEASURED, f"measured on {platform.node()} by graphsplit calibrate"),
-        calibrated=True,
-    )
-    return found if fn is None else measure_function(found, fn, args, kwargs, micro_batches, progress)
+        devices = available_devices()
+        first = devices[0]
+        progress("measuring products, convolutions, memory, copies and launching, for about two minutes")
+        measured = microbenchmarks.measure(devices, 0 if "GPU" in first else threads_of_process())
+        found = replace(
+            measured,
+            name=name,
+            device=replace(measured.device, name=_model(first), memory_bytes=float(_memory_bytes(first))),
+            sources=dict.fromkeys(_MEASURED, f"measured on {platform.node()} by graphsplit calibrate"),
+            calibrated=True,
+        )
+        return found if fn is None else measure_function(found, fn, args, kwargs, micro_batches, progress)
 
 
 def measure_function(

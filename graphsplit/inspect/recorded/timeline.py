@@ -6,11 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphsplit.core.tensorflow_internals import partition_graphs
-from graphsplit.inspect.actual import match, require_runnable
-from graphsplit.inspect.builders import source_of
-from graphsplit.inspect.flattening import flatten
-from graphsplit.inspect.placements import Placement
-from graphsplit.inspect.reading import read_ops
+from graphsplit.inspect.actual import require_runnable
+from graphsplit.inspect.builders import placement_of_source, source_of
 from graphsplit.inspect.recorded.profiles import missing_in, read_events, record_hosts
 from graphsplit.inspect.recorded.recorded_steps import Timeline
 from graphsplit.inspect.sources import PlacementSource, StateKeeper
@@ -49,12 +46,8 @@ def timeline_of_source(source: PlacementSource, arguments: Sequence[Any], title:
         run(arguments)
         recordings, notes = record_hosts(lambda: _repeat(lambda: run(arguments), steps), graphs)
     events = read_events(recordings, graphs)
-    flat = flatten(source.graph)
-    ops, edges = read_ops(source, flat)
-    ops, added = match(ops, flat, source, graphs)
-    placement = Placement(ops, edges, actual=True, rows=source.rows, graph_def=source.graph, added=added, title=title)
     note = "; ".join([*notes, *missing_in(recordings, events, graphs)])
-    return Timeline(title, tuple(events), placement, note)
+    return Timeline(title, tuple(events), placement_of_source(source, title, graphs), note)
 
 
 def _repeat(step: Callable[[], Sequence[Any]], times: int) -> None:
