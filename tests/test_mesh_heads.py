@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import tensorflow as tf
 
+import graphsplit as gs
 from graphsplit.core.layouts import EvenCut, Shard, evenly
 from graphsplit.planning.traffic import along, traffic
 from graphsplit.rules.blocks import blocks_beside
@@ -78,3 +79,24 @@ def test_zeros_beside_equal_parts_are_cut_alike():
     assert blocks_beside(evenly(0, 16, 2), 16) == (8, 8)
     assert blocks_beside(evenly(0, 15, 2), 2) == (1, 1)
     assert blocks_beside(Shard(0, (7,)), 14) == (1,) * 14
+
+
+@pytest.mark.parametrize(
+    ("heads", "devices", "expected"),
+    [
+        (4, 2, f"[-, model], {2 * HEAD} + {2 * HEAD} (units of {HEAD}), computed in place"),
+        (2, 2, f"[-, model], {HEAD} + {HEAD} (units of {HEAD}), computed in place"),
+        (3, 2, f"[-, model], {2 * HEAD} + {HEAD} (units of {HEAD}), computed in place"),
+        (
+            2,
+            4,
+            "replicated along 'model' (its units, heads say, are fewer than 4 devices); on one device along 'batch'",
+        ),
+    ],
+)
+def test_the_plan_says_whether_heads_are_cut_and_by_how_many(heads: int, devices: int, expected: str):
+    variables, step = attention(heads)()
+    mesh = {"batch": 1, "model": devices}
+    gs.set_variable_layout(variables, LAYOUT, mesh=mesh)
+    text = str(gs.parallelize(step, mesh=mesh).plan(ids_of(5)))
+    assert all(f"    {name}/kernel: {expected}" in text for name in "qkv")

@@ -267,10 +267,12 @@ class Copied:
     Attributes:
       devices: of the copies, full names.
       sums: those of them on which parts of a sum are added up that all copies need.
+      why: why it is not cut, though that was asked for.
     """
 
     devices: tuple[str, ...]
     sums: tuple[str, ...] = field(compare=False)
+    why: str = field(default="", compare=False)
 
     @property
     def parts(self) -> int:

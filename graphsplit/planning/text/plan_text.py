@@ -6,6 +6,7 @@ What enters: a plan. What leaves: the text that `print(plan)` shows, section by 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -33,6 +34,7 @@ from graphsplit.planning.text.stage_texts import stages_text
 from graphsplit.planning.text.variables_text import burden_of_variables
 from graphsplit.planning.traffic import STAGES, Traffic, along, giving_devices, traffic
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
+from graphsplit.program.graph.walks import reached, readers_of
 from graphsplit.program.program import Op
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ _SENT = (
     "all-reduce",
     "reduce-scatter",
 )
+_KEEP_COLUMNS = re.compile("AddV2|BatchMatMulV2|BiasAdd|Cast|Einsum|Identity|MatMul|ReadVariableOp|Reshape")
 _MOST_AT_HOME = 12
 _MOST_MET = 4
 
@@ -141,7 +144,8 @@ def _in_parts(plan: Plan) -> list[str]:
         sizes = {**rows, axes.batch_axis: axes.rows // axes.copies, **axes.others}
         lines.append(f"  mesh: {', '.join([f'{axis}={size}' for axis, size in sizes.items()])}")
     ranks = {own.placeholder: own.rank for own in state.captured}
-    texts = [_on_mesh(state.divisions[name], ranks[name], axes, name in state.gathered) for name in longest]
+    heads = _whole_heads(plan)
+    texts = [_on_mesh(state.divisions[n], ranks[n], axes, n in state.gathered, heads.get(n, 1)) for n in longest]
     lines += _named_alike([state.in_place[name] for name in longest], texts)
     for what, chosen in (("sharded", divided), ("replicated", copied)):
         if chosen:
@@ -153,6 +157,24 @@ def _in_parts(plan: Plan) -> list[str]:
         lines.append(f"  computed in place, rows are sent to them: {', '.join(used[:_MOST_AT_HOME])}{more}")
     lines += [f"  variable {n} is gathered before it is used: {why}" for n, why in state.staying.items() if why]
     return lines + [f"  variable {name} is gathered for each call: {why}" for name, why in state.whole.items()]
+
+
+def _whole_heads(plan: Decisions) -> dict[str, int]:
+    """Return how wide heads are, by the even cuts that leave them whole: a reshape takes what a part makes apart."""
+    state, program, found = plan.state, plan.program, dict[str, int]()
+    readers = readers_of([[tensor.op for tensor in op.inputs] for op in program.ops]) if state.in_place else []
+    for capture, (k, part) in zip(program.captures, state.parts, strict=False):
+        name = state.captured[k].placeholder if part == 0 and state.captured else ""
+        cut = along_axis(state.divisions[name]) if name in state.in_place else None
+        if isinstance(cut, Cut) and cut.block == cut.blocks == 1:
+            behind = reached(
+                [capture], lambda i: [r for r in readers[i] if _KEEP_COLUMNS.fullmatch(program.ops[r].type)]
+            )
+            for op in [program.ops[i] for i in sorted(behind) if program.ops[i].type == "Reshape"]:
+                before, after = op.in_shapes[0] or (), [size or 0 for size in op.out_shapes[0] or ()]
+                if before[-1:] == cut.lengths[:1] == (math.prod(after[-2:]),) and len(after) > len(before):
+                    found.setdefault(name, after[-1])
+    return found
 
 
 def _named_alike(names: Sequence[str], texts: Sequence[str]) -> list[str]:
@@ -185,17 +207,17 @@ def _only_held(plan: Plan, sends: Traffic) -> list[str]:
     return lines
 
 
-def _on_mesh(division: MeshDivision, rank: int, axes: MeshAxes, is_gathered: bool) -> str:
+def _on_mesh(division: MeshDivision, rank: int, axes: MeshAxes, is_gathered: bool, head: int = 1) -> str:
     """Say how a variable is cut or copied along each axis of a mesh: `[-, model], 4 + 4, computed in place`."""
     columns, axis = along_axis(division), axis_of(division) or axes.batch_axis
     if isinstance(columns, Copied):
-        text = f"replicated along {axis!r}"
+        text = f"replicated along {axis!r}" + (f" ({columns.why})" if columns.why else "")
     elif columns.parts == 1 and not columns.along:
         text = f"on one device along {axis!r}, and sent"
     else:
         how = "computed in place" if columns.along and not is_gathered else "gathered before it is used"
         dimensions = ", ".join([axis if k == columns.axis else "-" for k in range(rank)])
-        text = f"[{dimensions}], {_lengths(columns)}, {'see below' if columns.stays else how}"
+        text = f"[{dimensions}], {_lengths(columns, head)}, {'see below' if columns.stays else how}"
     if not isinstance(division, Nested):
         return text
     if not division.axis:
@@ -203,8 +225,8 @@ def _on_mesh(division: MeshDivision, rank: int, axes: MeshAxes, is_gathered: boo
     return f"{text}; {_on_mesh(division.rows[0], rank, axes, is_gathered)}"  # (of the first column)
 
 
-def _lengths(cut: Cut) -> str:
-    units = [f"units of {cut.block}"] if cut.block > 1 else []
+def _lengths(cut: Cut, head: int) -> str:
+    units = [f"units of {max(cut.block, head)}"] if max(cut.block, head) > 1 else []
     blocks = [f"{cut.blocks} blocks"] if cut.blocks > 1 else []
     blocks = [f"blocks of {', '.join([str(own * cut.length) for own in cut.times])}"] if cut.times else blocks
     more = f" ({'; '.join([*units, *blocks])})" if units or blocks else ""
