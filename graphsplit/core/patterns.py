@@ -26,10 +26,12 @@ _ELSEWHERE = {
     "jit_compile": "Keras has it: model.compile(..., jit_compile=True).",
 }
 """What others call something that is said in another way here."""
-_OURS = {
-    **dict.fromkeys(("gpus", "num_gpus", "n_gpus", "num_devices", "device_ids", "devices"), ("devices", "gpus")),
-    **dict.fromkeys(("accumulate", "accumulation_steps", "gradient_accumulation_steps"), ("micro_batches",)),
+_CALLED = {
+    ("devices", "gpus"): ("gpus", "num_gpus", "n_gpus", "ngpus", "num_devices", "device_ids", "devices"),
+    ("micro_batches",): ("accumulate", "accumulation_steps", "gradient_accumulation_steps", "accumulate_grad_batches"),
+    ("recompute",): ("remat", "checkpoint", "gradient_checkpointing"),
 }
+_OURS = {name: ours for ours, names in _CALLED.items() for name in names}
 """Options by the names that others give them."""
 _HINTS = {
     "Write gs.parallelize(step, devices=4) for a function, gs.multi_gpu_model(model, gpus=4) for a Keras model.": (

@@ -159,7 +159,7 @@ def _in_parts(plan: Plan) -> list[str]:
     return lines + [f"  variable {name} is gathered for each call: {why}" for name, why in state.whole.items()]
 
 
-def _whole_heads(plan: Decisions) -> dict[str, int]:
+def _whole_heads(plan: Plan) -> dict[str, int]:
     """Return how wide heads are, by the even cuts that leave them whole: a reshape takes what a part makes apart."""
     state, program, found = plan.state, plan.program, dict[str, int]()
     readers = readers_of([[tensor.op for tensor in op.inputs] for op in program.ops]) if state.in_place else []
