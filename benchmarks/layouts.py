@@ -89,7 +89,7 @@ def show_predicted(machines: list[str], devices: int) -> None:
         step = single_device_step(make_parts(found), "training")
         specs = [tf.TensorSpec((rows, *array.shape[1:]), array.dtype) for array in data(found, 1)]
         for machine in machines:
-            made = [gs.predict(step, *specs, machine=machine, devices=devices, layout=layout) for layout in layouts]
+            made = [gs.predict(step, *specs, machine=machine, devices=devices, variables=layout) for layout in layouts]
             seconds = [one.step_s for one in made]
             text = ", ".join(f"{1e3 * own:.3f}" for own in seconds)
             print(

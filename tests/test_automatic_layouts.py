@@ -129,8 +129,8 @@ def test_a_prediction_names_what_was_chosen():
     asked = {"machine": "8xA100-SXM4-80GB", "devices": 8}
     chosen = gs.predict(model, *specs(), **asked)
     assert chosen.layout == "auto"
-    assert chosen.sent_bytes == gs.predict(model, *specs(), **asked, layout="auto").sent_bytes
-    assert chosen.step_s < gs.predict(model, *specs(), **asked, layout="home").step_s
+    assert chosen.sent_bytes == gs.predict(model, *specs(), **asked, variables="auto").sent_bytes
+    assert chosen.step_s < gs.predict(model, *specs(), **asked, variables="home").step_s
 
 
 @pytest.mark.usefixtures("copies_take_time")

@@ -77,7 +77,7 @@ def test_few_devices_where_sending_is_slow():
 
 def test_variables_are_laid_out_as_chosen():
     model = Model()
-    home = gs.predict(model.step, X, machine=machine_of(link=1e12), devices=4, layout="home")
+    home = gs.predict(model.step, X, machine=machine_of(link=1e12), devices=4, variables="home")
     limit = 0.95 * home.memory_bytes["CPU:0"]  # (links are so fast that all layouts take as long)
     step = gs.parallelize(model.step, devices=4, plan=machine_of(link=1e12), memory=limit)
     plan = step.plan(X)

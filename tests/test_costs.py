@@ -89,7 +89,7 @@ def test_slices_have_their_own_sizes():
     table = tf.Variable(tf.ones([3, 40_000]), name="three_rows")
     device = Device("unit", "GPU", {"float32": 1e9}, {"float32": 1e30}, 1e30, 1e9)
     machine = Machine("unit box", device, 8, Link("cable", 1e9, 0.0), host=Host())
-    found = gs.predict(lambda x: x @ table, tf.TensorSpec([8, 3]), machine=machine, devices=2, layout="sharded")
+    found = gs.predict(lambda x: x @ table, tf.TensorSpec([8, 3]), machine=machine, devices=2, variables="sharded")
     held = sorted(memory.state_bytes for memory in found.memory.values())
     assert sum(held) == 3 * 40_000 * 4
 

@@ -219,7 +219,7 @@ def test_prediction():
     """Of devices that need not exist, and of variables that lie so here."""
     variables, step = training()
     batch = tf.TensorSpec((16, TOKENS, WIDTH), tf.float64)
-    assert_in_place(gs.predict(step, batch, machine="8xH100-SXM5", mesh={"batch": 8}, layout=IN_PLACE).plan)
+    assert_in_place(gs.predict(step, batch, machine="8xH100-SXM5", mesh={"batch": 8}, variables=IN_PLACE).plan)
     gs.set_variable_layout(variables, IN_PLACE, devices_of(FOUR), mesh=FOUR)
     assert_in_place(gs.predict(step, batch, machine="8xH100-SXM5", mesh={"batch": 8}).plan)
 

@@ -57,7 +57,7 @@ SPEC = tf.TensorSpec([ROWS, SIDE])
 
 
 def predicted(machine: Machine | str, layout: Any = HOST, devices: int = 1, layers: int = 2) -> gs.simulate.Prediction:
-    return gs.predict(Trained(layers).step, SPEC, machine=machine, devices=devices, layout=layout)
+    return gs.predict(Trained(layers).step, SPEC, machine=machine, devices=devices, variables=layout)
 
 
 def test_hosts_are_shown_beside_however_many_devices():
@@ -164,7 +164,7 @@ def test_the_host_has_room_for_what_no_device_has():
 
 
 def _scaling(machine: Machine) -> gs.simulate.Scaling:
-    return gs.scaling(Trained().step, SPEC, machine=machine, devices=[1], layouts=[HOST], kinds=["strong"])
+    return gs.scaling(Trained().step, SPEC, machine=machine, devices=[1], variables=[HOST], kinds=["strong"])
 
 
 def test_each_of_several_hosts_has_its_share():
@@ -223,7 +223,7 @@ def chosen(plan: gs.inspect.Plan) -> str:
 def test_memory_puts_slots_on_the_host_where_only_that_fits(monkeypatch: pytest.MonkeyPatch):
     stand_for_gpus(monkeypatch, cards())
     plain, model, layout = Wide(), Wide(), {"*momentum": "host"}
-    least = gs.predict(model.step, WIDE, machine=cards(), devices=1, layout=layout, micro_batches=8)
+    least = gs.predict(model.step, WIDE, machine=cards(), devices=1, variables=layout, micro_batches=8)
     limit = least.memory_bytes["GPU:0"] + HELD // 2
     step = gs.parallelize(model.step, devices=["CPU:1"], memory=limit)
     single = tf.function(plain.step)

@@ -106,7 +106,7 @@ def test_slots_fit_what_their_variables_fit(layout: dict[str, str], table: str |
 
     x = tf.random.stateless_normal((7, 90), (1, 2))
     assert gs.verify(step, x).passed
-    prediction = gs.predict(step, x, machine="8xA100-SXM4-80GB", devices=DEVICES, layout=layout)
+    prediction = gs.predict(step, x, machine="8xA100-SXM4-80GB", devices=DEVICES, variables=layout)
     state = [memory.state_bytes for device, memory in prediction.memory.items() if "GPU" in device]
     divided = 4 if layout == {"adam*": "sharded"} else (table is not None) + 2 * (slots is not None)
     assert state[1:] == [divided * 90 * 8 * 4 // DEVICES] * (DEVICES - 1)

@@ -148,7 +148,7 @@ def test_twelve_layers_under_half_of_the_plain_peak():
     model = network(12)
     step = training(model)
     x, y = (tf.random.stateless_normal((18, 6, width), [1, width]) for width in (8, 3))
-    plain = gs.predict(step, x, y, machine="cpu", devices=4, layout="home")
+    plain = gs.predict(step, x, y, machine="cpu", devices=4, variables="home")
     half = max(plain.memory_bytes.values()) // 2
     parallel = gs.parallelize(step, devices=4, memory=half)
     before = [v.numpy() for v in step.variables]

@@ -283,12 +283,12 @@ def test_predicted_and_scaled():
     """What is predicted is the plan that runs; more devices are more groups."""
     step = gs.parallelize(perceptron()[1], mesh=MESH)
     spec = tf.TensorSpec([64, WIDTH], tf.float64)
-    found = gs.predict(step, spec, machine="8xA100-SXM4-80GB", devices=4, layout="sharded")
+    found = gs.predict(step, spec, machine="8xA100-SXM4-80GB", devices=4, variables="sharded")
     variables, other = perceptron()
     gs.set_variable_layout(variables, "sharded", mesh=MESH)
     plan = gs.parallelize(other, mesh=MESH).plan(spec)
     assert [str(move).replace("GPU", "CPU") for move in found.plan.moves] == [str(move) for move in plan.moves]
-    curve = gs.scaling(step, spec, machine="dgx-a100", devices=[2, 4, 8], layouts=["sharded"], kinds=["strong"])
+    curve = gs.scaling(step, spec, machine="dgx-a100", devices=[2, 4, 8], variables=["sharded"], kinds=["strong"])
     assert [point.devices for point in curve.points] == [2, 4, 8]
     assert "is no multiple" in message(
         gs.errors.ArgumentError, lambda: gs.scaling(step, spec, machine="dgx-a100", devices=[3])

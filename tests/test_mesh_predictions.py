@@ -25,7 +25,7 @@ def test_as_variables_lie_and_as_they_would():
     parallel = gs.parallelize(step, mesh=MESH, devices=devices_of(MESH))
     as_they_lie = gs.predict(parallel, IDS, machine=MACHINE)
     _, other = transformer(4)
-    would = gs.predict(other, IDS, machine=MACHINE, mesh=MESH, layout=TRANSFORMER)
+    would = gs.predict(other, IDS, machine=MACHINE, mesh=MESH, variables=TRANSFORMER)
     assert would.step_s == as_they_lie.step_s
     assert would.memory_bytes == as_they_lie.memory_bytes
     assert would.used == len(would.of_devices) == 4
@@ -61,7 +61,7 @@ def test_stages(case: str):
     found = [gs.predict(parallel, *batch, machine=MACHINE)]
     parallel(*batch)
     found.append(gs.predict(parallel, *batch, machine=MACHINE))
-    found.append(gs.predict(other, *batch, machine=MACHINE, mesh=mesh, layout=layout or "home", **options))
+    found.append(gs.predict(other, *batch, machine=MACHINE, mesh=mesh, variables=layout or "home", **options))
     state = [[memory.state_bytes for memory in own.of_devices.values()] for own in found]
     assert state[0] == state[1] == state[2]
     assert all(sum(half) > 0 for half in (state[0][:2], state[0][2:]))
@@ -80,7 +80,7 @@ def test_more_devices_than_there_are():
     """Four rows of eight columns on four hosts: each row's columns are on one host, and send more than rows do."""
     _, step = transformer(8, layers=2)
     mesh = {"batch": 4, "model": 8}
-    found = gs.predict(step, IDS, machine=f"4x{MACHINE}", mesh=mesh, layout=TRANSFORMER)
+    found = gs.predict(step, IDS, machine=f"4x{MACHINE}", mesh=mesh, variables=TRANSFORMER)
     assert found.used == len(found.of_devices) == 32
     plan = found.plan
     assert {device.split("/task:")[1][0] for device in plan.mesh.devices} == {"0", "1", "2", "3"}
@@ -93,7 +93,7 @@ def test_scaling_keeps_the_other_axis():
     function = lambda x: tf.nn.relu(x @ variables[0]) @ variables[1]  # noqa: E731
     layout: Any = {"up": (None, "model"), "down": ("model", None)}
     found = gs.scaling(
-        function, x, machine=MACHINE, devices=[2, 4, 8], layouts=[layout, "home"], mesh={"batch": 1, "model": 2}
+        function, x, machine=MACHINE, devices=[2, 4, 8], variables=[layout, "home"], mesh={"batch": 1, "model": 2}
     )
     assert [(p.kind, p.layout, p.devices, p.rows) for p in found.points if p.layout != "home"] == [
         ("strong", "by patterns", 2, 8),
@@ -103,7 +103,7 @@ def test_scaling_keeps_the_other_axis():
         ("weak", "by patterns", 4, 16),
         ("weak", "by patterns", 8, 32),
     ]
-    one = gs.predict(function, x, machine=MACHINE, mesh={"batch": 2, "model": 2}, layout=layout)
+    one = gs.predict(function, x, machine=MACHINE, mesh={"batch": 2, "model": 2}, variables=layout)
     assert found.points[1].step_s == one.step_s
 
 
@@ -122,8 +122,8 @@ def laid_out() -> Any:
     ("options", "expected"),
     [
         ({"mesh": MESH, "devices": 8}, "has 2 x 2 = 4 devices, and there are 8"),
-        ({"mesh": MESH, "layout": {"up": (None, "modle")}}, "has no axis 'modle'; it has 'batch', 'model'. Did you"),
-        ({"layout": {"up": (None, "model")}}, "names axes of a mesh: pass the mesh"),
+        ({"mesh": MESH, "variables": {"up": (None, "modle")}}, "has no axis 'modle'; it has 'batch', 'model'. Did you"),
+        ({"variables": {"up": (None, "model")}}, "names axes of a mesh: pass the mesh"),
         ({"mesh": {"batch": 1, "model": 16}}, "has 8"),
     ],
 )

@@ -78,7 +78,7 @@ def test_a_block_of_70b():
     step, x = mesh_search.large_block()
     layout = {f"block/{own}": (None, "model") for own in ("query", "key", "value", "gate", "up")}
     layout |= {"block/output": ("model",), "block/down": ("model",)}
-    megatron = gs.predict(step, x, machine="8xH100-SXM5", mesh={"model": 8}, layout={**layout, "*": "home"})
+    megatron = gs.predict(step, x, machine="8xH100-SXM5", mesh={"model": 8}, variables={**layout, "*": "home"})
     seconds = float(note.rpartition(" ms, ")[0].rpartition(": ")[2]) / 1e3
     assert seconds <= 1.001 * megatron.step_s
 

@@ -353,7 +353,7 @@ def test_a_model_with_merged_kernels(tmp_path: Path):
         if mesh is not None:  # before anything is laid out
             function = tf.function(lambda x: template(x))  # noqa: B023
             options = {"machine": "8xH100-SXM5", "mesh": {"batch": 1, "model": 2}}
-            prediction = gs.predict(function, tf.TensorSpec((8, LENGTH, WIDTH)), layout=KERAS, **options)
+            prediction = gs.predict(function, tf.TensorSpec((8, LENGTH, WIDTH)), variables=KERAS, **options)
             sums = 4 * 8 * LENGTH * WIDTH * 4  # an all-reduce, a reduce, and the input
             assert 0 <= prediction.sent_bytes - sums <= 2 * 4 * WIDTH  # (biases)
         model = template if mesh is None else gs.multi_gpu_model(template, mesh=mesh, variables=KERAS)

@@ -98,7 +98,7 @@ def test_compiled_training_computes_the_same_products(layout: str):
     device = Device("unit", "GPU", {"float32": 1e9}, {"float32": 1e30}, 1e30, 1e9)
     machine = Machine("unit box", device, 8, Link("cable", 1e30, 0.0), host=Host())
     plain, compiled = (
-        gs.predict(gs.parallelize(train, devices=2, jit_compile=jit), X, machine=machine, devices=2, layout=layout)
+        gs.predict(gs.parallelize(train, devices=2, jit_compile=jit), X, machine=machine, devices=2, variables=layout)
         for jit in (False, True)
     )
     assert compiled.step_s == pytest.approx(plain.step_s)

@@ -68,7 +68,7 @@ def test_faster_links_and_devices_are_not_slower():
 
 @pytest.mark.parametrize("layout", ["home", "replicated", "sharded"])
 def test_memory_is_at_least_the_state(layout: str):
-    found = gs.predict(train, X, machine=boxed(), devices=4, layout=layout)
+    found = gs.predict(train, X, machine=boxed(), devices=4, variables=layout)
     state = {device: memory.state_bytes for device, memory in found.memory.items()}
     whole, bias = 64 * 64 * 4, 64 * 4
     expected = {"home": whole + bias, "replicated": 4 * (whole + bias), "sharded": whole + bias}[layout]
@@ -259,7 +259,7 @@ def test_what_is_saved(tmp_path: Path):
 
 
 def test_scaling(tmp_path: Path):
-    found = gs.scaling(product, X, machine=boxed(link=1e30, count=1), devices=[2, 1], layouts=["home", "replicated"])
+    found = gs.scaling(product, X, machine=boxed(link=1e30, count=1), devices=[2, 1], variables=["home", "replicated"])
     assert [(p.kind, p.layout, p.devices, p.rows) for p in found.points] == [
         *[("strong", layout, n, 128) for layout in ("home", "replicated") for n in (1, 2)],
         *[("weak", layout, n, 128 * n) for layout in ("home", "replicated") for n in (1, 2)],

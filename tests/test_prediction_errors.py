@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent
             {"devices": 9},
             "devices=9: the machine 'unit box' has 8. Choose fewer, or a cluster of 2 hosts: 2x8xunit.",
         ),
-        ({"layout": "split"}, "Unknown layout 'split'. Layouts: 'home', 'replicated', 'sharded', 'host'."),
+        ({"variables": "split"}, "Unknown layout 'split'. Layouts: 'home', 'replicated', 'sharded', 'host'."),
         (
             {"micro_batches": 0},
             "micro_batches must be a whole number of at least 1, got 0. Each device splits its rows into so many parts "
@@ -191,14 +191,25 @@ def test_variables_that_lie_on_fewer_devices_are_told_of(layout: str):
     x, asked = tf.TensorSpec((64, 64)), {"machine": "8xA100-SXM4-80GB"}
     told = gs.predict(step, x, devices=8, **asked)
     note = (
-        f'variables are {layout} over 4 devices, as they are here, and 4 of 8 have none; layout="{layout}" predicts '
+        f'variables are {layout} over 4 devices, as they are here, and 4 of 8 have none; variables="{layout}" predicts '
         "them over all"
     )
     assert told.notes == (note,)
     assert f"\n  note: {note}\n" in str(told)
     assert min(told.plan.state.devices.values()) == "/device:GPU:0"
     assert max(told.plan.state.devices.values()) == "/device:GPU:3"
-    assert gs.predict(step, x, devices=8, layout=layout, **asked).notes == ()
+    assert gs.predict(step, x, devices=8, variables=layout, **asked).notes == ()
     assert gs.predict(step, x, devices=4, **asked).notes == ()
     found = gs.scaling(step, x, devices=[4, 8], kinds=["strong"], **asked)
     assert found.notes == (note,)
+
+
+@pytest.mark.parametrize("old", ["layout", "layouts"])
+def test_the_old_name_of_variables_says_the_new_one(old: str):
+    x, model = tf.ones([4, 4]), keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    for fn in (tf.nn.relu, gs.parallelize(tf.nn.relu, devices=2), gs.multi_gpu_model(model, 2)):
+        for predict, devices in ((gs.predict, 2), (gs.scaling, [1, 2])):
+            with pytest.raises(TypeError, match=f"^{old}= is now variables='sharded'.$"):
+                predict(fn, x, machine="8xA100-SXM4-80GB", devices=devices, **{old: "sharded"})
+    own = gs.predict(lambda x, layout: x, x, machine="8xA100-SXM4-80GB", devices=2, layout="a function's own")
+    assert own.step_s >= 0

@@ -169,7 +169,7 @@ def test_a_plan_that_was_chosen_is_said_once(capsys: pytest.CaptureFixture[str],
 
 
 def test_scaling_says_each_plan_that_it_predicts(said: Callable):
-    gs.scaling(tf.nn.relu, X, machine=CORES, devices=[1, 2], layouts=["home", "sharded"], kinds=["strong"])
+    gs.scaling(tf.nn.relu, X, machine=CORES, devices=[1, 2], variables=["home", "sharded"], kinds=["strong"])
     points = [f"scaling: strong, {n}, {layout}" for n in ("1 device", "2 devices") for layout in ("home", "sharded")]
     assert [line for line in said() if line.count(": ") < 2] == [*points, "scaling"]
 

@@ -32,7 +32,7 @@ def step(x, y):
 
 specs = tf.TensorSpec([66, 24]), tf.TensorSpec([66, 1])
 for layout in ("home", "replicated", "sharded"):
-    prediction = gs.predict(step, *specs, machine="8xA100-SXM4-80GB", devices=3, layout=layout, micro_batches=2)
+    prediction = gs.predict(step, *specs, machine="8xA100-SXM4-80GB", devices=3, variables=layout, micro_batches=2)
     graph = emit(prediction.plan)
     told = [(node.name, node.op, tuple(node.input), node.device) for node in graph.nodes]
     print(layout, prediction.step_s, len(told), hashlib.sha256(repr(told).encode()).hexdigest())

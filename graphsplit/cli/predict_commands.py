@@ -82,9 +82,9 @@ def predict(
     found: Any
     if len(counts) > 1 or len(layouts) > 1 or weak:
         kinds = ("strong", "weak") if weak else ("strong",)
-        found = gs.scaling(fn, *arguments, devices=counts, layouts=layouts or None, kinds=kinds, **asked)
+        found = gs.scaling(fn, *arguments, devices=counts, variables=layouts or None, kinds=kinds, **asked)
     else:
-        found = gs.predict(fn, *arguments, devices=counts[0], layout=layouts[0] if layouts else None, **asked)
+        found = gs.predict(fn, *arguments, devices=counts[0], variables=layouts[0] if layouts else None, **asked)
     print(found)
     for path in output or ():
         found.save(path)

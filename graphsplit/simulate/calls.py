@@ -17,7 +17,7 @@ from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import machine as machine_of
 from graphsplit.planning.options import Options
-from graphsplit.simulate.predicted_calls import PredictedCall, predicted_call
+from graphsplit.simulate.predicted_calls import PredictedCall, check_renamed, predicted_call
 from graphsplit.simulate.prediction.predictions import Prediction, predict_plan
 from graphsplit.simulate.prediction.unknown_sizes import checked_unknown_size
 
@@ -31,7 +31,7 @@ def predict(
     machine: str | os.PathLike[str] | Machine,
     devices: int | None = None,
     mesh: Mapping[str, int] | None = None,
-    layout: Layout = None,
+    variables: Layout = None,
     micro_batches: int | None = None,
     stages: int | None = None,
     schedule: str | None = None,
@@ -51,7 +51,7 @@ def predict(
         that come with graphsplit; `graphsplit calibrate` measures yours.
       devices: how many of its devices; by default as many as `parallelize` has, else all.
       mesh: its devices as a mesh of named axes, `{"batch": 64, "model": 8}`, as for `parallelize`; None: that of `fn`.
-      layout: the layout of the variables: `"home"`, `"replicated"`, `"sharded"`, `"host"`, `"auto"`, or by patterns, as
+      variables: their layout: `"home"`, `"replicated"`, `"sharded"`, `"host"`, `"auto"`, or layouts by patterns, as
         for `set_variable_layout`, with axes of the mesh, too. None keeps their layouts.
       micro_batches, stages, schedule: as for `parallelize`; None: as `fn` has them.
       unknown_size: what to assume for sizes that depend on data (`tf.where`). None assumes 1, and the prediction says
@@ -69,15 +69,16 @@ def predict(
     (True, ['CPU:0', 'GPU:0', 'GPU:1'])
     """
     found, unknown_size = machine_of(machine), checked_unknown_size(unknown_size)
+    check_renamed(fn, kwargs)
     fn, args, kwargs = step_of(fn, args, kwargs)
     axes = mesh_axes(mesh) or None
     options = {"micro_batches": micro_batches, "schedule": schedule, "stages": stages, "mesh": axes}
     call = predicted_call(fn, args, kwargs, **options)
     count = _count(call.options, devices, found)
     found.names(count)  # checks that it has so many
-    if why := why_too_many(call, count, layout):
+    if why := why_too_many(call, count, variables):
         raise UnsupportedError(f"{call.title} on {count} devices: {why}. Choose fewer devices.")
-    return predict_call(call, found, count, layout, unknown_size)
+    return predict_call(call, found, count, variables, unknown_size)
 
 
 @phase("predicting")

@@ -14,6 +14,7 @@ from graphsplit.api.calls.compilation import trace_call, variables_elsewhere
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.calls.plan_requests import PlanRequest, plan_as_if
 from graphsplit.api.layouts.predicted_layouts import Layout
+from graphsplit.api.stepping import Stepping
 from graphsplit.core import structures
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import Shard
@@ -97,6 +98,13 @@ class PredictedCall:
         chosen = replace(self.options, **options)
         request = PlanRequest(self.trace, self.splitting, chosen, devices).noting(*variables_elsewhere(self.trace))
         return plan_as_if(request.as_if(chosen, devices), layout, memory=memory)
+
+
+def check_renamed(fn: Any, kwargs: Mapping[str, Any]) -> None:
+    """Raise `TypeError` for the old names of `variables=`, unless the function itself has such an argument."""
+    own = () if isinstance(fn, Stepping) or not callable(fn) else signature_of(fn).parameters
+    for name in [name for name in ("layout", "layouts") if name in kwargs and name not in own]:
+        raise TypeError(f"{name}= is now variables={kwargs[name]!r}.")
 
 
 def predicted_call(

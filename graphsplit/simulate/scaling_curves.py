@@ -19,7 +19,7 @@ from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import machine as machine_of
 from graphsplit.planning.options import Options
 from graphsplit.simulate.calls import predict_call, why_too_many
-from graphsplit.simulate.predicted_calls import PredictedCall, predicted_call
+from graphsplit.simulate.predicted_calls import PredictedCall, check_renamed, predicted_call
 from graphsplit.simulate.prediction.predictions import Prediction
 from graphsplit.simulate.prediction.scalings import Point, Scaling
 from graphsplit.simulate.prediction.unknown_sizes import checked_unknown_size
@@ -35,7 +35,7 @@ def scaling(
     machine: str | os.PathLike[str] | Machine,
     devices: Sequence[int],
     mesh: Mapping[str, int] | None = None,
-    layouts: Sequence[Layout] | None = None,
+    variables: Sequence[Layout] | None = None,
     kinds: Sequence[str] = KINDS,
     micro_batches: int | None = None,
     unknown_size: int | None = None,
@@ -48,7 +48,7 @@ def scaling(
       machine: see `predict`. If it has too few devices, a cluster of such machines is predicted.
       devices: how many, `[1, 2, 4, 8]`.
       mesh: as for `predict`. The axis beside the batch axis keeps its size; the batch axis has the other devices.
-      layouts: of the variables, `["home", "replicated", "sharded"]`, or as for `predict`; None keeps their layouts.
+      variables: their layouts, `["home", "replicated", "sharded"]`, or as for `predict`; None keeps their layouts.
       kinds: `"strong"`, the batch as given over more devices; `"weak"`, on each device as many rows as are given.
       micro_batches, unknown_size: see `predict`.
 
@@ -66,6 +66,7 @@ def scaling(
     wrong = [kind for kind in kinds if kind not in KINDS]
     if wrong or not kinds:
         raise ArgumentError(f"kinds must be some of {', '.join(map(repr, KINDS))}, got {list(kinds)!r}.")
+    check_renamed(fn, kwargs)
     fn, args, kwargs = step_of(fn, args, kwargs)
     call = predicted_call(fn, args, kwargs, micro_batches=micro_batches, mesh=mesh_axes(mesh) or None)
     _check_counts(call, counts)
@@ -73,7 +74,7 @@ def scaling(
     if "weak" in kinds and not batch and max(counts) > 1:
         raise ArgumentError(f"Weak scaling of {call.title}: no argument is split, so there are no rows to add.")
     calls, usual = {batch: call}, call.options.variables
-    names = [layout_name(usual if layout is None else layout) for layout in layouts or (None,)]
+    names = [layout_name(usual if layout is None else layout) for layout in variables or (None,)]
     points, skipped, notes, assumptions = list[Point](), list[str](), list[str](), tuple[str, ...]()
     for kind, count in itertools.product(kinds, counts):
         own = _with_rows_of_mesh(call.options, count)
@@ -83,7 +84,7 @@ def scaling(
             skipped.append(f"{kind} scaling on {count} devices: {rows} rows are too few: some devices get none")
             continue
         larger = found.covering(count)
-        for layout in layouts or (None,):
+        for layout in variables or (None,):
             if why := why_too_many(call, count, layout):
                 name = layout_name(layout)
                 skipped.append(f"{kind} scaling on {count} devices{f', {name}' if name else ''}: {why}")

@@ -195,7 +195,7 @@ def comparison_of_plans() -> str:
 def prediction_of_a_product() -> gs.simulate.Prediction:
     weights = tf.Variable(tf.ones((64, 64)), name="weights")
     return gs.predict(
-        lambda x: x @ weights, tf.TensorSpec((128, 64)), machine="2xH100-SXM5", devices=2, layout="replicated"
+        lambda x: x @ weights, tf.TensorSpec((128, 64)), machine="2xH100-SXM5", devices=2, variables="replicated"
     )
 
 

@@ -137,7 +137,7 @@ def predicted_where_they_lie(workers, cluster) -> None:
         predicted = gs.predict(network.train, rows(8), devices=4, machine="cpu")
         division = next(iter(predicted.plan.state.divisions.values()))
         assert len(set(division.devices)) == len(division.devices), division.devices
-        would = gs.predict(network.train, rows(8), devices=4, machine="cpu", layout="sharded")
+        would = gs.predict(network.train, rows(8), devices=4, machine="cpu", variables="sharded")
         assert {k: own.devices for k, own in predicted.plan.state.divisions.items()} == {
             k: own.devices for k, own in would.plan.state.divisions.items()
         }

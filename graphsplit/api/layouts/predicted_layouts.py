@@ -160,7 +160,7 @@ def _elsewhere(variables: Sequence[tf.Variable], mesh: DeviceMesh | None) -> lis
         raise ArgumentError(
             "These variables are cut along axes of a mesh, and the prediction has no mesh:\n"
             f"{bullet_list(named)}\n"
-            'Pass the mesh, mesh={"batch": 2, "model": 4}, or another layout, layout="home".'
+            'Pass the mesh, mesh={"batch": 2, "model": 4}, or another layout, variables="home".'
         )
     return found
 
@@ -188,7 +188,7 @@ def _as_they_lie(variables: Sequence[tf.Variable], devices: Sequence[str]) -> di
         raise ArgumentError(
             f"These variables are on more devices than the {len(devices)} of the prediction:\n"
             f"{bullet_list(wrong)}\n"
-            'Predict for more devices, or pass another layout, layout="home".'
+            'Predict for more devices, or pass another layout, variables="home".'
         )
     return found
 
@@ -220,7 +220,7 @@ def notes_on_layout(
         if len(used) < len(could):
             notes.append(
                 f"variables are {what} over {len(used)} devices, as they are here, and {len(devices) - len(used)} of "
-                f'{len(devices)} have none; layout="{what}" predicts them over all'
+                f'{len(devices)} have none; variables="{what}" predicts them over all'
             )
     return tuple(notes)
 
