@@ -134,7 +134,6 @@ def _transfers(placement: PlacementGraph, index: Mapping[str, int], number: Mapp
             {
                 "kind": moved.kind,
                 "text": f"{moved.kind}: {count_text(len(moved.transfers), 'tensor')}, {format_bytes(moved.bytes)}",
-                "devices": max(len(set(devices)) for devices in zip(*moved.ways, strict=True)),
                 "note": ways_text(moved.ways).replace("->", "→"),
             }
             for moved in moves

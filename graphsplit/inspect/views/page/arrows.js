@@ -64,9 +64,15 @@ function curve(e) { // a lane on the way is passed between its rows
 
 const LABEL = 112; // the room that the name of what is sent needs; where there is less, bytes alone are said
 
+function timesOf(arrow) { // once for each lane on another device, or for each pair of those alike
+  const alike = (item) => tree.lanes.filter((lane) => lane.like === item.lane.like);
+  const [few, many] = [alike(arrow.a), alike(arrow.b)].sort((a, b) => a.length - b.length);
+  return few.length > 1 ? few.length : many.filter((lane) => lane.device !== few[0].device).length;
+}
+
 function labelOf(arrow) { // what is most of it, and how much: the same goes to, or comes from, all that are alike
-  const [[most]] = [...arrow.kinds].sort((a, b) => b[1] - a[1]), { kind, devices } = D.moves[most];
-  const times = $("shards").checked || devices < 2 ? "" : " \u00d7 " + devices;
+  const [[most]] = [...arrow.kinds].sort((a, b) => b[1] - a[1]), { kind } = D.moves[most], count = timesOf(arrow);
+  const times = $("shards").checked || count < 2 ? "" : " \u00d7 " + count;
   const size = formatBytes(arrow.bytes) + times, full = kind + (arrow.kinds.size > 1 ? ", \u2026 " : " ") + size;
   return MARGIN >= LABEL && measure(full, 10.5, 600) <= MARGIN - 20 ? full : size;
 }
