@@ -83,10 +83,15 @@ ONE_PLAN = "planning/plan.py"  # whose methods ask files of planning, which name
 
 
 @functools.cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse((PACKAGE / module).read_text())
+
+
+@functools.cache
 def imports_of(module: str) -> set[str]:
     """Return the modules of graphsplit that a file imports anywhere: in functions and for types only, too."""
     found = set()
-    for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
+    for node in ast.walk(tree_of(module)):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -156,14 +161,8 @@ def test_lower_layers_work_without_those_above(tmp_path: Path):
         assert step(tf.ones((5, 3)))[0, 0] == -14
         print(gs.__file__)
     """
-    ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONPYCACHEPREFIX": str(tmp_path / "compiled")}
+    ran = python("-c", textwrap.dedent(code), cwd=tmp_path, env=environment)
     assert ran.returncode == 0, ran.stderr
     assert Path(ran.stdout.split()[-1]).is_relative_to(tmp_path)
 
@@ -190,7 +189,7 @@ def folder_of(module: str) -> str:
 
 
 def test_no_class_name_stands_twice():
-    trees = [ast.parse((PACKAGE / module).read_text()) for module in MODULES]
+    trees = [tree_of(module) for module in MODULES]
     names = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     assert sorted(names) == sorted(set(names))
 
