@@ -305,3 +305,15 @@ def test_a_pattern_names_one_of_two_optimizers_or_both(pattern: str, expected: l
 def test_a_pattern_of_another_optimizers_name_says_which_is_near():
     with pytest.raises(gs.errors.ArgumentError, match=r"Similar to 'adam/\*': .*'adam_1/\*'"):
         trained_by_two({"adam/*": "sharded"}, "adam_1", "adam_2")
+
+
+def test_slots_that_keras_makes_elsewhere_than_their_copies_stay():
+    keras.utils.set_random_seed(1)
+    with tf.device("CPU:1"):
+        template = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+    gs.set_variable_layout(template, "replicated", devices=["CPU:1", "CPU:2"])
+    model = gs.multi_gpu_model(template, ["CPU:1", "CPU:2"])
+    model.compile(keras.optimizers.Adam(0.1), "mse")
+    x = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+    losses = model.fit(x, x[:, :3], batch_size=7, epochs=2, verbose=0).history["loss"]
+    assert losses[1] < losses[0]

@@ -102,6 +102,40 @@ def test_a_plan_and_a_prediction_say_where_they_would_be():
     assert str(predicted) != str(home)
 
 
+def test_each_stage_of_a_mesh_has_its_variables_and_a_prediction_keeps_layouts():
+    first, second = (tf.Variable(np.eye(WIDE), name=name) for name in ("first", "second"))
+
+    mesh = {"stage": 2, "batch": 2}
+    parallel = gs.parallelize(lambda x: tf.tanh(tf.tanh(x @ first) @ second), mesh=mesh, variables="sharded")
+    before = {line for line in str(parallel.plan(batch())).splitlines() if "variables" in line}
+    assert [parts_of_variable(v) for v in (first, second)] == [None, None]
+    assert_close(parallel(batch()), tf.tanh(tf.tanh(batch())))
+    assert {line for line in str(parallel.plan(batch())).splitlines() if "variables sharded" in line} <= before
+    assert len({device for v in (first, second) for device in parts_of_variable(v).devices}) == 4
+    gs.set_variable_layout([first, second], "home")
+    at_home = gs.parallelize(lambda x: tf.tanh(x @ first), devices=2, variables="sharded")
+    predicted = gs.predict(at_home, batch(), machine="8xA100-SXM4-40GB")
+    assert predicted.step_s == gs.predict(at_home, batch(), machine="8xA100-SXM4-40GB", variables="home").step_s
+
+
+def test_heads_stay_whole_from_the_first_call():
+    weights = {name: tf.Variable(np.random.default_rng(3).normal(size=(WIDE, WIDE)), name=name) for name in "qko"}
+
+    def attend(x: tf.Tensor) -> tf.Tensor:
+        q, k = (tf.reshape(x @ weights[name], [-1, 5, 3, 4]) for name in "qk")
+        scores = tf.nn.softmax(tf.einsum("btha,bsha->bhts", q, k))
+        return tf.reshape(tf.einsum("bhts,bsha->btha", scores, k), [-1, 5, WIDE]) @ weights["o"]
+
+    cut = {"q": (None, "model"), "k": (None, "model"), "o": ("model", None)}
+    parallel = gs.parallelize(attend, mesh={"batch": 2, "model": 2}, variables=cut)
+    x = tf.constant(np.random.default_rng(1).normal(size=(ROWS, 5, WIDE)))
+    expected = attend(x)
+    assert_close(parallel(x), expected)
+    lines = [line for line in str(parallel.plan(x)).splitlines() if "computed in place" in line]
+    assert len(lines) == 3
+    assert all("8 + 4 (units of 4)" in line for line in lines)
+
+
 def test_in_a_graph_it_says_what_to_do():
     split = Step()
     split(batch())

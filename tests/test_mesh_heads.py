@@ -90,7 +90,7 @@ def test_zeros_beside_equal_parts_are_cut_alike():
         (
             2,
             4,
-            "replicated along 'model' (its units, heads say, are fewer than 4 devices); on one device along 'batch'",
+            "replicated along 'model' (it has fewer units, as heads, than 4 devices); on one device along 'batch'",
         ),
     ],
 )

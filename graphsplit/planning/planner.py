@@ -213,7 +213,8 @@ def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Pla
         for number, layout in enumerate(layouts[flow.chooses :])
     ]
     given_ops = [program.ops[op.inputs[i].op] for i in passed]
-    handles = [own.device or plan.state.devices.get(own.name) for own in given_ops]
+    held = {*program.captures}  # (what is done for a part has a device, too)
+    handles = [(own.index in held and own.device) or plan.state.devices.get(own.name) for own in given_ops]
     if (stage := mesh.stage_of(op)) and (first := mesh.home_of(op)):
         columns = tuple([stage.column(number, len(mesh.columns)) for number in range(len(mesh.columns))])
         mesh, home = replace(mesh, devices=tuple(mesh.devices_of(op)), columns=columns), first

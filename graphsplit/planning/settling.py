@@ -27,5 +27,6 @@ def settled(attempt: Callable[[dict[Key, str]], tuple[Result, Mapping[Key, str]]
         if not found:
             return result
         if found.keys() <= known.keys():
-            raise CheckError(f"What was taken into account stands in the way again: {sorted(map(str, found))}.")
+            again = [f"{key}: {why}" for key, why in found.items()]
+            raise CheckError(f"What was taken into account stands in the way again: {', '.join(again)}.")
         known.update(found)

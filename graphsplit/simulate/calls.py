@@ -92,8 +92,8 @@ def predict_call(
     """Return the prediction of a call that was traced; see `predict`."""
     names = machine.names(devices)
     mesh_devices = mesh_as_if(call.options.mesh, names)
-    layout = call.options.variables if layout is None else layout
     plan = call.plan(names, layout, machine.device.memory_bytes)
+    layout = call.options.variables if layout is None else layout
     notes = (*call.notes, *notes_on_layout(call.trace, layout, names, mesh_devices))
     name = layout_name(layout)
     found = predict_plan(plan, machine, title=call.title, layout=name, unknown_size=unknown_size)

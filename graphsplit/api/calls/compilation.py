@@ -15,9 +15,10 @@ import tensorflow as tf
 
 from graphsplit.api.calls.argument_splitting import Splitting, open_shapes, open_sparse_shapes, resolve_split
 from graphsplit.api.calls.chosen_devices import check_no_others
-from graphsplit.api.calls.plan_requests import PlanRequest, plan_laid_out
+from graphsplit.api.calls.plan_requests import PlanRequest, plan_as_if, plan_laid_out
 from graphsplit.api.calls.traces import Choices
-from graphsplit.api.layouts.lying_together import lay_together
+from graphsplit.api.layouts.layout_spellings import AUTO
+from graphsplit.api.layouts.lying_together import lay_out_as_asked, lay_together
 from graphsplit.api.layouts.mesh_checks import check_mesh, mesh_lain_on
 from graphsplit.api.layouts.variable_layouts import lay_out_later
 from graphsplit.core import structures
@@ -76,15 +77,19 @@ def trace_and_plan(
         mesh = replace(mesh, stages=tuple([stage.devices for stage in placed if len(stage.devices) > 1]))
     check_mesh(traced, mesh)
     lay_out_later()
+    asks = options.variables not in (None, AUTO)
+    notes = (*notes, *(lay_out_as_asked(traced, options.variables, devices, mesh, runs) if asks else ()))
     moved = lay_together(traced)
     near = None if options.tuning["default_device"] is None else home
     request = PlanRequest(traced, splitting, options, devices, near, mesh)
     request = request.noting(*variables_elsewhere(traced), *notes, *moved)
     if options.is_automatic:
         return traced, _chosen_plan(request, Choices() if choices is None else choices, arguments, runs)
+    if asks and not runs:
+        return traced, plan_as_if(request, None)
     request = request.in_stages(find_state)
     with phase("planning"):
-        if options.variables is not None:
+        if options.variables == AUTO:
             return traced, plan_laid_out(request, partial(gpu_memory_bytes, devices), find_state, runs)
         return traced, request.plan(find_state(request.trace))
 

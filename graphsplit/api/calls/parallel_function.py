@@ -278,7 +278,7 @@ class ParallelFunction(Generic[P, R]):
         """Return the planned form for these arguments, and the tensors among them, or what stands for tensors.
 
         Without arguments it is the one that ran most, if any has. What moves variables when it runs is planned, if it
-        is only looked at, as if they lay as it wants them, unless they do.
+        is only looked at, as if they lay as it wants them, unless they do. (Its gradients, as they lie.)
         """
         if not args and not kwargs:
             if (most := self._traces.ran_most()) is not None:

@@ -8,14 +8,14 @@ from functools import partial
 
 from graphsplit.api.calls.argument_splitting import Splitting
 from graphsplit.api.calls.chosen_devices import stages_asked
-from graphsplit.api.layouts.automatic import AutomaticLayouts, choose_layouts, layouts_asked
+from graphsplit.api.layouts.automatic import AutomaticLayouts, choose_layouts
 from graphsplit.api.layouts.layout_spellings import AUTO
 from graphsplit.api.layouts.lying_in_stages import lay_in_stages
 from graphsplit.api.layouts.lying_together import slots_in
 from graphsplit.api.layouts.mesh_checks import check_asked
 from graphsplit.api.layouts.predicted_layouts import Layout, divisions_for, divisions_wanted
 from graphsplit.api.layouts.told_variables import lay_out_in_units, learn_units
-from graphsplit.api.layouts.variable_layouts import lay_out_in_stages
+from graphsplit.api.layouts.variable_layouts import lay_out
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
 from graphsplit.core.hosts import host_device
 from graphsplit.core.sizes.symbolic_sizes import Size
@@ -138,7 +138,7 @@ def plan_laid_out(
     find_state: Callable[[Trace], State] = state_of,
     runs: bool = False,
 ) -> Plan:
-    """Return the plan with variables where `variables=` has them; if it is to run, lay them out so.
+    """Return the plan with variables where `"auto"` has them; if it is to run, lay them out so.
 
     Args:
       request: what is planned.
@@ -152,16 +152,14 @@ def plan_laid_out(
         if not any(chosen.layouts):
             state = find_state(trace)
         elif runs:
-            lay_out_in_stages(variables, chosen.layouts, slots, devices, request.mesh, reshard, is_automatic)
+            given = (variables, chosen.layouts, slots, devices, request.mesh)
+            lay_out(*given, reshard_after_forward=reshard, is_automatic=True)
             state = state_of(trace)
         else:
             held = divisions_wanted(trace, chosen.layouts, devices, request.mesh, reshard)
             state = state_as_if(trace, held, request.home or devices[0])
         return request.noting(chosen.why).plan(state)
 
-    is_automatic = request.options.variables in (None, AUTO)
-    if not is_automatic:
-        return make_plan(layouts_asked(trace, slots, request.options, request.mesh, runs), reshard=True)
     chosen = choose_layouts(trace, slots, devices, request.options, runs)
     plan = make_plan(chosen, reshard=False)
     limit = memory() if any(chosen.layouts) and not plan.program.symbols else None
@@ -187,4 +185,4 @@ def plan_as_if(request: PlanRequest, layout: Layout, keep: bool = False, memory:
     held = divisions_for(request.trace, layout, devices, mesh, keep)
     if mesh is not None and learn_units(request.trace, held, mesh):
         held = divisions_for(request.trace, layout, devices, mesh, keep)
-    return request.plan(state_as_if(request.trace, held, devices[0]))
+    return request.plan(state_as_if(request.trace, held, request.home or devices[0]))

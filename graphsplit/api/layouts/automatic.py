@@ -11,18 +11,15 @@ The rule reads bytes, kinds of devices, and which variables a traced function wr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from graphsplit.api.layouts.layout_spellings import AUTO
-from graphsplit.api.layouts.variable_layouts import wanted_layouts
-from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.devices import canonical_name, copies_take_time
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.errors import UnsupportedError
-from graphsplit.planning.amounts import count_text, format_bytes
+from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.options import Options
 from graphsplit.planning.text.variables_text import LEAST_BYTES
 from graphsplit.tracing.trace import Trace, captured_variables
@@ -94,32 +91,6 @@ def choose_layouts(
     }
     said = [text for layout, text in texts.items() if layout in chosen]
     return AutomaticLayouts(layouts, _said("; ".join(said) or "they keep the layouts that they have"))
-
-
-def layouts_asked(
-    trace: Trace, slots: Mapping[int, tf.Variable], options: Options, mesh: DeviceMesh | None, runs: bool
-) -> AutomaticLayouts:
-    """Return the layouts that `variables=` asks for, of those variables of a traced function that have none yet.
-
-    Args:
-      trace, options, runs: see `choose_layouts`.
-      slots: the variables of slots, by the slots' ids.
-      mesh: the devices as a mesh, if they are one.
-
-    Raises:
-      ArgumentError: if a pattern fits no variable.
-      UnsupportedError: in a graph, where none can be laid out.
-    """
-    wanted = wanted_layouts(list(trace.variables), options.variables, slots, mesh)
-    have = [parts_of_variable(v) is not None or hasattr(v, "_graphsplit_laid") for v in trace.variables]
-    layouts = tuple([None if has else own for has, own in zip(have, wanted, strict=True)])
-    if runs and any(layouts) and not tf.executing_eagerly():
-        raise UnsupportedError(
-            f"variables={options.variables!r} lays variables out in the first call, which is in a graph. Call the "
-            "function once outside of tf.function, or lay them out before: gs.set_variable_layout."
-        )
-    kept = f"; {count_text(sum(have), 'variable')} that had a layout keep it" if any(have) else ""
-    return AutomaticLayouts(layouts, f"variables={options.variables!r}{kept}")
 
 
 def why_they_stay(devices: Sequence[str], options: Options) -> str:

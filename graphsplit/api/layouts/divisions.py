@@ -159,6 +159,11 @@ def cut_of(variable: Any, layout: str) -> Cut | None:
     return Cut(0, variable.shape[0], 1, devices=(canonical_name(variable.device),)) if stays else None
 
 
+def has_layout(variable: tf.Variable) -> bool:
+    """Return whether a layout was set for a variable, be it to stay where it is."""
+    return parts_of_variable(variable) is not None or hasattr(variable, "_graphsplit_laid")
+
+
 def is_sharded(variable: tf.Variable) -> bool:
     """Return whether a variable is laid out as `"sharded"`, in slices or whole on its owner."""
     return cut_of(variable, "sharded") is not None

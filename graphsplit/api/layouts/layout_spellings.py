@@ -326,7 +326,7 @@ class LayoutOnMesh:
             unit, blocks = found.blocks[0], len(found.blocks)
         units = shape[k] // unit // blocks
         if units < len(devices):
-            return Copied(devices, devices, f"its units, heads say, are fewer than {len(devices)} devices")
+            return Copied(devices, devices, f"it has fewer units, as heads, than {len(devices)} devices")
         return Cut(k, units, len(devices), unit, devices=devices, along=axis, blocks=blocks)
 
     @property

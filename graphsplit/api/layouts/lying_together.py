@@ -12,12 +12,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.layouts.divisions import PLACES, cut_of, divided, owned_bytes
+from graphsplit.api.layouts.divisions import PLACES, cut_of, divided, has_layout, owned_bytes
 from graphsplit.api.layouts.new_variables import slots_by_name
-from graphsplit.api.layouts.variable_layouts import lay_divided, lay_out, wait_for_calls
+from graphsplit.api.layouts.variable_layouts import (
+    lay_divided,
+    lay_out,
+    lay_out_in_stages,
+    wait_for_calls,
+    wanted_layouts,
+)
+from graphsplit.core.device_mesh import DeviceMesh
+from graphsplit.core.devices import canonical_name
 from graphsplit.core.layouts import Cut
 from graphsplit.core.variables.parted_variables import are_any_parts, parts_of_variable, tell_functions
 from graphsplit.core.variables.running_calls import calls
+from graphsplit.errors import UnsupportedError
 from graphsplit.planning.amounts import count_text, format_bytes
 from graphsplit.planning.variables.updates import updated_together
 from graphsplit.tracing.trace import Trace, captured_variables
@@ -66,13 +75,44 @@ def _lay_new(trace: Trace) -> list[tf.Variable]:
     heads, together = slots_in(trace), dict[tuple[Any, ...], list[tf.Variable]]()
     for slot in [own for own in trace.variables if id(own) in heads and not hasattr(own, "_graphsplit_laid")]:
         head = heads[id(slot)]
-        layout, *how = getattr(head, "_graphsplit_laid", ("home",))
-        if layout != "home" and not head._graphsplit_automatic and head.shape == slot.shape:
+        layout, *how = getattr(head, "_graphsplit_laid", ("home", ()))
+        is_there = layout != "replicated" or canonical_name(slot.device) in how[0]  # (one of the copies is the slot)
+        if layout != "home" and is_there and not head._graphsplit_automatic and head.shape == slot.shape:
             together.setdefault(tuple(how), []).append(slot)
     for (devices, mesh, reshard), slots in together.items():
         layouts = [heads[id(slot)]._graphsplit_laid[0] for slot in slots]
         lay_out(slots, layouts, heads, devices, mesh, reshard_after_forward=reshard)
     return [slot for slots in together.values() for slot in slots]
+
+
+def lay_out_as_asked(
+    trace: Trace, layout: Any, devices: Sequence[str], mesh: DeviceMesh | None, runs: bool
+) -> tuple[str, ...]:
+    """Lay out those variables of a traced function that have no layout yet; return what a plan says.
+
+    Args:
+      trace: the function.
+      layout: as for `set_variable_layout`.
+      devices, mesh: full names; they as a mesh, if they are one.
+      runs: whether they are to be laid out, and not only planned as if they were.
+
+    Raises:
+      ArgumentError: if a pattern fits no variable, and there are variables to be laid out.
+      UnsupportedError: in a graph, where none can be laid out.
+    """
+    variables, slots = list(trace.variables), slots_in(trace)
+    new, said = [v for v in variables if not has_layout(v)], f"variables={layout!r}"
+    if new and runs:
+        wanted = wanted_layouts(variables, layout, slots, mesh)
+        layouts = [None if has_layout(v) else own for v, own in zip(variables, wanted, strict=True)]
+        if any(own not in (None, "home") for own in layouts) and not tf.executing_eagerly():
+            raise UnsupportedError(
+                f"{said} lays variables out in the first call, which is in a graph. Call the function once outside of "
+                "tf.function, or lay them out before: gs.set_variable_layout."
+            )
+        lay_out_in_stages(variables, layouts, slots, devices if mesh is None else mesh.devices, mesh, True)
+    kept = len(variables) - len(new)
+    return (f"{said}; {count_text(kept, 'variable')} that had a layout keep it" if kept else said,)
 
 
 def _lay_together(

@@ -13,6 +13,7 @@ from graphsplit.api.layouts.divisions import (
     divisions_in_stage,
     divisions_on_mesh,
     groups_for,
+    has_layout,
     replicated,
 )
 from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout, names_host, spelling_of
@@ -58,7 +59,7 @@ def divisions_for(
         return divisions_wanted(trace, [None] * len(variables), devices, mesh)
     wanted = wanted_layouts(variables, layout, slots_in(trace), mesh)
     if keep:
-        wanted = [None if parts_of_variable(v) is not None else own for v, own in zip(variables, wanted, strict=True)]
+        wanted = [None if has_layout(v) else own for v, own in zip(variables, wanted, strict=True)]
     return divisions_wanted(trace, wanted, devices, mesh)
 
 

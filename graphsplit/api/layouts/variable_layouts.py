@@ -158,15 +158,14 @@ def lay_out_in_stages(
     devices: Sequence[str],
     mesh: DeviceMesh | None,
     reshard_after_forward: bool,
-    is_automatic: bool = False,
 ) -> None:
     """Lay variables out, those that are known to belong to a stage on its devices; see `lay_out`."""
     places = [stage_known(v, mesh) or stage_known(slots.get(id(v)), mesh) or tuple(devices) for v in variables]
     for place in dict.fromkeys(places):
         own = [k for k, other in enumerate(places) if other == place]
         stage_mesh, laid = None if mesh is None else mesh.of_stage(place), [variables[k] for k in own]
-        layouts, reshards = [wanted[k] for k in own], reshard_after_forward
-        lay_out(laid, layouts, slots, place, stage_mesh, reshard_after_forward=reshards, is_automatic=is_automatic)
+        layouts = [wanted[k] for k in own]
+        lay_out(laid, layouts, slots, place, stage_mesh, reshard_after_forward=reshard_after_forward)
 
 
 def _check_no_slots(layout: Mapping[str, VariableLayout]) -> None:

@@ -4,7 +4,7 @@ What enters: the program, what runs where (`steps`, through `flow`), what carrie
 the schedule or stages that the user asks for. What leaves: the program with its stages and where each was cut, which
 operation goes before another one, phases and turns of shards that share a device, and the schedule that they follow.
 
-`automatic_stages` cuts a program into stages, with `stage_units` (what has to stay together), `gradient_pairs` and
-`chains`. `scheduling` orders operations; `levels`, `phases` and `turns` order the shards of a device; `schedules` are
-the known ones of pipelines, and `pipelines` say which slot of them an operation belongs to.
+`automatic_stages` cuts a program into stages, with `gradient_pairs` and `chains` (what has to stay together).
+`scheduling` orders operations; `phases` and `turns` order the shards of a device; `schedules` are the known ones of
+pipelines, and `pipelines` say which slot of them an operation belongs to.
 """

@@ -53,7 +53,8 @@ _SENT = (
     "all-reduce",
     "reduce-scatter",
 )
-_KEEP_COLUMNS = re.compile("AddV2|BatchMatMulV2|BiasAdd|Cast|Einsum|Identity|MatMul|ReadVariableOp|Reshape")
+_KEEP_COLUMNS = frozenset({"AddV2", "BiasAdd", "Cast", "Identity", "ReadVariableOp", "Reshape"})
+_PRODUCTS = frozenset({"BatchMatMulV2", "Einsum", "MatMul"})
 _MOST_AT_HOME = 12
 _MOST_MET = 4
 
@@ -163,14 +164,17 @@ def _whole_heads(plan: Plan) -> dict[str, int]:
     """Return how wide heads are, by the even cuts that leave them whole: a reshape takes what a part makes apart."""
     state, program, found = plan.state, plan.program, dict[str, int]()
     readers = readers_of([[tensor.op for tensor in op.inputs] for op in program.ops]) if state.in_place else []
+
+    def keeping(i: int) -> list[int]:
+        return [r for r in readers[i] if program.ops[r].type in _KEEP_COLUMNS]
+
     for capture, (k, part) in zip(program.captures, state.parts, strict=False):
         name = state.captured[k].placeholder if part == 0 and state.captured else ""
         cut = along_axis(state.divisions[name]) if name in state.in_place else None
         if isinstance(cut, Cut) and cut.block == cut.blocks == 1:
-            behind = reached(
-                [capture], lambda i: [r for r in readers[i] if _KEEP_COLUMNS.fullmatch(program.ops[r].type)]
-            )
-            for op in [program.ops[i] for i in sorted(behind) if program.ops[i].type == "Reshape"]:
+            values = {capture, *reached([capture], keeping)}
+            products = [r for i in values for r in readers[i] if program.ops[r].type in _PRODUCTS]
+            for op in [program.ops[i] for i in sorted(reached(products, keeping)) if program.ops[i].type == "Reshape"]:
                 before, after = op.in_shapes[0] or (), [size or 0 for size in op.out_shapes[0] or ()]
                 if before[-1:] == cut.lengths[:1] == (math.prod(after[-2:]),) and len(after) > len(before):
                     found.setdefault(name, after[-1])
