@@ -26,6 +26,7 @@ from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import WORKLOADS, data, workload
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.inspect import PlacedOp
+from graphsplit.planning.state import devices_of_handles
 from graphsplit.planning.traffic import traffic
 from tests.helpers import staged_programs
 from tests.helpers.law import assert_close, squares_step
@@ -296,7 +297,7 @@ def test_variables_in_parts(devices: Sequence[str]):
         for _ in range(2):
             assert_close(many(x), tf.function(plain)(x), tolerance=1e-10)
     plan = many.plan(x)
-    held = {plan.state.devices[plan.program.ops[i].name] for i in plan.program.captures}
+    held = {*devices_of_handles(plan.program, plan.state)}
     assert held == set(plan.devices)
     for a, b in zip(actual, expected, strict=True):
         assert_close(tf.convert_to_tensor(a), tf.convert_to_tensor(b), tolerance=1e-10)
@@ -347,7 +348,7 @@ def test_a_mesh_with_a_vocabulary_in_parts(devices: Sequence[str]):
     make = laid_out(words_model, layout, devices, mesh)
     plan = assert_law_on(devices, make, [(WORDS,), (WORDS[:5],)], 1e-10, mesh=mesh)
     assert "computed in place" in str(plan)
-    held = {plan.state.devices[plan.program.ops[i].name] for i in plan.program.captures}
+    held = {*devices_of_handles(plan.program, plan.state)}
     assert {f"/device:{device}" for device in devices[:2]} <= held
 
 
@@ -362,7 +363,7 @@ def trained_perceptron() -> tuple[Any, Any]:
 def test_the_default_layout(devices: Sequence[str]):
     calls = [tuple(staged_programs.rows(ROWS)), tuple(staged_programs.rows(5))]
     plan = assert_law_on(devices, trained_perceptron, calls, 1e-10, variables="auto")
-    assert {plan.state.devices[plan.program.ops[i].name] for i in plan.program.captures} == set(plan.devices)
+    assert {*devices_of_handles(plan.program, plan.state)} == set(plan.devices)
 
 
 @on_every_place

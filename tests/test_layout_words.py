@@ -28,7 +28,7 @@ def test_both_words_mean_the_same_everywhere(word):
     model = gs.multi_gpu_model(keras.Sequential([keras.Input((4,)), keras.layers.Dense(30)]), 2, variables=word)
     model.predict(np.ones((5, 4)), verbose=0)
     assert parts_of_variable(model.layers[0].kernel.value).layout == "replicated"
-    asked = {"machine": "8xA100-SXM4-80GB", "devices": 2, "layout": word}
+    asked = {"machine": "8xA100-SXM4-80GB", "devices": 2, "variables": word}
     assert gs.predict(lambda x: x @ tf.ones((4, 6)), X, **asked).layout == "replicated"
     with pytest.raises(gs.errors.ArgumentError, match=f"{word!r} is a layout; give the axis another name"):
         gs.parallelize(lambda x: x, mesh={word: 2})

@@ -18,6 +18,7 @@ import graphsplit as gs
 from graphsplit.cli import app
 from graphsplit.cli.predict_commands import machines_like
 from graphsplit.planning.costs.machine_files import known_machines, machine
+from graphsplit.planning.state import devices_of_handles
 from graphsplit.simulate import calls as predictions
 from tests.helpers.messages import raises
 from tests.helpers.predictions import HERE, X, boxed, product
@@ -196,8 +197,8 @@ def test_variables_that_lie_on_fewer_devices_are_told_of(layout: str):
     )
     assert told.notes == (note,)
     assert f"\n  note: {note}\n" in str(told)
-    assert min(told.plan.state.devices.values()) == "/device:GPU:0"
-    assert max(told.plan.state.devices.values()) == "/device:GPU:3"
+    held = devices_of_handles(told.plan.program, told.plan.state)
+    assert (min(held), max(held)) == ("/device:GPU:0", "/device:GPU:3")
     assert gs.predict(step, x, devices=8, variables=layout, **asked).notes == ()
     assert gs.predict(step, x, devices=4, **asked).notes == ()
     found = gs.scaling(step, x, devices=[4, 8], kinds=["strong"], **asked)

@@ -22,7 +22,7 @@ _CONTENT = (str, bytes, bytearray, memoryview, array.array, range, collections.U
 
 
 @dataclass(frozen=True)
-class Container:
+class ContainerKind:
     """How containers of one kind are taken apart and put together.
 
     Attributes:
@@ -36,7 +36,7 @@ class Container:
     is_indexed: bool = True
 
 
-def container_of(kind: type) -> Container | None:
+def container_of(kind: type) -> ContainerKind | None:
     """Return how objects of a type are taken apart, or None if they are leaves."""
     if kind in _PLAIN:
         return _PLAIN[kind]
@@ -106,23 +106,23 @@ def _custom_parts(value: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
     return tuple(range(len(components))), list(components), metadata
 
 
-_SEQUENCE, _MAPPING = Container(_items, _sequence), Container(_mapping_items, _mapping)
-_PLAIN: dict[type, Container] = {dict: _MAPPING, list: _SEQUENCE, tuple: _SEQUENCE}  # as below, but fast
-_KINDS: list[tuple[Callable[[Any], bool], Container]] = [
+_SEQUENCE, _MAPPING = ContainerKind(_items, _sequence), ContainerKind(_mapping_items, _mapping)
+_PLAIN: dict[type, ContainerKind] = {dict: _MAPPING, list: _SEQUENCE, tuple: _SEQUENCE}  # as below, but fast
+_KINDS: list[tuple[Callable[[Any], bool], ContainerKind]] = [
     (
         lambda kind: hasattr(kind, "__tf_flatten__") and hasattr(kind, "__tf_unflatten__"),
-        Container(_custom_parts, lambda kind, _, entries, data: kind.__tf_unflatten__(data, tuple(entries))),  # type: ignore[attr-defined]
+        ContainerKind(_custom_parts, lambda kind, _, entries, data: kind.__tf_unflatten__(data, tuple(entries))),  # type: ignore[attr-defined]
     ),
     (
         lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"),
-        Container(_fields, lambda kind, _, entries, __: kind._make(entries), is_indexed=False),  # type: ignore[attr-defined]
+        ContainerKind(_fields, lambda kind, _, entries, __: kind._make(entries), is_indexed=False),  # type: ignore[attr-defined]
     ),
     (lambda kind: issubclass(kind, Mapping), _MAPPING),
     (lambda kind: issubclass(kind, Sequence), _SEQUENCE),
     # a view belongs to its mapping; tf.nest makes a list, too
-    (lambda kind: issubclass(kind, MappingView), Container(_items, lambda _, __, entries, ___: entries)),
+    (lambda kind: issubclass(kind, MappingView), ContainerKind(_items, lambda _, __, entries, ___: entries)),
     (
         lambda kind: hasattr(kind, "__attrs_attrs__") or dataclasses.is_dataclass(kind),
-        Container(_attributes, _object, is_indexed=False),
+        ContainerKind(_attributes, _object, is_indexed=False),
     ),
 ]
