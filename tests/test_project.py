@@ -79,9 +79,6 @@ ENTRIES = ("__init__.py", "__main__.py")  # the public names, and the command li
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 
 
-ONE_PLAN = "planning/plan.py"  # whose methods ask files of planning, which name the class for types only
-
-
 @functools.cache
 def tree_of(module: str) -> ast.Module:
     return ast.parse((PACKAGE / module).read_text())
@@ -103,12 +100,6 @@ def imports_of(module: str) -> set[str]:
             if f"{path.rpartition('/')[0]}/__init__.py" in MODULES:
                 found.add(f"{path.rpartition('/')[0]}/__init__.py")
     return found
-
-
-def run_by(module: str) -> set[str]:
-    """Return `imports_of` a file, without the plan where only types name it."""
-    only_named = "if TYPE_CHECKING:\n    from graphsplit.planning.plan import Plan\n"
-    return imports_of(module) - ({ONE_PLAN} if only_named in (PACKAGE / module).read_text() else set())
 
 
 def test_every_folder_is_in_the_table_of_folders():
@@ -169,7 +160,7 @@ def test_lower_layers_work_without_those_above(tmp_path: Path):
 
 def test_no_circles_among_modules():
     # (a package's __init__ gathers names of its own modules, which import each other and not it)
-    graph = {m: {i for i in run_by(m) if not i.endswith("__init__.py")} for m in MODULES if m != "__init__.py"}
+    graph = {m: {i for i in imports_of(m) if not i.endswith("__init__.py")} for m in MODULES if m != "__init__.py"}
     order = graphlib.TopologicalSorter({m: i for m, i in graph.items() if not m.endswith("__init__.py")})
     order.prepare()  # raises CycleError, which names them
 
@@ -178,7 +169,7 @@ def test_no_circles_among_folders():
     """What a subfolder imports does not import the subfolder, in whatever way. A file beside them counts by itself."""
     folders: dict[str, set[str]] = {}
     for module in [m for m in MODULES if m not in ENTRIES and not m.endswith("__init__.py")]:
-        below = run_by(module) - {*UPWARDS.get(module, [])}
+        below = imports_of(module) - {*UPWARDS.get(module, [])}
         imported = {folder_of(other) for other in below if not other.endswith("__init__.py")}
         folders.setdefault(folder_of(module), set()).update(imported - {folder_of(module)})
     graphlib.TopologicalSorter(folders).prepare()  # raises CycleError, which names them

@@ -11,15 +11,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from graphsplit.core.layouts import Shard
 from graphsplit.planning.communication.transfers import Collective
+from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.state import devices_of_handles
 from graphsplit.rules import Sharded
-
-if TYPE_CHECKING:
-    from graphsplit.planning.plan import Plan
 
 _Notes = dict[str, list[object]]
 
@@ -41,7 +38,7 @@ class AlikeShards:
         return len(self.devices.get(device, ("",)))
 
 
-def kinds_of_shards(plan: Plan) -> list[int]:
+def kinds_of_shards(plan: Decisions) -> list[int]:
     """Return a number for each shard: the same for those that have as much of everything that is cut.
 
     Shards with as many rows may still differ: slices of an axis that does not divide are no rows.
@@ -63,7 +60,7 @@ def _note_cuts(sharded: Sharded | None, cuts: dict[Shard, None]) -> None:
                 _note_cuts(step.shards, cuts)
 
 
-def find_alike_shards(plan: Plan) -> AlikeShards:
+def find_alike_shards(plan: Decisions) -> AlikeShards:
     """Return which shards of a plan need not be looked at; none if shards exchange values with each other."""
     mesh = plan.mesh
     own: dict[str, list[int]] = {}

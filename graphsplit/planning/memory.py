@@ -13,15 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from graphsplit.planning.buffers import NO_BUFFER, SAME_BUFFER
 from graphsplit.planning.communication.transfers import Relay, Slice, Sum
+from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.tasks import OPERATION, SEND, PlannedTask, Tasks, few_tasks_of
 from graphsplit.program.program import Op, Tensor
-
-if TYPE_CHECKING:
-    from graphsplit.planning.plan import Plan
 
 _AXIS = {"Split": 0, "SplitV": 2}  # which operand is the axis along which an operation cuts
 _ALIGNED_BYTES = 64
@@ -65,12 +63,12 @@ class Alive:
         return sum([buffer.bytes for buffer in self.buffers if buffer.task.is_made])
 
 
-def live_bytes(plan: Plan) -> dict[str, int]:
+def live_bytes(plan: Decisions) -> dict[str, int]:
     """Return the most bytes that are alive at a time on each device; sizes that are not known count as planned."""
     return {device: alive.bytes for device, alive in alive_on(plan, few_tasks_of(plan)).items()}
 
 
-def alive_on(plan: Plan, tasks: Tasks) -> dict[str, Alive]:
+def alive_on(plan: Decisions, tasks: Tasks) -> dict[str, Alive]:
     """Return what is alive on each device when most is.
 
     Args:
@@ -97,7 +95,7 @@ class ResultBuffers(NamedTuple):
 
 
 def result_buffers(
-    plan: Plan, tasks: Sequence[PlannedTask], is_copied: Callable[[PlannedTask], bool] = lambda _: True
+    plan: Decisions, tasks: Sequence[PlannedTask], is_copied: Callable[[PlannedTask], bool] = lambda _: True
 ) -> ResultBuffers:
     """Return in which buffers the results of tasks lie; several names of one value in one.
 
@@ -118,7 +116,7 @@ def result_buffers(
     return ResultBuffers(made, of)
 
 
-def _buffers(plan: Plan, found: Tasks) -> list[LiveBuffer]:
+def _buffers(plan: Decisions, found: Tasks) -> list[LiveBuffer]:
     """Return all buffers, by who makes them."""
     made, of = result_buffers(plan, found.tasks)
     last = [n for n, _ in made]
@@ -141,7 +139,7 @@ def _times(found: Tasks, task: PlannedTask) -> int:
     return 1 if read is None else found.alike.times(found.tasks[read.task].device)
 
 
-def _let_pieces_wait(plan: Plan, found: Tasks, of: Sequence[Sequence[int | None]], last: list[int]) -> None:
+def _let_pieces_wait(plan: Decisions, found: Tasks, of: Sequence[Sequence[int | None]], last: list[int]) -> None:
     """Let the pieces of shards whose tasks are not listed be there as long as that of the shard that tells of them."""
     if not found.alike.told_by:
         return
@@ -154,11 +152,11 @@ def _let_pieces_wait(plan: Plan, found: Tasks, of: Sequence[Sequence[int | None]
                     last[own] = last[own if teller is None else teller]
 
 
-def _has_none(plan: Plan, task: PlannedTask) -> bool:
+def _has_none(plan: Decisions, task: PlannedTask) -> bool:
     return task.kind == OPERATION and task.op is not None and plan.program.ops[task.op].type in NO_BUFFER
 
 
-def _has_own(plan: Plan, task: PlannedTask) -> bool:
+def _has_own(plan: Decisions, task: PlannedTask) -> bool:
     """Return whether what a task makes is no other name of what it reads."""
     if task.kind == OPERATION and task.op is not None:
         return _has_buffer(op := plan.program.ops[task.op]) and not _cuts_rows(op)
@@ -195,7 +193,7 @@ def _most(buffers: list[LiveBuffer]) -> Alive:
     return Alive(tuple([b for b in buffers if b.first <= at <= b.last]))
 
 
-def held_bytes(plan: Plan) -> int:
+def held_bytes(plan: Decisions) -> int:
     """Return the most bytes that the shards hold while all of them wait for each other."""
     level = {i: phase.level for phase in plan.phases for i in phase.ops}
     last: dict[Tensor, int] = {}
@@ -211,7 +209,7 @@ def _has_buffer(op: Op) -> bool:
     return op.type not in NO_BUFFER and op.type not in SAME_BUFFER
 
 
-def _own(plan: Plan, op: Op) -> Iterator[Tensor]:
+def _own(plan: Decisions, op: Op) -> Iterator[Tensor]:
     """Return what a shard reads of what it made itself."""
     shards = plan.steps[op.index].shards
     assert shards is not None

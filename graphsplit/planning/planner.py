@@ -13,10 +13,11 @@ from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Cut, Layout, Nested, Shard
 from graphsplit.planning import passes
 from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.decisions import Divide, Start
 from graphsplit.planning.memory import live_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.options import Options
-from graphsplit.planning.plan import Divide, Plan, Start
+from graphsplit.planning.plan import Plan
 from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.schedule.automatic_stages import StageCuts, StagesAsked
 from graphsplit.planning.state import State

@@ -9,16 +9,13 @@ multiple of it. What follows from variables alone has none.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from graphsplit.core.layouts import Shard
 from graphsplit.core.sizes.symbolic_sizes import is_same, quotient
 from graphsplit.planning.costs.work import flops_of
+from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.work import data_in
 from graphsplit.program.program import Op, Program, Tensor
-
-if TYPE_CHECKING:
-    from graphsplit.planning.plan import Plan
 
 _BORN = "rows are made in it, and too little work follows to split them"
 _FOLLOWS = "it reads rows that are whole"
@@ -63,7 +60,7 @@ class Shares:
         return sum(cause.flops for cause in self.causes) / self.flops if self.flops else 0.0
 
 
-def shares_of(plan: Plan) -> Shares:
+def shares_of(plan: Decisions) -> Shares:
     """Return how much of a plan runs on the shards, and what keeps the rest of the work on the batch from it."""
     counted = [0, 0, 0, 0]
     causes: list[Cause] = []
@@ -90,7 +87,7 @@ _COUNTED = ("flops", "sharded_flops", "bytes", "sharded_bytes")
 class _Causes:
     """Follows rows through what is at home."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Decisions):
         self._plan = plan
         self._program: Program = plan.program
         self._blamed: dict[int, int] = {}  # operations at home that have rows -> their cause

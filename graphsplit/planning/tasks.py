@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -22,15 +22,13 @@ from graphsplit.errors import CheckError
 from graphsplit.planning.alike_shards import AlikeShards, find_alike_shards, kinds_of_shards
 from graphsplit.planning.buffers import kept_each_turn
 from graphsplit.planning.communication.transfers import Own, Slice, Sum, Value
+from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.schedule.phases import find_phases
 from graphsplit.planning.schedule.turns import find_turns
 from graphsplit.planning.steps import spread
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import turns_of
-
-if TYPE_CHECKING:
-    from graphsplit.planning.plan import Plan
 
 OPERATION, HANDED_ON, SEND, COPY = "op", "handed on", "sent", "copy"  # (a move may be a "send")
 
@@ -70,7 +68,7 @@ class PlannedTask(NamedTuple):
     value: Value | None = None
     sent_for: str = ""
 
-    def copy(self, plan: Plan) -> Copy:
+    def copy(self, plan: Decisions) -> Copy:
         """Return which copy of its operation it is."""
         return self.device if self.shard is None and self.op in plan.owners.groups else self.shard
 
@@ -102,17 +100,17 @@ class Tasks:
         return tuple([result for result in self.outputs if result is not None])
 
 
-def tasks_of(plan: Plan, *, in_phases: bool = True) -> Tasks:
+def tasks_of(plan: Decisions, *, in_phases: bool = True) -> Tasks:
     """Return what a plan runs: in the order in which memory counts, or (that is cheaper) in the program's."""
     return _tasks_of(plan, AlikeShards(), in_phases=in_phases)
 
 
-def few_tasks_of(plan: Plan) -> Tasks:
+def few_tasks_of(plan: Decisions) -> Tasks:
     """Return what a plan runs, of shards that are alike only what tells it of all: see `alike_shards`."""
     return _tasks_of(plan, find_alike_shards(plan))
 
 
-def kept_on(plan: Plan, op: Op, d: int | None) -> dict[int, int]:
+def kept_on(plan: Decisions, op: Op, d: int | None) -> dict[int, int]:
     """Return the bytes that each turn of a loop puts into lists, on a shard or (None) once; see `kept_each_turn`."""
     shards = plan.steps[op.index].shards if d is not None else None
 
@@ -125,7 +123,7 @@ def kept_on(plan: Plan, op: Op, d: int | None) -> dict[int, int]:
 
 
 @collection_paused()
-def _tasks_of(plan: Plan, alike: AlikeShards, *, in_phases: bool = True) -> Tasks:
+def _tasks_of(plan: Decisions, alike: AlikeShards, *, in_phases: bool = True) -> Tasks:
     writer = _TaskWriter(plan, alike)
     writer.expect_sums()
     for i, d in _order(plan, alike) if in_phases else _program_order(plan):
@@ -134,14 +132,14 @@ def _tasks_of(plan: Plan, alike: AlikeShards, *, in_phases: bool = True) -> Task
     return Tasks(tuple(writer.tasks), tuple(outputs), alike, writer.values)
 
 
-def _program_order(plan: Plan) -> Iterator[tuple[int, int | None]]:
+def _program_order(plan: Decisions) -> Iterator[tuple[int, int | None]]:
     for i, step in enumerate(plan.steps):
         if step.home:
             yield i, None
         yield from ((i, d) for d in range(plan.mesh.shards if step.shards else 0))
 
 
-def _order(plan: Plan, alike: AlikeShards) -> Iterator[tuple[int, int | None]]:
+def _order(plan: Decisions, alike: AlikeShards) -> Iterator[tuple[int, int | None]]:
     """Return what runs, in order: what runs once as soon as the shards are ready for it, then phase by phase."""
     flow, phases, turns = plan.flow, plan.phases, plan.turns
     if not phases:
@@ -176,7 +174,7 @@ class Operand(NamedTuple):
     by: int | None = None
 
 
-def operands_of(plan: Plan, op: Op, on_shards: bool) -> Sequence[Operand | None]:
+def operands_of(plan: Decisions, op: Op, on_shards: bool) -> Sequence[Operand | None]:
     """Return what an operation reads: None for what its shard makes for itself.
 
     What all shards run as one, a loop of an axis, reads of each operand what each of them has.
@@ -190,20 +188,20 @@ def operands_of(plan: Plan, op: Op, on_shards: bool) -> Sequence[Operand | None]
     return [None if i in makes else _operand(plan, tensor, want) for i, (tensor, want) in pairs]
 
 
-def _operand(plan: Plan, tensor: Tensor, want: Layout) -> Operand:
+def _operand(plan: Decisions, tensor: Tensor, want: Layout) -> Operand:
     """Return how a tensor is read: what is whole, of a group's copies if there are some."""
     step, copies = plan.steps[tensor.op], plan.copies.get(tensor)
     is_made = step.shards is not None and step.shards.gives[tensor.index] == want
     return Operand(tensor, want if copies is None or is_made or not is_whole(want) else copies)
 
 
-def outputs_of(plan: Plan) -> Sequence[Operand]:
+def outputs_of(plan: Decisions) -> Sequence[Operand]:
     """Return what a plan returns: of what lies along an axis what each shard has."""
     outputs = plan.program.outputs
     return _of_each(plan, outputs, plan.output_layouts or [SINGLE_DEVICE] * len(outputs))
 
 
-def _of_each(plan: Plan, tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Operand]:
+def _of_each(plan: Decisions, tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Operand]:
     return [
         _operand(plan, tensor, layout)._replace(by=d)
         for tensor, layout in zip(tensors, layouts, strict=True)
@@ -211,7 +209,7 @@ def _of_each(plan: Plan, tensors: Sequence[Tensor], layouts: Sequence[Layout]) -
     ]
 
 
-def is_together(plan: Plan, position: int) -> bool:
+def is_together(plan: Decisions, position: int) -> bool:
     """Return whether all shards run an operation as one."""
     shards = plan.steps[position].shards
     return shards is not None and shards.together
@@ -257,7 +255,7 @@ class _Copies(NamedTuple):
 class _TaskWriter:
     """Writes tasks, and of each those first that it reads of moves."""
 
-    def __init__(self, plan: Plan, alike: AlikeShards):
+    def __init__(self, plan: Decisions, alike: AlikeShards):
         self.tasks: list[PlannedTask] = []
         self._left_out = {plan.mesh.devices[d] for d in alike.told_by}
         self._plan = plan

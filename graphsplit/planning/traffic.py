@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from graphsplit.core.hosts import host_name
+from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.propagation.owners import computing_devices
 from graphsplit.planning.tasks import COPY, OPERATION, SEND, PlannedTask, Tasks, few_tasks_of
-
-if TYPE_CHECKING:
-    from graphsplit.planning.plan import Plan
 
 STAGES = "between stages"
 
@@ -55,7 +52,7 @@ class Traffic:
         return (device, *through.get(device, (0, 0)))
 
 
-def traffic(plan: Plan, tasks: Tasks | None = None) -> Traffic:
+def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
     """Return the bytes that one call moves between devices.
 
     A tensor that several operations of a device read is sent there once, as TensorFlow's runtime does. Sizes that are
@@ -88,7 +85,7 @@ def traffic(plan: Plan, tasks: Tasks | None = None) -> Traffic:
     return Traffic(_of_each(sent, found), _of_each(received, found), between_hosts, by_kind, frozenset(unknown), giving)
 
 
-def giving_devices(plan: Plan) -> frozenset[str]:
+def giving_devices(plan: Decisions) -> frozenset[str]:
     """Return the devices of which only arguments come: the host's memory, to which each device has a link."""
     given, of_ops = set(plan.program.inputs), plan.owners.of_ops
     live = [i for i, step in enumerate(plan.steps) if step.home and i not in given]
@@ -97,7 +94,7 @@ def giving_devices(plan: Plan) -> frozenset[str]:
     return frozenset(lying - running - computing_devices(plan.program, plan.mesh, plan.home))
 
 
-def _follows_from_data(plan: Plan, task: PlannedTask) -> bool:
+def _follows_from_data(plan: Decisions, task: PlannedTask) -> bool:
     """Return whether something is sent of an operation that makes tensors whose shapes follow from data."""
     shapes = () if task.op is None else plan.program.ops[task.op].out_shapes
     return any(shape is None or None in shape for shape in shapes)
@@ -114,7 +111,7 @@ def along(*axes: str) -> str:
     return f"along {' and '.join(map(repr, axes))}"
 
 
-def _kind(plan: Plan, source: str, task: PlannedTask) -> str:
+def _kind(plan: Decisions, source: str, task: PlannedTask) -> str:
     """Return the kind of move for which something is sent from a device, or between which places of a shard."""
     if task.sent_for != OPERATION:
         return task.sent_for

@@ -10,16 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from graphsplit.planning.communication.transfers import Sum
+from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.schedule.turns import Turn, followed
 from graphsplit.planning.tasks import OPERATION, Copy, PlannedTask, Tasks, is_together, tasks_of
 from graphsplit.program.graph.walks import in_order
 from graphsplit.program.program import Op
-
-if TYPE_CHECKING:
-    from graphsplit.planning.plan import Plan
 
 TURN = "turn"
 """The kind of task that is the end of a shard's turn: it computes nothing."""
@@ -58,17 +55,17 @@ class OrderedTasks(Tasks):
         return [order[k] for k in in_order([[number[s] for s in self.sources[n]] for n in order])]
 
 
-_KNOWN: weakref.WeakKeyDictionary[Plan, OrderedTasks] = weakref.WeakKeyDictionary()
+_KNOWN: weakref.WeakKeyDictionary[Decisions, OrderedTasks] = weakref.WeakKeyDictionary()
 
 
-def ordered_tasks_of(plan: Plan) -> OrderedTasks:
+def ordered_tasks_of(plan: Decisions) -> OrderedTasks:
     """Return what a plan runs, where, and what waits for what. Emission prints it, predictions replay it."""
     if plan not in _KNOWN:
         _KNOWN[plan] = _with_waits(plan, tasks_of(plan, in_phases=False))
     return _KNOWN[plan]
 
 
-def _with_waits(plan: Plan, found: Tasks) -> OrderedTasks:
+def _with_waits(plan: Decisions, found: Tasks) -> OrderedTasks:
     numbered = [(n, task) for n, task in enumerate(found.tasks) if task.kind == OPERATION]
     at = {(task.op, task.copy(plan)): n for n, task in numbered if task.op is not None}
     waits = {n: list(_before(plan, plan.program.ops[i], d, at)) for (i, d), n in at.items()}
@@ -87,7 +84,7 @@ def _with_waits(plan: Plan, found: Tasks) -> OrderedTasks:
     return OrderedTasks(tuple(tasks), found.outputs, found.alike, found.values, each)
 
 
-def _before(plan: Plan, op: Op, d: Copy, at: At) -> Iterator[int]:
+def _before(plan: Decisions, op: Op, d: Copy, at: At) -> Iterator[int]:
     """Yield the tasks before which a copy of an operation must not run."""
     for c in op.controls:
         if plan.program.ops[c].type == "Placeholder":
@@ -104,7 +101,7 @@ def _before(plan: Plan, op: Op, d: Copy, at: At) -> Iterator[int]:
         yield at[plan.order[op.index], d]
 
 
-def _ended(plan: Plan, turn: Turn, at: At, sums: Mapping[tuple[int, int], int]) -> Iterator[int]:
+def _ended(plan: Decisions, turn: Turn, at: At, sums: Mapping[tuple[int, int], int]) -> Iterator[int]:
     """Yield the tasks that have run when a turn has ended."""
     phase = plan.phases[turn.phase]
     yield from (at[i, turn.shard] for i in phase.ends)
@@ -114,13 +111,13 @@ def _ended(plan: Plan, turn: Turn, at: At, sums: Mapping[tuple[int, int], int]) 
             yield sums[number[id(move)], turn.shard]
 
 
-def _sums_in_turns(plan: Plan, found: Tasks) -> dict[tuple[int, int], int]:
+def _sums_in_turns(plan: Decisions, found: Tasks) -> dict[tuple[int, int], int]:
     """Return the tasks that take in what a shard gives to a sum, by the collective and the shard."""
     made = [(c, plan.collectives[c].values[i], result) for (c, i), result in found.values.items() if result]
     return {(c, v.turn): result.task for c, v, result in made if isinstance(v, Sum) and v.turn is not None}
 
 
-def _place(plan: Plan, turn: Turn) -> str:
+def _place(plan: Decisions, turn: Turn) -> str:
     """Return the device on which a turn ends: of a stage, the stage's."""
     ops: Sequence[int] = plan.phases[turn.phase].ops
     places = Counter([plan.shard_device(plan.program.ops[i], turn.shard) for i in ops])

@@ -20,9 +20,10 @@ from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
 from graphsplit.core.hosts import host_device
 from graphsplit.core.sizes.symbolic_sizes import Size
 from graphsplit.emission.axes.on_mesh import program_on_mesh
+from graphsplit.planning.decisions import Divide
 from graphsplit.planning.mesh import Mesh, mesh_of
 from graphsplit.planning.options import Options
-from graphsplit.planning.plan import Divide, Plan
+from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import cut_first, plan_program
 from graphsplit.planning.state import State, state_as_if, state_of
 from graphsplit.planning.text.held_text import most_held

@@ -6,23 +6,20 @@ Times come from a model of one machine, and are only compared with each other.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.costs.seconds import seconds_of
+from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.shares import Shares
 from graphsplit.planning.traffic import Traffic
 from graphsplit.program.program import Op
-
-if TYPE_CHECKING:
-    from graphsplit.planning.plan import Plan
 
 _LINK_BYTES_PER_S = 1e10  # PCIe 4: between GPUs of one machine without faster links
 _LAUNCH_S = 5e-6  # to start a kernel from the host
 NO_WORK = frozenset({"Const", "Placeholder"})  # types of operations that nobody waits for
 
 
-def headline(plan: Plan, shares: Shares, sends: Traffic) -> str:
+def headline(plan: Decisions, shares: Shares, sends: Traffic) -> str:
     """Return the line.
 
     Args:
@@ -37,7 +34,7 @@ def headline(plan: Plan, shares: Shares, sends: Traffic) -> str:
     return f"Plan: {sharded_text(shares)} on {where}, {amounts}"
 
 
-def sharding_devices(plan: Plan) -> tuple[str, ...]:
+def sharding_devices(plan: Decisions) -> tuple[str, ...]:
     """Return the devices that run sharded operations: of shards, their columns and their stages."""
     found: dict[str, None] = {}
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
@@ -55,7 +52,7 @@ def _with_bodies(op: Op) -> Iterator[Op]:
             yield from _with_bodies(inner)
 
 
-def _alone_text(plan: Plan, shares: Shares) -> str:
+def _alone_text(plan: Decisions, shares: Shares) -> str:
     """Say how many operations work on the batch on one device and have FLOPs, or a reason of their own."""
     following = [op for cause in shares.causes if cause.flops for op in (cause.op, *cause.followers)]
     count = len({id(op) for op in (*[op for op, _ in plan.stayed_home], *following)})
@@ -70,14 +67,14 @@ def sharded_text(shares: Shares) -> str:
     return f"{100 * shares.sharded_flops / shares.flops:.4g} % of the FLOPs sharded"
 
 
-def _sent_text(plan: Plan, sends: Traffic) -> str:
+def _sent_text(plan: Decisions, sends: Traffic) -> str:
     if plan.program.symbols:
         moved = [move.tensor for collective in plan.collectives if collective.sends for move in collective.moves]
         return f"{size_text(plan.program, moved)} to send a step"
     return f"{format_bytes(sum(sends.sent.values()), is_least=bool(sends.unknown))} sent a step"
 
 
-def _limit_text(plan: Plan, sends: Traffic) -> str:
+def _limit_text(plan: Decisions, sends: Traffic) -> str:
     """Say what takes longest, of what follows one after the other; nothing where sizes are not known."""
     if plan.program.symbols or sends.unknown:
         return ""
@@ -85,7 +82,7 @@ def _limit_text(plan: Plan, sends: Traffic) -> str:
     return f"; limited by {max(seconds, key=lambda what: seconds[what])}"
 
 
-def limits(plan: Plan, sends: Traffic) -> dict[str, float]:
+def limits(plan: Decisions, sends: Traffic) -> dict[str, float]:
     """Return the modelled seconds of a step, by what takes them."""
     program, shards = plan.program, plan.mesh.shards
     largest = max([plan.mesh.share(d) for d in range(shards)], default=1.0)
@@ -101,7 +98,7 @@ def limits(plan: Plan, sends: Traffic) -> dict[str, float]:
     }
 
 
-def _arithmetic(plan: Plan) -> tuple[float, float]:
+def _arithmetic(plan: Decisions) -> tuple[float, float]:
     """Return the seconds of all rows on the shards, and of what runs once; a loop for all shards has both."""
     busy, at_home = 0.0, 0.0
     for op, step in zip(plan.program.ops, plan.steps, strict=True):

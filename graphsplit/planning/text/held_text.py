@@ -10,19 +10,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from graphsplit.core.devices import short_name
 from graphsplit.planning.amounts import aligned, count_text, format_bytes
 from graphsplit.planning.buffers import has_lists_of_unknown_size
+from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.memory import Alive, alive_on
 from graphsplit.planning.state import state_on
 from graphsplit.planning.tasks import OPERATION, Tasks, few_tasks_of, kept_on
 from graphsplit.planning.text.variables_text import operations_on
 from graphsplit.program.reading.trip_counts import turns_of
-
-if TYPE_CHECKING:
-    from graphsplit.planning.plan import Plan
 
 _MOST_ROWS, _MOST_LAYERS = 8, 3
 _TAPES = ("gradient_tape", "gradients")
@@ -33,7 +30,7 @@ _OPERATIONS = "operations"
 Scopes = tuple[str, ...]
 
 
-def held_text(plan: Plan, tasks: Tasks, alive: Mapping[str, Alive]) -> list[str]:
+def held_text(plan: Decisions, tasks: Tasks, alive: Mapping[str, Alive]) -> list[str]:
     """Return the table as lines.
 
     Args:
@@ -64,7 +61,7 @@ def held_text(plan: Plan, tasks: Tasks, alive: Mapping[str, Alive]) -> list[str]
     return [*lines, *_not_counted(plan)] if kinds else []
 
 
-def most_held(plan: Plan) -> int:
+def most_held(plan: Decisions) -> int:
     """Return the bytes of the device that holds most, of all that the table has."""
     tasks = few_tasks_of(plan)
     held = Counter[str]()
@@ -73,7 +70,7 @@ def most_held(plan: Plan) -> int:
     return max(held.values(), default=0)
 
 
-def _not_counted(plan: Plan) -> list[str]:
+def _not_counted(plan: Decisions) -> list[str]:
     """Say what loops keep whose size is not known when planning."""
     lines = []
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
@@ -97,7 +94,7 @@ def _named(devices: Sequence[str]) -> str:
     return f"each of {first} and {others[0] if len(others) == 1 else f'{len(others)} others'}"
 
 
-def _holdings(plan: Plan, tasks: Tasks, alive: Mapping[str, Alive]) -> list[tuple[str, str, str, int]]:
+def _holdings(plan: Decisions, tasks: Tasks, alive: Mapping[str, Alive]) -> list[tuple[str, str, str, int]]:
     """Return all that devices hold: device, kind, layer, bytes."""
     scopes, ops, given = _scopes(plan), plan.program.ops, set(plan.program.inputs)
     names = dict(zip(plan.program.inputs, plan.program.input_names, strict=False))
@@ -114,7 +111,7 @@ def _holdings(plan: Plan, tasks: Tasks, alive: Mapping[str, Alive]) -> list[tupl
     return found
 
 
-def _scopes(plan: Plan) -> dict[Scopes, tuple[str, bool]]:
+def _scopes(plan: Decisions) -> dict[Scopes, tuple[str, bool]]:
     """Return the scopes of layers and of what they are in: how they are called, and whether they have variables.
 
     Keras 3 enters each layer's scope twice, so that TensorFlow gives it a number: `dense_1` is the layer `dense`. The

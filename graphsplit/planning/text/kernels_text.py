@@ -6,17 +6,14 @@ TensorFlow runs the latter on the host, and copies there and back.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from graphsplit.core.gpus.kernel_devices import has_moving_kernel, kernel_devices
 from graphsplit.planning.communication.transfers import Concatenation, Slice, Sum, Value
+from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.propagation.owners import computing_devices
 from graphsplit.program.graph.compilability import why_not_compiled
 from graphsplit.program.graph.inlining import is_compiled
 from graphsplit.program.program import SIZES, Op
-
-if TYPE_CHECKING:
-    from graphsplit.planning.plan import Plan
 
 _REDUCTIONS = {
     "sum": "AddN",
@@ -29,7 +26,7 @@ _REDUCTIONS = {
 }
 
 
-def host_kernels_text(plan: Plan) -> str:
+def host_kernels_text(plan: Decisions) -> str:
     """Return how many operations of which types these are, moves included; "" if there are none."""
     devices = computing_devices(plan.program, plan.mesh, plan.home) | plan.owners.all_devices
     if not any("GPU" in device for device in devices):
@@ -45,7 +42,7 @@ def host_kernels_text(plan: Plan) -> str:
     return ", ".join(f"{count} {what}" for what, count in found.most_common())
 
 
-def _on_gpu(plan: Plan, op: Op) -> bool:
+def _on_gpu(plan: Decisions, op: Op) -> bool:
     step = plan.steps[op.index]
     if step.home and any("GPU" in (device or plan.home) for device in plan.owners.devices(op.index)):
         return True
@@ -64,7 +61,7 @@ def _made_by(value: Value) -> str:
 _NO_WORK = frozenset({"Placeholder", "Const", "NoOp", "ReadVariableOp", "Identity", SIZES})
 
 
-def compiled_text(plan: Plan) -> list[str]:
+def compiled_text(plan: Decisions) -> list[str]:
     """Return what is compiled, what is not and why, and what unknown sizes cost; nothing unless XLA was asked for."""
     if not plan.jit_compile:
         return []

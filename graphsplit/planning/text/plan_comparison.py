@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from graphsplit.core.devices import short_name
 from graphsplit.planning.amounts import count_text, format_bytes
+from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.memory import alive_on
 from graphsplit.planning.tasks import few_tasks_of
 from graphsplit.planning.text.headlines import sharding_devices
 from graphsplit.planning.traffic import traffic
 
-if TYPE_CHECKING:
-    from graphsplit.planning.plan import Plan
 
-
-def compare(plan: Plan, other: Plan) -> str:
+def compare(plan: Decisions, other: Decisions) -> str:
     """Return the differences between two plans, a line each; `gs.predict` says the times."""
     lines = []
     for what, one, another in zip(_QUESTIONS, _answers(plan), _answers(other), strict=True):
@@ -40,15 +37,15 @@ _QUESTIONS = (
 )
 
 
-def _title(plan: Plan, other: Plan) -> str:
+def _title(plan: Decisions, other: Decisions) -> str:
     return f"A plan for {_count(plan)} against one for {_count(other)}:"
 
 
-def _count(plan: Plan) -> str:
+def _count(plan: Decisions) -> str:
     return count_text(len(sharding_devices(plan)) or 1, "device")
 
 
-def _answers(plan: Plan) -> list[str]:
+def _answers(plan: Decisions) -> list[str]:
     tasks = few_tasks_of(plan)
     moved, live = traffic(plan, tasks), {device: own.bytes for device, own in alive_on(plan, tasks).items()}
     device, out, into = moved.busiest

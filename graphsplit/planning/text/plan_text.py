@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import short_name
@@ -19,6 +18,7 @@ from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Copied, Cut, MeshDivision, Nested, along_axis, axis_of
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
+from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.memory import alive_on, held_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.flow import meeting_points
@@ -36,9 +36,6 @@ from graphsplit.planning.traffic import STAGES, Traffic, along, giving_devices, 
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.graph.walks import reached, readers_of
 from graphsplit.program.program import Op
-
-if TYPE_CHECKING:
-    from graphsplit.planning.plan import Plan
 
 _FINEST_SHARE = 100  # shares of an unknown number of rows are printed as fractions with at most this denominator
 _SENT = (
@@ -60,7 +57,7 @@ _MOST_MET = 4
 
 
 @collection_paused()
-def describe(plan: Plan) -> str:
+def describe(plan: Decisions) -> str:
     """Return what runs where, what moves, what stayed on one device and why."""
     notes = [f"  note: {note}" for note in (*plan.program.notes, *plan.notes)]
     shares, tasks = shares_of(plan), few_tasks_of(plan)
@@ -74,7 +71,7 @@ def describe(plan: Plan) -> str:
     return "\n".join([*found, *_turns(plan), *_held(plan, tasks), *_split_turns(plan), *notes])
 
 
-def cause_text(plan: Plan, cause: Cause, shares: Shares) -> str:
+def cause_text(plan: Decisions, cause: Cause, shares: Shares) -> str:
     """Return what keeps work on the batch on one device, and how much, for people."""
     where = plan.program.line_of(cause.op)
     text = f"{cause.op.type} {cause.op.name!r} runs on one device"
@@ -89,7 +86,7 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.4g} %" if whole else "none"
 
 
-def _header(plan: Plan, shares: Shares, sends: Traffic) -> list[str]:
+def _header(plan: Decisions, shares: Shares, sends: Traffic) -> list[str]:
     program, steps, mesh = plan.program, plan.steps, plan.mesh
     lines = [headline(plan, shares, sends), f"  {_counts(plan)}"]
     if mesh.shards:
@@ -131,7 +128,7 @@ def _shards(mesh: Mesh) -> list[str]:
     return lines
 
 
-def _in_parts(plan: Plan) -> list[str]:
+def _in_parts(plan: Decisions) -> list[str]:
     """Say which variables are cut or copied, and which are gathered for each call."""
     state = plan.state
     counts = Counter(k for k, _ in state.parts)
@@ -160,7 +157,7 @@ def _in_parts(plan: Plan) -> list[str]:
     return lines + [f"  variable {name} is gathered for each call: {why}" for name, why in state.whole.items()]
 
 
-def _whole_heads(plan: Plan) -> dict[str, int]:
+def _whole_heads(plan: Decisions) -> dict[str, int]:
     """Return how wide heads are, by the even cuts that leave them whole: a reshape takes what a part makes apart."""
     state, program, found = plan.state, plan.program, dict[str, int]()
     readers = readers_of([[tensor.op for tensor in op.inputs] for op in program.ops]) if state.in_place else []
@@ -195,7 +192,7 @@ def _named_alike(names: Sequence[str], texts: Sequence[str]) -> list[str]:
     return lines
 
 
-def _only_held(plan: Plan, sends: Traffic) -> list[str]:
+def _only_held(plan: Decisions, sends: Traffic) -> list[str]:
     """Say what devices hold that compute nothing else, the hosts of GPUs, and what they send and receive for that."""
     lines, computing = [], computing_devices(plan.program, plan.mesh, plan.home)
     held: dict[str, dict[str, int]] = {}
@@ -237,13 +234,13 @@ def _lengths(cut: Cut, head: int) -> str:
     return f"{' + '.join(map(str, cut.lengths))}{more}"
 
 
-def _length_cut(plan: Plan, name: str) -> int:
+def _length_cut(plan: Decisions, name: str) -> int:
     """Return the length of the dimension of a variable that is cut along an axis."""
     columns = along_axis(plan.state.divisions[name])
     return sum(columns.lengths) if isinstance(columns, Cut) else 0
 
 
-def _counts(plan: Plan) -> str:
+def _counts(plan: Decisions) -> str:
     """Return how many operations there are, and how many of them are where; the parts add up."""
     live = [op for op, step in zip(plan.program.ops, plan.steps, strict=True) if step.home or step.shards]
     once = [(len(_working(ops)), f"once on {short_name(device)}") for device, ops in _once(plan).items()]
@@ -256,7 +253,7 @@ def _counts(plan: Plan) -> str:
     return f"{count_text(len(live), 'operation')}: {', '.join(texts)}"
 
 
-def _once(plan: Plan) -> dict[str, tuple[Op, ...]]:
+def _once(plan: Decisions) -> dict[str, tuple[Op, ...]]:
     """Return what runs once and not on the shards, by device, home first.
 
     What is beside a variable, wherever that is, counts as home.
@@ -275,7 +272,7 @@ def _working(ops: Iterable[Op]) -> list[Op]:
     return [op for op in ops if op.type not in ("Const", "Placeholder")]
 
 
-def _communication(plan: Plan, sends: Traffic) -> list[str]:
+def _communication(plan: Decisions, sends: Traffic) -> list[str]:
     lines = []
     by_kind = {} if plan.program.symbols else sends.by_kind
     for kind in _SENT:
@@ -315,7 +312,7 @@ def _sent(sends: Traffic, kind: str) -> str:
     )
 
 
-def _along_axes(plan: Plan, sends: Traffic) -> list[str]:
+def _along_axes(plan: Decisions, sends: Traffic) -> list[str]:
     """Say what moves along each axis that is not the batch's, and in each turn of the loops that run in columns."""
     axes = [axis for axis, _ in plan.mesh.others]
     live = [op for op, step in zip(plan.program.ops, plan.steps, strict=True) if step.home or step.shards]
@@ -350,7 +347,7 @@ def _kinds_of_moves(ops: Iterable[Op], axis: str) -> str:
     return ", ".join([count_text(count, kind) for kind, count in found.most_common()])
 
 
-def _by_hosts(plan: Plan, kind: str) -> str:
+def _by_hosts(plan: Decisions, kind: str) -> str:
     """Say in which order moves of a kind pass between devices of one host and between hosts, where that matters."""
     found = [collective for collective in plan.collectives if collective.kind == kind and collective.gateways]
     if not found:
@@ -361,7 +358,7 @@ def _by_hosts(plan: Plan, kind: str) -> str:
     return f", within each host, then between {count}" if found[0].adds_up else f", once to each of {count}"
 
 
-def _hosts(plan: Plan) -> set[str]:
+def _hosts(plan: Decisions) -> set[str]:
     """Return the hosts of the shards, of home, of arguments and of variables."""
     held = devices_of_handles(plan.program, plan.state)
     devices = [plan.home, *plan.devices, *plan.owners.all_devices, *plan.state.devices.values(), *held]
@@ -375,7 +372,7 @@ def _rows_text(mesh: Mesh, shards: Sequence[int]) -> str:
     return "all rows" if share == 1 else f"{share} of the rows"
 
 
-def _at_home(plan: Plan) -> list[str]:
+def _at_home(plan: Decisions) -> list[str]:
     stayed = sorted(plan.stayed_home, key=lambda pair: -plan.gathered_bytes(pair[0]))
     if not stayed:
         return []
@@ -389,7 +386,7 @@ def _at_home(plan: Plan) -> list[str]:
     return lines + ([f"    ... and {more} more"] if more > 0 else [])
 
 
-def _for_rows(plan: Plan) -> list[str]:
+def _for_rows(plan: Decisions) -> list[str]:
     """Say which lookups run where their table is, as that is fewer bytes to send."""
     found = run_for_rows(plan)
     lines = [f"  lookups that run once, on the device of the table, to send less: {len(found)}"] if found else []
@@ -400,7 +397,7 @@ def _for_rows(plan: Plan) -> list[str]:
     return lines + ([f"    ... and {more} more"] if more > 0 else [])
 
 
-def run_for_rows(plan: Plan) -> list[tuple[Op, str]]:
+def run_for_rows(plan: Decisions) -> list[tuple[Op, str]]:
     """Return a plan's operations that run once as rows are fewer bytes than a table, and what moves, for people."""
     found = []
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
@@ -413,7 +410,7 @@ def run_for_rows(plan: Plan) -> list[tuple[Op, str]]:
     return found
 
 
-def _following(plan: Plan, shares: Shares) -> list[str]:
+def _following(plan: Decisions, shares: Shares) -> list[str]:
     """Say what follows on one device from each operation that has rows there, where it is any work."""
     found = [cause for cause in shares.causes if cause.flops and (cause.followers or not plan.stayed_home)]
     lines = [
@@ -430,7 +427,7 @@ def _following(plan: Plan, shares: Shares) -> list[str]:
     )
 
 
-def _turns(plan: Plan) -> list[str]:
+def _turns(plan: Decisions) -> list[str]:
     """Say where the shards of a device synchronize, and what memory that takes."""
     if not plan.mesh.has_turns:
         return []
@@ -444,7 +441,7 @@ def _turns(plan: Plan) -> list[str]:
     return lines
 
 
-def _held(plan: Plan, tasks: Tasks) -> list[str]:
+def _held(plan: Decisions, tasks: Tasks) -> list[str]:
     """Say what each device holds at its peak: of activations and what it receives, and in total."""
     if plan.program.symbols:
         return []
@@ -458,7 +455,7 @@ def _held(plan: Plan, tasks: Tasks) -> list[str]:
     return [*([f"  peak of activations: {', '.join(most)}"] if most else []), *held_text(plan, tasks, alive)]
 
 
-def _split_turns(plan: Plan) -> list[str]:
+def _split_turns(plan: Decisions) -> list[str]:
     """Say which loops and branches run once for all shards, and why."""
     pairs = zip(plan.program.ops, plan.steps, strict=True)
     found = [(op, step.reason) for op, step in pairs if step.home and step.bodies]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from graphsplit.core.devices import short_name
 from graphsplit.planning.amounts import size_text
+from graphsplit.planning.decisions import Decisions
 from graphsplit.program.program import Op, Tensor
 from graphsplit.program.stages import Stage
 
-if TYPE_CHECKING:
-    from graphsplit.planning.plan import Plan
 
-
-def stages_text(plan: Plan) -> list[str]:
+def stages_text(plan: Decisions) -> list[str]:
     """Return lines for the printed plan; none if no stages were asked for."""
     cuts = plan.stage_cuts
     if cuts is None:
@@ -35,12 +31,12 @@ def stages_text(plan: Plan) -> list[str]:
     return lines
 
 
-def _place(plan: Plan, op: Op) -> str:
+def _place(plan: Decisions, op: Op) -> str:
     where = plan.program.line_of(op)
     return f"{op.type} {op.name!r}" + (f" ({where})" if where else "")
 
 
-def _reads(plan: Plan, stage: Stage) -> str:
+def _reads(plan: Decisions, stage: Stage) -> str:
     """Say how many bytes of variables a stage reads from other devices."""
     program = plan.program
     found: dict[str, dict[Tensor, None]] = {}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from graphsplit.core.devices import copies_take_time, short_name
 from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.state import state_on
 from graphsplit.planning.tasks import OPERATION, SEND, Tasks, few_tasks_of
 from graphsplit.planning.text.headlines import NO_WORK
-
-if TYPE_CHECKING:
-    from graphsplit.planning.plan import Plan
 
 LEAST_BYTES = 64_000  # of weights: to divide fewer takes longer than to send them
 _FOR_VARIABLES = ("broadcast", "reduce")  # values of variables to all devices, and gradients from all
@@ -53,7 +51,7 @@ class Burden(NamedTuple):
         )
 
 
-def burden_of_variables(plan: Plan, tasks: Tasks | None = None) -> Burden | None:
+def burden_of_variables(plan: Decisions, tasks: Tasks | None = None) -> Burden | None:
     """Return what one device does because the variables are there, if that is more than twice what others do.
 
     None where `variables="auto"` has no say: in stages, along another axis of a mesh, and where it was asked.
@@ -89,7 +87,7 @@ def burden_of_variables(plan: Plan, tasks: Tasks | None = None) -> Burden | None
     return Burden(device, own, others, copies_take_time([*devices, device]))
 
 
-def operations_on(plan: Plan, tasks: Tasks) -> Counter[str]:
+def operations_on(plan: Decisions, tasks: Tasks) -> Counter[str]:
     """Return how many operations each device runs in a call, including the operations of moves."""
     found = Counter[str]()
     for task in tasks.tasks:
