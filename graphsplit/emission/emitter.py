@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -179,18 +180,23 @@ class _Emitter:
         relay_within_hosts(self._draft)
         return self._graph(outputs, ends)
 
-    def _place(self, n: int) -> tuple[int, int]:
+    def _place(self, n: int) -> int:
         """Return where an operation stands: in the order of the program, on one shard after the other."""
-        task = self._tasks[n]
-        return task.op or 0, -1 if task.shard is None else task.shard
+        op, shard = self._tasks[n].op or 0, self._tasks[n].shard
+        return op * (self._plan.mesh.shards + 1) + (0 if shard is None else shard + 1)
 
     # What is read
+
+    @cached_property
+    def _names(self) -> Sequence[str]:
+        """The name of each task that is an operation."""
+        return [self._name(t.op or 0, t.copy(self._plan)) if t.kind == OPERATION else "" for t in self._tasks]
 
     def _reference(self, result: Result) -> str:
         """Return the reference of a result, of one that is sent where it was made: TensorFlow sends it."""
         task = self._tasks[result.task]
         if task.kind == OPERATION:
-            name = self._name(task.op or 0, task.copy(self._plan))
+            name = self._names[result.task]
             return f"{name}:{result.index}" if result.index else name
         if task.kind in (SEND, HANDED_ON):
             assert task.reads[0] is not None
@@ -218,6 +224,8 @@ class _Emitter:
 
     def _waits(self, n: int) -> list[str]:
         """Return what a task waits for."""
+        if not self._found.waits[n]:
+            return []
         found: list[str] = []
         for k in self._found.waits[n]:
             task = self._tasks[k]
@@ -280,7 +288,7 @@ class _Emitter:
         op, d = self._program.ops[task.op or 0], task.shard
         is_one = d is None and op.index not in self._plan.owners.groups
         device = self._plan.owners.of_ops[op.index] if is_one else task.device
-        name, shards = self._name(op.index, task.copy(self._plan)), self._plan.steps[op.index].shards
+        shards = self._plan.steps[op.index].shards
         if op.type == SIZES:
             write_sizes(self._draft, self._counts, op, None, self._counts.home.device)
             return
@@ -295,7 +303,7 @@ class _Emitter:
         elif shards is not None and shards.together:
             self._write_together(op, shards, [*data, *controls])
         else:
-            self._write_once(op, name, device, [*data, *controls])
+            self._write_once(op, self._names[n], device, [*data, *controls])
 
     def _write_together(self, op: Op, sharded: Sharded, inputs: Sequence[str]) -> None:
         """Write a loop or branch that is given what each shard has, and makes what each shard has of its results."""

@@ -229,6 +229,7 @@ class _Reader(NamedTuple):
       devices: where the mesh has columns, the device to which that move brings it for each shard: it goes on from there
         to other columns.
       copies: of a group, of which the nearest is given.
+      beside: the tensor, if each shard reads what it has made on the same device.
     """
 
     given: Callable[[Copy], Result | None]
@@ -236,6 +237,7 @@ class _Reader(NamedTuple):
     kind: str
     devices: Sequence[str] = ()
     copies: Replicate | None = None
+    beside: Tensor | None = None
 
 
 class _Copies(NamedTuple):
@@ -244,12 +246,14 @@ class _Copies(NamedTuple):
     Attributes:
       devices: of each copy.
       readers: of its operands; None for what the device makes for itself.
+      together: whether all shards run it as one.
     """
 
     op: Op
     devices: Sequence[str]
     readers: Sequence[_Reader | None]
     has_columns: bool
+    together: bool
 
 
 class _TaskWriter:
@@ -260,7 +264,7 @@ class _TaskWriter:
         self._left_out = {plan.mesh.devices[d] for d in alike.told_by}
         self._plan = plan
         self._ops = plan.program.ops
-        self._at: dict[tuple[int, Copy], int] = {}
+        self._at: list[dict[Copy, int]] = [{} for _ in self._ops]
         self._copies: dict[tuple[int, bool], _Copies] = {}
         self._givers: dict[tuple[Operand, bool], Callable[[Copy], Result | None]] = {}
         self._kinds = kinds_of_shards(plan)
@@ -304,40 +308,62 @@ class _TaskWriter:
             for own in self._plan.owners.devices(i):
                 self.run(i, own)
             return
-        if (i, d) in self._at or (i, d := None if is_together(self._plan, i) else d) in self._at:
+        numbers = self._at[i]
+        if d in numbers:
             return
-        on_shards = isinstance(d, int)
-        if (i, on_shards) not in self._copies:
-            self._copies[i, on_shards] = self._copies_of(self._ops[i], on_shards)
-        op, devices, readers, has_columns = self._copies[i, on_shards]
+        shard = d if isinstance(d, int) else None
+        key = i, shard is not None
+        if key not in self._copies:
+            self._copies[key] = self._copies_of(self._ops[i], shard is not None)
+        op, devices, readers, has_columns, together = self._copies[key]
+        if together:
+            d = shard = None
+            if d in numbers:
+                return
         device = d if isinstance(d, str) else devices[d or 0]
         places = [device] * len(readers) if not has_columns else self._read_at(op, d, device)
-        reads = tuple(
-            [
-                reader and (found := self._given(reader, d, there)) and self._here(found, there, reader, d)
-                for reader, there in zip(readers, places, strict=True)
-            ]
-        )
-        shard = d if isinstance(d, int) else None
+        pairs = zip(readers, places, strict=True)
+        reads = tuple([reader and self._read(reader, d, there) for reader, there in pairs])
         sizes = self._sizes_of(op, shard)
-        self._at[i, d] = self._add(PlannedTask(OPERATION, device, reads, sizes, i, shard))
-        if has_columns and isinstance(d, int):
+        numbers[d] = self._add(PlannedTask(OPERATION, device, reads, sizes, i, shard))
+        if has_columns and shard is not None:
             for k, size in enumerate(sizes):  # each where its column has it
-                if (maker := self._plan.mesh.made_at(op, k, d)) != device:
-                    task = PlannedTask(HANDED_ON, maker, (Result(self._at[i, d], k),), (size,), i, d)
-                    self._elsewhere[i, k, d] = Result(self._add(task))
+                if (maker := self._plan.mesh.made_at(op, k, shard)) != device:
+                    task = PlannedTask(HANDED_ON, maker, (Result(numbers[d], k),), (size,), i, shard)
+                    self._elsewhere[i, k, shard] = Result(self._add(task))
         for c, k in self._giving.get((i, d), ()):
             self._missing[c, k] -= 1
             if not self._missing[c, k]:
                 self._value(c, k)
+
+    def _read(self, reader: _Reader, d: Copy, device: str) -> Result | None:
+        """Return what a copy of an operation reads, where it is."""
+        if reader.beside is not None:  # (nine of ten)
+            i, k = reader.beside
+            if d not in self._at[i]:
+                self.run(i, d)
+            return Result(self._at[i][d], k)
+        found = reader.given(d if reader.copies is None else reader.copies.nearest(device))
+        return found and self._here(found, device, reader, d)
 
     def _copies_of(self, op: Op, on_shards: bool) -> _Copies:
         once = self._plan.home if is_together(self._plan, op.index) else self._plan.owners.of_ops[op.index]
         devices = self._plan.mesh.devices_of(op) if on_shards else [once or self._plan.home]
         operands = operands_of(self._plan, op, on_shards)
         readers = [operand and self._reader(operand, on_shards) for operand in operands]
+        if on_shards:
+            beside = [operand and self._beside(operand, devices) for operand in operands]
+            readers = [r and r._replace(beside=own) for r, own in zip(readers, beside, strict=True)]
         has_columns = bool(self._plan.mesh.columns) and op.has_columns  # (along an axis it is planned as any other)
-        return _Copies(op, devices, readers, has_columns)
+        return _Copies(op, devices, readers, has_columns, is_together(self._plan, op.index))
+
+    def _beside(self, operand: Operand, devices: Sequence[str]) -> Tensor | None:
+        """Return the tensor that is read if shards that run on these devices have made it there themselves."""
+        (i, k), shards = operand.tensor, self._plan.steps[operand.tensor.op].shards
+        if operand.by is not None or shards is None or shards.gives[k] != operand.layout:
+            return None
+        is_there = self._plan.mesh.devices_of(self._ops[i]) == devices
+        return operand.tensor if is_there and not shards.together and not self._ops[i].has_columns else None
 
     def _read_at(self, op: Op, d: Copy, device: str) -> Sequence[str]:
         """Return the device on which each operand is read: a loop in columns hands it to operations there."""
@@ -387,9 +413,6 @@ class _TaskWriter:
             self._sent[result, device] = Result(self._add(task))
         return self._sent[result, device]
 
-    def _given(self, reader: _Reader, d: Copy, device: str) -> Result | None:
-        return reader.given(d if reader.copies is None else reader.copies.nearest(device))
-
     def given(self, operand: Operand, d: Copy) -> Result | None:
         """Return what a reader, shard `d` or (None) one that runs once, is given; None for what its device has."""
         return self._giver(operand, isinstance(d, int))(d)
@@ -432,14 +455,15 @@ class _TaskWriter:
 
     def _maker_of(self, tensor: Tensor) -> Callable[[Copy], Result]:
         """Return what makes a tensor, on a shard or (None) once."""
-        (i, k), at = tensor, self._at
+        i, k = tensor
+        numbers = self._at[i]
         if self._ops[i].has_columns or is_together(self._plan, i):
             return lambda d: self._made(tensor, d)
 
         def made(d: Copy) -> Result:
-            if (i, d) not in at:
+            if d not in numbers:
                 self.run(i, d)
-            return Result(at[i, d], k)
+            return Result(numbers[d], k)
 
         return made
 
@@ -448,10 +472,10 @@ class _TaskWriter:
         self.run(tensor.op, d)
         if is_together(self._plan, tensor.op) and (shards := self._plan.steps[tensor.op].shards):
             own = spread(shards.gives, self._plan.mesh.shards)[tensor.index]
-            return Result(self._at[tensor.op, None], own[min(d if isinstance(d, int) else 0, len(own) - 1)])
+            return Result(self._at[tensor.op][None], own[min(d if isinstance(d, int) else 0, len(own) - 1)])
         if isinstance(d, int) and (elsewhere := self._elsewhere.get((tensor.op, tensor.index, d))):
             return elsewhere
-        return Result(self._at[tensor.op, d], tensor.index)
+        return Result(self._at[tensor.op][d], tensor.index)
 
     def _mover_of(self, tensor: Tensor, layout: Layout) -> Callable[[Copy], Result | None]:
         """Return what makes a tensor by a move, for a shard if that makes something for each."""

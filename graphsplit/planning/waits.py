@@ -68,7 +68,8 @@ def ordered_tasks_of(plan: Decisions) -> OrderedTasks:
 def _with_waits(plan: Decisions, found: Tasks) -> OrderedTasks:
     numbered = [(n, task) for n, task in enumerate(found.tasks) if task.kind == OPERATION]
     at = {(task.op, task.copy(plan)): n for n, task in numbered if task.op is not None}
-    waits = {n: list(_before(plan, plan.program.ops[i], d, at)) for (i, d), n in at.items()}
+    waiting = {op.index for op in plan.program.ops if op.controls or op.index in plan.order}
+    waits = {n: list(_before(plan, plan.program.ops[i], d, at)) for (i, d), n in at.items() if i in waiting}
     tasks, sums = list(found.tasks), _sums_in_turns(plan, found)
     phase_of = {i: p for p, phase in enumerate(plan.phases) for i in phase.starts}
     ends: dict[Turn, int] = {}
@@ -79,8 +80,8 @@ def _with_waits(plan: Decisions, found: Tasks) -> OrderedTasks:
             tasks.append(PlannedTask(TURN, _place(plan, turn), (), (), None, turn.shard))
         for i in plan.phases[p].starts:
             if phase_of[i] == p and (i, d) in at:
-                waits[at[i, d]].append(ends[turn])
-    each = tuple([tuple(dict.fromkeys(waits.get(n, ()))) for n in range(len(tasks))])
+                waits.setdefault(at[i, d], []).append(ends[turn])
+    each = tuple([tuple(dict.fromkeys(waits[n])) if n in waits else () for n in range(len(tasks))])
     return OrderedTasks(tuple(tasks), found.outputs, found.alike, found.values, each)
 
 
