@@ -52,11 +52,6 @@ class Draft:
         self.origins[node.name] = origin
         self._devices[node.name] = node.device
 
-    def add_all(self, nodes: Iterable[Any], origin: Origin) -> None:
-        """Write nodes of the same origin."""
-        for node in nodes:
-            self.add(node, origin)
-
     def add_sizes(self, node: Any, shard: int | None) -> None:
         """Write a node that counts rows for a shard, or (None) at home."""
         self.add(node, Origin(None, shard, SIZES_ROLE))

@@ -15,7 +15,7 @@ from graphsplit.core.sizes.apportionment import apportion, whole_weights
 from graphsplit.core.sizes.symbolic_sizes import STAND_IN, Shape, Size, is_same, without_sizes
 from graphsplit.core.sizes.symbolic_sizes import rows as rows_of_unknown_batch
 from graphsplit.errors import CheckError
-from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
+from graphsplit.program.graph.function_calls import function_names
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.stages import Stage
 
@@ -125,13 +125,8 @@ class Mesh:
             return [next(iter(self.column_of(argument)), device) for argument in arguments]
         return [self.near(d, argument) if self.column_of(argument) else device for argument in arguments]
 
-    def read_at(self, op: Op, operand: int, d: int) -> str:
-        """Return the device on which shard `d` reads an operand: a loop or branch hands it to an operation there."""
-        device, first = self.device_of(d, op), int(bool(op.bodies) and CONTROL_FLOW[op.type].chooses)
-        return self.carried_at(op, device, d)[operand - first] if op.bodies and operand >= first else device
-
     def made_at(self, op: Op, output: int, d: int) -> str:
-        """Return the device on which shard `d` makes an output, see `read_at`."""
+        """Return the device on which shard `d` makes an output: of a loop or branch, that of the operation there."""
         if not op.bodies:
             return self.device_of(d, op)
         body = op.bodies[function_names(op.node)[-1]]
