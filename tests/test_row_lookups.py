@@ -93,6 +93,30 @@ def test_copies_of_a_table(how: Callable[..., None], devices: int):
             np.testing.assert_array_equal(other, first)
 
 
+def test_a_table_of_few_long_rows_is_cut_along_them():
+    """Rows are written in parts, and entries of all rows are looked up where they are."""
+    layouts = iter(["home", "sharded"])
+
+    def make() -> Made:
+        table = tf.Variable(numbers(3, 640), name="table")
+        if (layout := next(layouts)) != "home":
+            gs.set_variable_layout([table], layout, 4)
+
+        def step(rows: tf.Tensor) -> tf.Tensor:
+            found = tf.gather(table, rows[:, 0] * 7, axis=1)
+            table.scatter_sub(tf.IndexedSlices(tf.ones((3, 640)) * tf.reduce_sum(found), tf.constant([2, 0, 2])))
+            return found
+
+        return step, [table]
+
+    plan = assert_law(make, [(ids(7, words=91),)], devices=4, at_home=None)
+    assert not plan.state.whole
+    for kind in ("ResourceScatterSub", "GatherV2"):
+        found = [plan.owners.of_ops[op.index] for op in plan.home_ops if op.type == kind]
+        assert len({*found}) == len(found) == 4, kind
+    assert max(traffic(plan).busiest[1:]) < 3 * 640 * 4
+
+
 def test_what_travels_grows_with_the_batch():
     found = []
     for rows in (8, 16):

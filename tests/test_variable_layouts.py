@@ -178,7 +178,7 @@ def test_a_program_in_parts_is_a_program():
     made = Optimizer(adam)
     program = gs.parallelize(made.step, devices=2).plan(X, Y).program
     name = program.ops[program.captures[0]].name
-    divided = divide(program, {name: Cut(0, 7, 3)})
+    divided = divide(program, {name: Cut(0, 7, 3, devices=("a", "b", "c"))})
     divided.program.check()
     assert divided.origins[:3] == ((0, 0), (0, 1), (0, 2))
     assert len(divided.program.captures) == len(program.captures) + 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from graphsplit.core.hosts import host_name
 from graphsplit.core.sizes.apportionment import apportion
@@ -214,11 +214,6 @@ class Cut:
     groups: tuple[tuple[str, ...], ...] = ()
 
     @property
-    def is_of_rows(self) -> bool:
-        """Return whether the first axis is cut, entry by entry, over devices: each has the rows of some ids."""
-        return self.axis == 0 and self.block == 1 and self.parts > 1 and bool(self.devices)
-
-    @property
     def lengths(self) -> tuple[int, ...]:
         """Return the length of each piece.
 
@@ -250,14 +245,8 @@ class Cut:
 
     @property
     def layout(self) -> Shard:
-        """Return the layout that rules are asked about."""
-        return Shard(self.axis, (self.block,))
-
-    def like(self, layout: object) -> Cut | None:
-        """Return how a tensor is cut whose layout follows from this one's; None if it consists of several blocks."""
-        if not isinstance(layout, Shard) or len(layout.blocks) != 1:
-            return None
-        return replace(self, axis=layout.axis, block=int(layout.blocks[0]))
+        """Return the layout of a variable, each piece of which is used for itself, on its device."""
+        return Shard(self.axis, partition=EvenCut(self.length, self.devices))
 
 
 @dataclass(frozen=True)

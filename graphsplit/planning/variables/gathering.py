@@ -43,11 +43,10 @@ def find_gathers(program: Program, handles: Mapping[int, Cut]) -> list[Gather]:
       program: the function, for variables that are each one.
       handles: how captured variables lie, by position.
     """
-    sharded = {i: cut for i, cut in handles.items() if cut.reshard}
-    divided = {i: replace(cut, parts=max(cut.parts, 2)) for i, cut in sharded.items()}
-    if not divided:
+    sharded = [(i, cut, cut.devices if cut.parts > 1 else cut.devices * 2) for i, cut in handles.items() if cut.reshard]
+    if not sharded:
         return []
-    finder = part_by_part(program, divided)
+    finder = part_by_part(program, {i: replace(cut, devices=devices).layout for i, cut, devices in sharded})
     needed = _needed(program)
     reads = [(op, tensor) for op in program.ops if op.index in needed for tensor in _reads(program, finder, op)]
     by_column: dict[int | None, list[tuple[Op, Tensor]]] = {}
@@ -86,8 +85,9 @@ def _needed(program: Program) -> Set[int]:
 
 def _reads(program: Program, finder: PartByPart, op: Op) -> Iterator[Tensor]:
     """Return what an operation needs whole that follows from sharded variables, and is not small."""
-    beside = op.index in finder.how or op.index in finder.rows or op.index in finder.once
+    beside = op.index in finder.how or op.index in finder.once
     for tensor in () if beside else dict.fromkeys(op.inputs):
         how = finder.how.get(tensor.op)
-        if how is not None and isinstance(how.gives[tensor.index], Shard) and program.bytes(tensor) > _SMALL:
+        is_cut = how is not None and not how.shift and isinstance(how.gives[tensor.index], Shard)
+        if is_cut and program.bytes(tensor) > _SMALL:
             yield tensor

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.layouts import Cut, in_groups
+from graphsplit.core.layouts import Layout, Replicate, Shard, group_of
 from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.planning.variables.gathering import Gather
-from graphsplit.planning.variables.laid_variables import copies_of
 from graphsplit.planning.variables.part_by_part import PartByPart
 from graphsplit.planning.variables.row_writing import RowWriter
 from graphsplit.program.program import Op, Program, Tensor
+
+Group = tuple[str, ...]
+Copies = Mapping[Group, Sequence[Replicate]]
 
 
 class WholeWriter(RowWriter):
@@ -24,12 +26,14 @@ class WholeWriter(RowWriter):
       program: for variables that are each one.
       finder: what of it is done part by part.
       gathers: of what is put together more than once.
+      copies: of each part on the devices of a group, where it is several, by that group.
     """
 
-    def __init__(self, program: Program, finder: PartByPart, gathers: Sequence[Gather]):
+    def __init__(self, program: Program, finder: PartByPart, gathers: Sequence[Gather], copies: Copies):
         super().__init__(program)
+        self._copies = copies
         self._finder = finder
-        self._parts: dict[tuple[Tensor, Cut], list[Tensor]] = {}
+        self._parts: dict[tuple[Tensor, Shard], list[Tensor]] = {}
         self._gathers = {(reader, gather.tensor): gather for gather in gathers for reader in gather.readers}
         self._gathered: dict[int, Tensor] = {}
         self._gates: dict[int | None, int] = {}  # of each column: what waits for all that its earlier gathers wait for
@@ -39,19 +43,11 @@ class WholeWriter(RowWriter):
         if tensor not in self._results:
             with self._serving(self._program.ops[tensor.op]):
                 self._results[tensor] = self._put_together(tensor)
-            self._lay(self._results[tensor].op, divides=True)
         return self._results[tensor]
 
     def _put_together(self, tensor: Tensor) -> Tensor:
-        division, op, dtype = self._finder.cut[tensor], self._program.ops[tensor.op], self._program.dtype(tensor)
-        parts, name, shape = (
-            self._parts[tensor, division],
-            f"{op.name}/whole_{tensor.index}",
-            self._program.shape(tensor),
-        )
-        if len(parts) == 1:
-            return parts[0]
-        return self._concatenated(name, parts, division.axis, shape, dtype)
+        layout, name = self._finder.cut[tensor], f"{self._program.ops[tensor.op].name}/whole_{tensor.index}"
+        return self._concatenated(name, self._parts[tensor, layout], layout.axis, tensor)
 
     def _as_read(self, op: Op, tensor: Tensor) -> Tensor:
         """Return the whole value for an operation: put together when that is its turn, if it is one of the large."""
@@ -77,35 +73,34 @@ class WholeWriter(RowWriter):
 
     def _gather(self, tensor: Tensor) -> Tensor:
         """Put a value together that leaves its devices when the gate opens."""
-        op, shape, dtype = self._program.ops[tensor.op], self._program.shape(tensor), self._program.dtype(tensor)
-        division = self._finder.cut.get(tensor)
-        name = f"{op.name}/gathered_{tensor.index}_{len(self._gathered)}"
-        parts = [self._results[tensor]] if division is None else self._parts[tensor, division]
-        gate = self._gates.get(self._column(tensor))
+        layout, gate = self._finder.cut.get(tensor), self._gates.get(self._column(tensor))
+        name = f"{self._program.ops[tensor.op].name}/gathered_{tensor.index}_{len(self._gathered)}"
+        parts = [self._results[tensor]] if layout is None else self._parts[tensor, layout]
         if gate is not None:
-            shapes = [part_shape(shape, division, k) for k in range(len(parts))]
-            nodes = [make_node(self._unused(f"{name}/part_{k}"), "Identity", [], T=dtype) for k in range(len(parts))]
-            sent = zip(nodes, parts, shapes, strict=True)
-            parts = [self._new(node, [part], [(own, dtype)], {}, (gate,)) for node, part, own in sent]
-            if division is not None and division.groups:  # (each group has its own)
-                copies = zip(parts, copies_of(in_groups(division)), strict=True)
-                for part, own in copies:
-                    self._lay(part.op, layout=own)
-        if division is None:
-            return parts[0]
-        whole = self._concatenated(name, parts, division.axis, shape, dtype)
+            copies = self._copies.get(group_of(layout), ()) if layout is not None else ()
+            parts = [self._sent(f"{name}/part_{k}", part, gate) for k, part in enumerate(parts)]
+            for part, own in zip(parts, copies, strict=False):  # (each group of devices has its own)
+                self._lay(part.op, layout=own)
+        return parts[0] if layout is None else self._concatenated(name, parts, layout.axis, tensor)
+
+    def _sent(self, name: str, tensor: Tensor, gate: int) -> Tensor:
+        """Write what passes a value on when a gate opens."""
+        shape, dtype = self._shape_of(tensor), self._type_of(tensor)
+        node = make_node(self._unused(name), "Identity", [], T=dtype)
+        return self._new(node, [tensor], [(shape, dtype)], {}, (gate,))
+
+    def _concatenated(self, name: str, parts: Sequence[Tensor], axis: int, like: Tensor) -> Tensor:
+        """Write the whole of parts: a tensor of the original."""
+        value, result = np.array(axis, np.int32), (self._program.shape(like), self._program.dtype(like))
+        operands = [*parts, self._constant(f"{name}/axis", value, tf.int32)]
+        attributes: dict[str, Any] = {"N": len(parts), "T": result[1], "Tidx": tf.int32}
+        whole = self._made("ConcatV2", self._unused(name), operands, [result], {len(parts): value}, **attributes)
         self._lay(whole.op, divides=True)
         return whole
 
-    def _concatenated(self, name: str, parts: Sequence[Tensor], axis: int, shape: Any, dtype: tf.DType) -> Tensor:
-        value = np.array(axis, np.int32)
-        operands = [*parts, self._constant(f"{name}/axis", value, tf.int32)]
-        attributes: dict[str, Any] = {"N": len(parts), "T": dtype, "Tidx": tf.int32}
-        return self._made("ConcatV2", self._unused(name), operands, [(shape, dtype)], {len(parts): value}, **attributes)
 
-
-def part_shape(shape: Any, cut: Cut | None, part: int) -> Any:
-    """Return the shape of a part of a tensor; of the whole where it is not cut."""
-    if cut is None or shape is None:
+def part_shape(shape: Any, layout: Layout, part: int) -> Any:
+    """Return the shape of a part of a tensor."""
+    if not isinstance(layout, Shard) or shape is None:
         return shape
-    return (*shape[: cut.axis], cut.lengths[part], *shape[cut.axis + 1 :])
+    return (*shape[: layout.axis], layout.own((), part), *shape[layout.axis + 1 :])
