@@ -21,6 +21,7 @@ If its slots are in parts, so is its update, whose parts are concatenated beside
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ import tensorflow as tf
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.layouts import Cut, EvenCut, MeshDivision, Partial, Replicate, Shard, cut_in, group_of
 from graphsplit.core.protos.graphdefs import constant_value
-from graphsplit.planning.variables.gathering import Gather, find_gathers
+from graphsplit.planning.variables.gathering import read_again
 from graphsplit.planning.variables.laid_variables import READS, WRITES_ROWS, copies_of
 from graphsplit.planning.variables.part_by_part import JOINS, PartByPart, part_by_part
 from graphsplit.planning.variables.row_writing import begin_of
@@ -80,9 +81,9 @@ def divide(program: Program, cuts: Mapping[str, MeshDivision], reshard: bool = T
         ops[i] = replace(ops[i], layout=whole.get(i), devices=tuple(map(canonical_name, lying[i].devices)))
     lying_so, finder = replace(program, ops=tuple(ops)), part_by_part(program, handles)
     finder = replace(finder, once=finder.once | _done_once(lying_so))
-    gathers = find_gathers(program, parts) if reshard else ()
+    again = read_again(program, parts) if reshard else {}
     in_groups = {group_of(layout): copies[i] for i, layout in handles.items() if i in copies}
-    return _PartsWriter(lying_so, finder, gathers, in_groups).divided()
+    return _PartsWriter(lying_so, finder, again, in_groups).divided()
 
 
 def _done_once(program: Program) -> Set[int]:
@@ -95,8 +96,8 @@ def _done_once(program: Program) -> Set[int]:
 class _PartsWriter(WholeWriter):
     """Writes the program in parts, in the order of the original."""
 
-    def __init__(self, program: Program, finder: PartByPart, gathers: Sequence[Gather], copies: Copies):
-        super().__init__(program, finder, gathers, copies)
+    def __init__(self, program: Program, finder: PartByPart, again: Mapping[int, Sequence[Tensor]], copies: Copies):
+        super().__init__(program, finder, again, copies)
         self._handles: dict[int, list[Tensor]] = {}
         self._owners: dict[int, str] = {}  # of what is done once
         self._done = Counter[str]()  # bytes that each of them makes
@@ -242,16 +243,13 @@ class _PartsWriter(WholeWriter):
         self._lay(made.op, divides=True)
         return [Tensor(made.op, k) for k in parts]
 
-    def _joined(self, op: Op, output: int, parts: Sequence[Tensor], joins: str) -> Tensor:
-        shape, dtype = op.out_shapes[output], op.out_dtypes[output]
-        if joins == "AddN":
-            name = self._unused(f"{op.name}/sum_{output}")
-            return self._made("AddN", name, parts, [(shape, dtype)], {}, N=len(parts), T=dtype)
-        result = parts[0]
-        for k, part in enumerate(parts[1:], 1):
-            name = self._unused(f"{op.name}/upto_{output}_{k}")
-            result = self._made(joins, name, [result, part], [(shape, dtype)], {}, T=dtype)
-        return result
+    def _joined(self, op: Op, output: int, parts: Sequence[Tensor], kind: str) -> Tensor:
+        """Write what the parts of a result that was reduced over the axis that is cut come to."""
+        name, dtype = f"{op.name}/joined_{output}", op.out_dtypes[output]
+        if kind == "AddN":
+            result = [(op.out_shapes[output], dtype)]
+            return self._made(kind, self._unused(name), parts, result, {}, N=len(parts), T=dtype)
+        return functools.reduce(lambda one, other: self._plain(kind, name, [one, other], T=True), parts)
 
 
 def _own(extent: Shard | Place, part: int) -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.layouts import Layout, Replicate, Shard, group_of
 from graphsplit.core.protos.graphdefs import make_node
-from graphsplit.planning.variables.gathering import Gather
+from graphsplit.planning.variables.gathering import AT_A_TIME
 from graphsplit.planning.variables.part_by_part import PartByPart
 from graphsplit.planning.variables.row_writing import RowWriter
 from graphsplit.program.program import Op, Program, Tensor
@@ -19,69 +21,90 @@ Group = tuple[str, ...]
 Copies = Mapping[Group, Sequence[Replicate]]
 
 
+class _Kept(NamedTuple):
+    """A whole value, and the operations that have read it, by position."""
+
+    value: Tensor
+    readers: list[int]
+
+
 class WholeWriter(RowWriter):
     """Appends what puts values together.
 
     Args:
       program: for variables that are each one.
       finder: what of it is done part by part.
-      gathers: of what is put together more than once.
+      again: what operations read that is put together more than once, by position.
       copies: of each part on the devices of a group, where it is several, by that group.
     """
 
-    def __init__(self, program: Program, finder: PartByPart, gathers: Sequence[Gather], copies: Copies):
+    def __init__(self, program: Program, finder: PartByPart, again: Mapping[int, Sequence[Tensor]], copies: Copies):
         super().__init__(program)
-        self._copies = copies
         self._finder = finder
+        self._copies = copies
         self._parts: dict[tuple[Tensor, Shard], list[Tensor]] = {}
-        self._gathers = {(reader, gather.tensor): gather for gather in gathers for reader in gather.readers}
-        self._gathered: dict[int, Tensor] = {}
-        self._gates: dict[int | None, int] = {}  # of each column: what waits for all that its earlier gathers wait for
+        self._again = again
+        self._kept: dict[int | None, dict[Tensor, _Kept]] = {}  # there; what was read last comes last
+        self._gates: dict[int | None, int] = {}  # what has run when all have read what was there before
+
+    @functools.cached_property
+    def _room(self) -> Mapping[int | None, int]:
+        """How many bytes there is room for in each column, of what is put together again."""
+        found = Counter[int | None]()
+        for tensor in {tensor for own in self._again.values() for tensor in own}:
+            column = self._column(tensor)
+            found[column] = max(found[column], AT_A_TIME * self._program.bytes(tensor))
+        return found
 
     def _result(self, tensor: Tensor) -> Tensor:
         """Return the whole value: put together, once, where it is in parts."""
         if tensor not in self._results:
-            with self._serving(self._program.ops[tensor.op]):
-                self._results[tensor] = self._put_together(tensor)
+            self._results[tensor] = self._put_together(tensor)
         return self._results[tensor]
 
-    def _put_together(self, tensor: Tensor) -> Tensor:
-        layout, name = self._finder.cut[tensor], f"{self._program.ops[tensor.op].name}/whole_{tensor.index}"
-        return self._concatenated(name, self._parts[tensor, layout], layout.axis, tensor)
-
     def _as_read(self, op: Op, tensor: Tensor) -> Tensor:
-        """Return the whole value for an operation: put together when that is its turn, if it is one of the large."""
-        gather = self._gathers.get((op.index, tensor))
-        if gather is None:
-            return self._result(tensor)
-        if id(gather) not in self._gathered:
-            if gather.waits:
-                self._gates[self._column(tensor)] = self._write_gate(gather)
-            with self._serving(self._program.ops[tensor.op]):
-                self._gathered[id(gather)] = self._gather(tensor)
-        return self._gathered[id(gather)]
+        """Return the whole value for an operation: if it is one of the large, put together when there is room for it.
 
-    def _write_gate(self, gather: Gather) -> int:
-        """Write what has run when all shards have ended what a gather waits for."""
-        waits = [copy for position in gather.waits for copy in self._became[position]]
-        node = make_node(self._unused(f"gate_{len(self._gathered)}"), "NoOp", [])
-        before = self._gates.get(self._column(gather.tensor))
-        return self._new(node, (), [], {}, (*waits, *(() if before is None else (before,)))).op
+        What is there at a time is as in a cache that forgets what was read longest ago.
+        """
+        if tensor not in self._again.get(op.index, ()):
+            return self._result(tensor)
+        column, size = self._column(tensor), self._program.bytes
+        kept = self._kept.setdefault(column, {})
+        if (own := kept.pop(tensor, None)) is None:
+            waits: list[int] = []
+            for other in [other for other in kept if other not in op.inputs]:
+                if sum(map(size, kept)) + size(tensor) > self._room[column]:
+                    waits += kept.pop(other).readers
+            if waits:
+                self._write_gate(column, waits)
+            own = _Kept(self._put_together(tensor, self._gates.get(column)), [])
+        own.readers.append(op.index)
+        kept[tensor] = own
+        return own.value
+
+    def _write_gate(self, column: int | None, waits: Sequence[int]) -> None:
+        """Write what has run when all shards have ended some operations, and what earlier gates wait for."""
+        ended = [copy for position in dict.fromkeys(waits) for copy in self._became[position]]
+        before = [self._gates[column]] if column in self._gates else []
+        node = make_node(self._unused(f"gate_{len(self._ops)}"), "NoOp", [])
+        self._gates[column] = self._new(node, (), [], {}, (*ended, *before)).op
 
     def _column(self, tensor: Tensor) -> int | None:
         return self._program.ops[tensor.op].provenance.column
 
-    def _gather(self, tensor: Tensor) -> Tensor:
-        """Put a value together that leaves its devices when the gate opens."""
-        layout, gate = self._finder.cut.get(tensor), self._gates.get(self._column(tensor))
-        name = f"{self._program.ops[tensor.op].name}/gathered_{tensor.index}_{len(self._gathered)}"
+    def _put_together(self, tensor: Tensor, gate: int | None = None) -> Tensor:
+        """Put a value together whose parts leave their devices when a gate opens, if there is one."""
+        layout, op = self._finder.cut.get(tensor), self._program.ops[tensor.op]
+        name = f"{op.name}/whole_{tensor.index}"
         parts = [self._results[tensor]] if layout is None else self._parts[tensor, layout]
-        if gate is not None:
-            copies = self._copies.get(group_of(layout), ()) if layout is not None else ()
-            parts = [self._sent(f"{name}/part_{k}", part, gate) for k, part in enumerate(parts)]
-            for part, own in zip(parts, copies, strict=False):  # (each group of devices has its own)
-                self._lay(part.op, layout=own)
-        return parts[0] if layout is None else self._concatenated(name, parts, layout.axis, tensor)
+        with self._serving(op):
+            if gate is not None:
+                copies = self._copies.get(group_of(layout), ()) if layout is not None else ()
+                parts = [self._sent(f"{name}/part_{k}", part, gate) for k, part in enumerate(parts)]
+                for part, own in zip(parts, copies, strict=False):  # (each group of devices has its own)
+                    self._lay(part.op, layout=own)
+            return parts[0] if layout is None else self._concatenated(name, parts, layout.axis, tensor)
 
     def _sent(self, name: str, tensor: Tensor, gate: int) -> Tensor:
         """Write what passes a value on when a gate opens."""
