@@ -2,7 +2,7 @@
 
 Plain Python, no TensorFlow. The terms are those of GSPMD and DTensor. A tensor's layout (`SingleDevice`, `Replicate`,
 `Shard`, `Partial`) is about one mesh axis, the shards. It says how an axis is cut and in which order the pieces follow,
-and never how many rows there are: the mesh knows. A variable's (`Cut`, `Copied`, `Nested`) names the devices, too.
+and never how many rows there are: the mesh knows. A variable's (`Cut`, `Replicate`, `Nested`) names the devices, too.
 """
 
 from __future__ import annotations
@@ -33,11 +33,18 @@ class Replicate:
       devices: of the group, full names; empty for those of the shards.
       sums: those of the group on which parts of a sum are added up that all of it needs.
       readers: for each of them, the devices that read its value; empty where these are the group.
+      why: why a variable is not cut, though that was asked for.
     """
 
     devices: tuple[str, ...] = ()
     sums: tuple[str, ...] = field(default=(), compare=False)
     readers: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
+    why: str = field(default="", compare=False)
+
+    @property
+    def parts(self) -> int:
+        """Return how many values there are, each the whole, of a group."""
+        return len(self.devices)
 
     def nearest(self, device: str) -> str:
         """Return the device of the group whose value another device reads: its own, one of its host, or the first."""
@@ -250,26 +257,6 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Copied:
-    """A whole value on each of several devices.
-
-    Attributes:
-      devices: of the copies, full names.
-      sums: those of them on which parts of a sum are added up that all copies need.
-      why: why it is not cut, though that was asked for.
-    """
-
-    devices: tuple[str, ...]
-    sums: tuple[str, ...] = field(compare=False)
-    why: str = field(default="", compare=False)
-
-    @property
-    def parts(self) -> int:
-        """Return how many values there are, each the whole."""
-        return len(self.devices)
-
-
-@dataclass(frozen=True)
 class Nested:
     """A variable that lies along an axis of a mesh, and whose part of each column is several on that column's devices.
 
@@ -298,7 +285,7 @@ class Nested:
         """Whether what is put together in a column is dropped, and put together again for the backward pass."""
         if not self.axis:
             return isinstance(self.columns, Cut) and self.columns.reshard
-        return any(not isinstance(own, Copied) and own.reshard for own in self.rows)
+        return any(not isinstance(own, Replicate) and own.reshard for own in self.rows)
 
     @property
     def firsts(self) -> tuple[int, ...]:
@@ -306,7 +293,7 @@ class Nested:
         return tuple([sum([own.parts for own in self.rows[:d]]) for d in range(len(self.rows))])
 
 
-Division = Cut | Copied
+Division = Cut | Replicate
 """How one variable is several: each a part of it, or each the whole."""
 
 MeshDivision = Division | Nested
@@ -323,7 +310,7 @@ def in_groups(cut: Cut) -> MeshDivision:
         return cut
     numbers = [cut.groups[0].index(device) for device in cut.devices]
     copies = [tuple([group[k] for group in cut.groups]) for k in numbers]
-    return Nested("", cut, tuple([Copied(own, own) for own in copies]))
+    return Nested("", cut, tuple([Replicate(own, own, cut.groups) for own in copies]))
 
 
 def cut_in(division: MeshDivision) -> MeshDivision:
@@ -356,7 +343,7 @@ def part_ranges(division: MeshDivision, ranges: Sequence[Sequence[int]]) -> list
     >>> own
     (range(0, 3), range(0, 5))
     """
-    if isinstance(division, Copied):
+    if isinstance(division, Replicate):
         return [tuple(ranges)] * division.parts
     if isinstance(division, Cut):
         own, before = ranges[division.axis], (*ranges[: division.axis],)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.layouts import Copied, Cut, MeshDivision
+from graphsplit.core.layouts import Cut, MeshDivision, Replicate
 from graphsplit.core.tensorflow_internals import resource_value
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import layout_changes, parts_of
@@ -129,7 +129,7 @@ def _parts_of(size: int, division: MeshDivision) -> list[int]:
     """Return the bytes of each part: of a copy all, of a slice in proportion to its length."""
     if isinstance(division, Cut):
         return [size * length // max(sum(division.lengths), 1) for length in division.lengths]
-    if isinstance(division, Copied):
+    if isinstance(division, Replicate):
         return [size] * division.parts
     pairs = zip(division.rows, _parts_of(size, division.columns), strict=True)
     return [part for own, column in pairs for part in _parts_of(column, own)]

@@ -11,7 +11,7 @@ import tensorflow as tf
 from graphsplit.api.calls.call_signatures import as_call
 from graphsplit.api.calls.compilation import trace_and_plan
 from graphsplit.core import structures
-from graphsplit.core.layouts import Copied
+from graphsplit.core.layouts import Replicate
 from graphsplit.core.protos.graphdefs import GraphDef, output_type, source_of, split_reference, with_inputs
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
@@ -71,7 +71,7 @@ def plan_signature(
         places = dict.fromkeys(resources_of(trace.program), "")  # they are where the loader puts them
         if not replicate_weights:
             return State(places, largest_constant=LARGE_BYTES)
-        return State(places, divisions=dict.fromkeys(variables, Copied(tuple(devices), tuple(devices[:1]))))
+        return State(places, divisions=dict.fromkeys(variables, Replicate(tuple(devices), tuple(devices[:1]))))
 
     specs = dict(function.structured_input_signature[1])
     leaves = tuple(structures.TensorLeaf(spec.dtype, known_shape(spec.shape)) for spec in specs.values())

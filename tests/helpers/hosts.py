@@ -15,7 +15,7 @@ import graphsplit as gs
 from graphsplit.api.calls import plan_requests
 from graphsplit.core import structures
 from graphsplit.core.hosts import host_name
-from graphsplit.core.layouts import Copied, Division
+from graphsplit.core.layouts import Division, Replicate
 from graphsplit.core.protos.graphdefs import NodeDef, make_node, split_reference
 from graphsplit.emission import EmittedGraph, check_emitted, emit
 from graphsplit.planning.communication.collectives import bucketed, find_collectives, in_turns
@@ -51,7 +51,7 @@ def planning_for(names: Mapping[str, str]) -> Iterator[None]:
 
     def of_division(division: Division) -> Division:
         own: dict[str, Any] = {"devices": renamed(division.devices)}
-        if isinstance(division, Copied):
+        if isinstance(division, Replicate):
             own["sums"] = renamed(division.sums)
         return dataclasses.replace(division, **own)
 

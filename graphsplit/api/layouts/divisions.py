@@ -14,7 +14,7 @@ from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.devices import canonical_name, task_of
 from graphsplit.core.gpus.kernel_devices import can_be_cut
 from graphsplit.core.hosts import host_devices
-from graphsplit.core.layouts import Copied, Cut, MeshDivision, Shard, in_groups
+from graphsplit.core.layouts import Cut, MeshDivision, Replicate, Shard, in_groups
 from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
 from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.planning.variables.partitioning import Held, shares
@@ -200,7 +200,7 @@ def held_of(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable]) 
 
 def replicated(
     variables: Sequence[tf.Variable], devices: Sequence[str], slots: Mapping[int, tf.Variable], home: str = ""
-) -> list[tuple[tf.Variable, Copied]]:
+) -> list[tuple[tf.Variable, Replicate]]:
     """Return how variables are copied to devices, those that are: all but counters, which change in every step.
 
     What all copies need of a sum is added up where the variable's parts would lie.
@@ -217,7 +217,7 @@ def replicated(
     found = []
     for variable, share in zip(chosen, shares(held_of(chosen, slots), len(devices)), strict=True):
         sums = [places[id(variable)]] if share is None else [devices[d] for d in share.devices]
-        found.append((variable, Copied(tuple(devices), tuple(sums))))
+        found.append((variable, Replicate(tuple(devices), tuple(sums))))
     return found
 
 

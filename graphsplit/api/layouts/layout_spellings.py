@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from graphsplit.core.device_mesh import ALIASES, LAYOUTS, DeviceMesh
-from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, Shard, in_groups, part_shapes
+from graphsplit.core.layouts import Cut, Division, MeshDivision, Nested, Replicate, Shard, in_groups, part_shapes
 from graphsplit.core.patterns import meant
 from graphsplit.errors import ArgumentError
 from graphsplit.planning.amounts import count_text
@@ -326,7 +326,7 @@ class LayoutOnMesh:
             unit, blocks = found.blocks[0], len(found.blocks)
         units = shape[k] // unit // blocks
         if units < len(devices):
-            return Copied(devices, devices, f"it has fewer units, as heads, than {len(devices)} devices")
+            return Replicate(devices, devices, why=f"it has fewer units, as heads, than {len(devices)} devices")
         return Cut(k, units, len(devices), unit, devices=devices, along=axis, blocks=blocks)
 
     @property
@@ -350,7 +350,7 @@ class LayoutOnMesh:
                 return self._gathered(row, shape, devices)
             if others == "sharded":
                 return next(own)
-            return Copied(devices, devices) if others == "replicated" else None
+            return Replicate(devices, devices) if others == "replicated" else None
 
         found = self._along(self.mesh.table, list(self.mesh.others), self.shape, in_rows)
         return found or self._gathered(row or 0, self.shape, self.mesh.devices[:1])
@@ -378,7 +378,7 @@ class LayoutOnMesh:
         if columns is None:
             if self.spelling.others != "replicated" or len(firsts) == 1:
                 return self._along(np.moveaxis(table, 1, -1), axes[1:], shape, in_rows)
-            columns = Copied(firsts, firsts)
+            columns = Replicate(firsts, firsts)
         shapes = part_shapes(columns, shape)
         rows = [self._along(table[:, d], axes[1:], own, in_rows) for d, own in enumerate(shapes)]
         if isinstance(columns, Cut) and all(own is None for own in rows):

@@ -23,7 +23,7 @@ from graphsplit.api.layouts.variable_layouts import wanted_layouts
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
 from graphsplit.core.devices import available_devices, short_name
 from graphsplit.core.hosts import host_devices
-from graphsplit.core.layouts import Copied, Cut, MeshDivision, cut_in, in_groups
+from graphsplit.core.layouts import Cut, MeshDivision, Replicate, cut_in, in_groups
 from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
 from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.tracing.trace import Trace, captured_variables
@@ -174,13 +174,13 @@ def _as_they_lie(variables: Sequence[tf.Variable], devices: Sequence[str]) -> di
         if parts is None:
             continue
         division = parts.division
-        assert isinstance(division, (Cut, Copied))  # (of others the layout says how they lie)
-        every = (*division.devices, *(division.sums if isinstance(division, Copied) else ()))
+        assert isinstance(division, (Cut, Replicate))  # (of others the layout says how they lie)
+        every = (*division.devices, *(division.sums if isinstance(division, Replicate) else ()))
         if any(number_of(device) >= len(devices) for device in every):
             wrong.append(f"{name_of(variable)} on {len(set(division.devices))} devices")
             continue
         on = tuple([devices[number_of(device)] for device in division.devices])
-        if isinstance(division, Copied):
+        if isinstance(division, Replicate):
             sums = tuple([devices[number_of(device)] for device in division.sums])
             found[id(variable)] = replace(division, devices=on, sums=sums)
         else:
@@ -211,7 +211,7 @@ def notes_on_layout(
     if layout is not None or (mesh is not None and not mesh.axes.is_of_rows):
         return ()
     notes = []
-    for kind, what in ((Cut, "sharded"), (Copied, "replicated")):
+    for kind, what in ((Cut, "sharded"), (Replicate, "replicated")):
         lying = [division for own, division in held if type(division) is kind and own != "host"]
         if not lying:
             continue

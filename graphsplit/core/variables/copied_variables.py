@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name
-from graphsplit.core.layouts import Copied
+from graphsplit.core.layouts import Replicate
 from graphsplit.core.variables.parted_classes import waiting_of
 from graphsplit.core.variables.parted_variables import VariableParts, assign, is_initialized, read_handle
 from graphsplit.core.variables.running_calls import calls
@@ -26,7 +26,7 @@ class VariableCopies(VariableParts):
       in_parts: whether all copies hold the value, or only the variable itself.
     """
 
-    def __init__(self, variable: tf.Variable, copied: Copied):
+    def __init__(self, variable: tf.Variable, copied: Replicate):
         super().__init__(variable, copied, "replicated")
 
     def _new_part(self, part: int) -> Any:

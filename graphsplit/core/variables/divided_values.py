@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import Copied, Cut, MeshDivision
+from graphsplit.core.layouts import Cut, MeshDivision, Replicate
 
 
 def pieces_of(value: tf.Tensor, division: MeshDivision) -> Iterator[tf.Tensor]:
@@ -18,7 +18,7 @@ def pieces_of(value: tf.Tensor, division: MeshDivision) -> Iterator[tf.Tensor]:
     >>> [piece.numpy().tolist() for piece in pieces_of(tf.range(5), Cut(0, 5, 2))]
     [[0, 1, 2], [3, 4]]
     """
-    if isinstance(division, Copied):
+    if isinstance(division, Replicate):
         yield from [value] * division.parts
     elif isinstance(division, Cut):
         axis = division.axis
@@ -35,7 +35,7 @@ def whole_of(values: Iterable[tf.Tensor | None], division: MeshDivision) -> tf.T
 
     Of copies no more are asked for than the first that is there.
     """
-    if isinstance(division, Copied):
+    if isinstance(division, Replicate):
         return next((value for value in values if value is not None), None)
     values = list(values)
     if isinstance(division, Cut):
@@ -55,7 +55,7 @@ def gradient_of(values: Sequence[tf.Tensor], gradients: Sequence[Any], division:
     """Return the gradient by a variable, given those by its parts, some of which may be None."""
     if len(gradients) == 1 or all(gradient is None for gradient in gradients):
         return gradients[0]
-    if isinstance(division, Copied):
+    if isinstance(division, Replicate):
         return tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None])
     if isinstance(division, Cut):
         pairs = zip(values, gradients, strict=True)

@@ -1,6 +1,6 @@
 """Variables in parts: where the value is, and how other code goes on finding it in the variable.
 
-What enters: a variable, and which device has which part or copy (`Cut`, `Copied`, `Nested`). What leaves: the same
+What enters: a variable, and which device has which part or copy (`Cut`, `Replicate`, `Nested`). What leaves: the same
 variable, whose value is in its parts, which are variables on their devices.
 
 A parallelized function reads and writes the parts. Other code (eager code, a `tf.function`, an optimizer, a checkpoint)
@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name, task_of
-from graphsplit.core.layouts import Copied, Cut, MeshDivision, cut_in, in_groups, part_ranges, part_shapes
+from graphsplit.core.layouts import Cut, MeshDivision, Replicate, cut_in, in_groups, part_ranges, part_shapes
 from graphsplit.core.tensorflow_internals import (
     ask_at_call,
     function_graph,
@@ -349,7 +349,7 @@ class VariableParts:
     @property
     def reshards(self) -> bool:
         """Whether a device drops the whole after the forward pass, and gets it again for the backward pass."""
-        return not isinstance(self.division, Copied) and self.division.reshard
+        return not isinstance(self.division, Replicate) and self.division.reshard
 
     def reshard(self, after_forward: bool) -> None:
         """Let what is planned from now on drop the whole after the forward pass, or keep it."""

@@ -16,7 +16,7 @@ from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import short_name
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.hosts import host_name
-from graphsplit.core.layouts import Copied, Cut, MeshDivision, Nested, along_axis, axis_of
+from graphsplit.core.layouts import Cut, MeshDivision, Nested, Replicate, along_axis, axis_of
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.memory import alive_on, held_bytes
@@ -211,7 +211,7 @@ def _only_held(plan: Decisions, sends: Traffic) -> list[str]:
 def _on_mesh(division: MeshDivision, rank: int, axes: MeshAxes, is_gathered: bool, head: int = 1) -> str:
     """Say how a variable is cut or copied along each axis of a mesh: `[-, model], 4 + 4, computed in place`."""
     columns, axis = along_axis(division), axis_of(division) or axes.batch_axis
-    if isinstance(columns, Copied):
+    if isinstance(columns, Replicate):
         text = f"replicated along {axis!r}" + (f" ({columns.why})" if columns.why else "")
     elif columns.parts == 1 and not columns.along:
         text = f"on one device along {axis!r}, and sent"

@@ -29,7 +29,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.devices import canonical_name
 from graphsplit.core.layouts import Cut, EvenCut, MeshDivision, Partial, Replicate, Shard, cut_in, group_of
 from graphsplit.core.protos.graphdefs import constant_value
 from graphsplit.planning.variables.gathering import read_again
@@ -78,7 +77,7 @@ def divide(program: Program, cuts: Mapping[str, MeshDivision], reshard: bool = T
         return Divided(program, tuple([(k, 0) for k in range(len(program.captures))]), obstacles)
     ops = list(program.ops)
     for i in lying.keys() - handles.keys():  # (one part is a variable that is elsewhere)
-        ops[i] = replace(ops[i], layout=whole.get(i), devices=tuple(map(canonical_name, lying[i].devices)))
+        ops[i] = replace(ops[i], layout=whole.get(i), devices=lying[i].devices)
     lying_so, finder = replace(program, ops=tuple(ops)), part_by_part(program, handles)
     finder = replace(finder, once=finder.once | _done_once(lying_so))
     again = read_again(program, parts) if reshard else {}

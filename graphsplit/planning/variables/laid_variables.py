@@ -6,18 +6,14 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.devices import canonical_name
 from graphsplit.core.layouts import (
     REPLICATE,
     SINGLE_DEVICE,
-    Copied,
-    Cut,
     Layout,
     MeshDivision,
     Nested,
     Replicate,
     Shard,
-    cut_in,
 )
 from graphsplit.program.program import Op, Program
 from graphsplit.rules import Sharded
@@ -76,11 +72,5 @@ def _is_elementwise(program: Program, op: Op, is_handle: Sequence[bool]) -> bool
 
 def copies_of(division: MeshDivision) -> list[Replicate]:
     """Return how the whole, or each part, of a variable lies that has copies; nothing for one that has none."""
-    rows, cut = division.rows if isinstance(division, Nested) else [division], cut_in(division)
-    readers = tuple(map(_named, cut.groups)) if isinstance(cut, Cut) else ()
-    copies = [own for own in rows if isinstance(own, Copied) and own.parts > 1]
-    return [Replicate(_named(own.devices), _named(own.sums), readers) for own in copies]
-
-
-def _named(devices: Sequence[str]) -> tuple[str, ...]:
-    return tuple(map(canonical_name, devices))
+    rows = division.rows if isinstance(division, Nested) else [division]
+    return [own for own in rows if isinstance(own, Replicate) and own.parts > 1]
