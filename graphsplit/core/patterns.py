@@ -108,13 +108,20 @@ def scopes_of(name: str) -> list[str]:
     return ["/".join(parts[: k + 1]) for k in range(len(parts))]
 
 
-def layers_fitting(option: str, patterns: Iterable[str], scopes: Sequence[str]) -> dict[str, list[str]]:
-    """Return for each pattern of layers' names the scopes, of what a function computes, that it fits.
+def scopes_fitting(option: str, patterns: Iterable[str], scopes: Sequence[str]) -> dict[str, list[str]]:
+    """Return the scopes of operations that each pattern fits.
+
+    Keras numbers the calls of a layer; the number need not be in the pattern: `dense` fits `dense_1`.
+
+    Args:
+      option: how the message of an error begins.
+      patterns: of names of layers.
+      scopes: of all operations.
 
     Raises:
-      ArgumentError: if one fits none; it names those near it.
+      ArgumentError: if a pattern fits no scope; it suggests names like it.
 
-    >>> layers_fitting("stages", ["dense"], ["sequential", "sequential/dense_1"])
+    >>> scopes_fitting("stages", ["dense"], ["sequential", "sequential/dense_1"])
     {'dense': ['sequential/dense_1']}
     """
     found = {p: [s for s in scopes if fits(s, p) or fits(_NUMBER.sub("", s), p)] for p in patterns}

@@ -117,15 +117,16 @@ def _check_once(plan: Plan, op: Op, device: str, found: _Found, planned: _Planne
 
 
 def _check_shard(plan: Plan, op: Op, d: int, found: _Found, planned: _Planned) -> None:
+    """Raise `CheckError` unless a shard's node is on its device, and its operands came about as planned."""
     sharded, node = plan.steps[op.index].shards, found.node(op, d)
     assert sharded is not None
     _compare_devices(node, plan.shard_device(op, d))
     if sharded.draw or part_drawn(op.node) is not None:
-        return  # its counter is moved on, and its numbers cut to the shard's rows
+        return  # (its counter may be moved on, and its numbers cut to the shard's rows)
     if sharded.weighted and plan.mesh.shards > 1:
-        node = found.reader(node)
+        node = found.wrapped(node)
     if any(shift.others == ZEROS for shift in sharded.shift.values()):
-        node = found.reader(node, 1)
+        node = found.wrapped(node, 1)
     for i, (tensor, layout, reference) in enumerate(zip(op.inputs, sharded.wants, node.input, strict=False)):
         if i not in sharded.makes:
             _compare(plan, found.form(reference), planned.on_shard(tensor, layout, d, node.device), tensor, node)
@@ -160,7 +161,7 @@ class _Found:
             raise CheckError(f"{op.name!r} is planned {where}, and no node is that.")
         return self._graph.by_name[name]
 
-    def reader(self, node: Any, operand: int = 0) -> Any:
+    def wrapped(self, node: Any, operand: int = 0) -> Any:
         """Return the node whose result a node weights, or takes where indices are a shard's own."""
         return self._graph.by_name[source_of(node.input[operand])]
 

@@ -132,13 +132,14 @@ class Decisions:
         return self.mesh.batch
 
     def rows_sources(self) -> list[tuple[int, int, int]]:
-        """Return the arguments on which the rows of a batch of unknown size are counted.
+        """Return the arguments whose shapes tell the number of rows of the batch.
 
-        For each its position, an axis, and how many entries this has per row.
+        These are the sharded ones, but gradients of outputs; if there are none, the first of which an axis is a
+        multiple of the unknown batch. For each the position of its operation, an axis, and the entries of that per row.
         """
-        arguments = len(self.program.inputs) - self.program.seeds
+        count = len(self.program.inputs) - self.program.seeds
         found = []
-        for position, layout in zip(self.program.inputs[:arguments], self.input_layouts, strict=False):
+        for position, layout in zip(self.program.inputs[:count], self.input_layouts, strict=False):
             if isinstance(layout, Shard):
                 found.append((position, layout.axis, sum(layout.blocks)))
         return found or self._rows_of_whole_arguments()[:1]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
-from graphsplit.core.patterns import layers_fitting, scopes_of
+from graphsplit.core.patterns import scopes_fitting, scopes_of
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.costs.seconds import seconds_of
 from graphsplit.planning.program_writing import ProgramWriter
@@ -189,7 +189,7 @@ def _named(passes: _Passes, patterns: Sequence[str]) -> list[list[int]]:
     named = [passes.program.ops[i] for i in passes.active]
     scopes = {op.index: scopes_of(op.provenance.origin or op.name) for op in named}
     names = list(dict.fromkeys(name for own in scopes.values() for name in own))
-    fitting = layers_fitting("recompute", patterns, names)
+    fitting = scopes_fitting("recompute", patterns, names)
     chosen = set().union(*fitting.values())
     found: dict[str, list[int]] = {}
     for i, own in scopes.items():

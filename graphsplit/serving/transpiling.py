@@ -273,14 +273,14 @@ def _like_before(made: str, definition: Any) -> Any:
         changed |= own.method_name != signature.method_name
         own.method_name = signature.method_name
         for kind in ("inputs", "outputs"):
-            _check_same(key, kind, getattr(signature, kind), getattr(own, kind))
+            _check_kept(key, kind, getattr(signature, kind), getattr(own, kind))
     if changed:
         files.write_saved_model(made, model)
     return model
 
 
-def _check_same(key: str, kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Raise `CheckError` unless the arguments or results have the names, dtypes and shapes that they had."""
+def _check_kept(key: str, kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Raise `CheckError` unless the inputs or outputs of a signature (`kind`) kept their keys, dtypes and shapes."""
     lines = [
         f"{name}: {_described(before, name)} before, {_described(after, name)} after"
         for name in sorted({*before, *after})
@@ -292,6 +292,6 @@ def _check_same(key: str, kind: str, before: Mapping[str, Any], after: Mapping[s
 
 def _described(infos: Mapping[str, Any], name: str) -> str:
     if name not in infos:
-        return "none"
+        return "absent"
     shape = tf.TensorShape(infos[name].tensor_shape)
     return f"{tf.as_dtype(infos[name].dtype).name} {shape}"

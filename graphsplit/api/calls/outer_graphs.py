@@ -76,13 +76,15 @@ def check_no_replica(name: str) -> None:
             )
 
 
-def check_no_spread_values(name: str, arguments: structures.Container) -> None:
-    """Raise `ArgumentError` for values that a strategy has distributed."""
+def check_no_distributed_values(name: str, arguments: structures.Container) -> None:
+    """Raise `ArgumentError` for `tf.distribute.DistributedValues` that are no variables: a batch of each replica."""
     found = []
     for path, leaf in structures.walk(arguments):
         if not isinstance(leaf, structures.TensorLeaf):
             kind = leaf.spec.value_type if isinstance(leaf, structures.CompositeLeaf) else type(leaf.value)
-            if issubclass(kind, tf.distribute.DistributedValues) and not hasattr(kind, "assign"):  # no variable
+            if issubclass(kind, tf.distribute.DistributedValues) and not hasattr(
+                kind, "assign"
+            ):  # (variables have that)
                 found.append(f"{path}: {kind.__name__}")
     if found:
         raise ArgumentError(

@@ -29,8 +29,8 @@ from graphsplit.api.calls.call_signatures import (
 from graphsplit.api.calls.chosen_devices import ChosenDevices, choose_devices
 from graphsplit.api.calls.compilation import trace_and_plan
 from graphsplit.api.calls.outer_graphs import (
+    check_no_distributed_values,
     check_no_replica,
-    check_no_spread_values,
     warn_of_outer_graph,
     warn_of_stateless_scope,
     warn_of_variables,
@@ -430,7 +430,7 @@ class ParallelFunction(Generic[P, R]):
     @collection_paused()
     def _trace_and_plan(self, arguments: structures.Container, runs: bool = True) -> Differentiable:
         named = spread(arguments, self._signature)
-        check_no_spread_values(self._name(), named)
+        check_no_distributed_values(self._name(), named)
         check_no_specs(self._name(), named)
         fn = by_bound_arguments(self._traced, self._signature)
         chosen = self._chosen

@@ -89,7 +89,7 @@ class ShardCopies:
         if own:
             inputs[1:3] = self._own_rows(op, inputs, own, d, device)
         if sharded.draw or part_drawn(op.node) is not None:
-            return self._draw(op, sharded, inputs, d, device)
+            return self._random_copy(op, sharded, inputs, d, device)
         if sharded.weighted and self._mesh.shards > 1:
             return self._weighted(op, sharded, inputs, d, device)
         node = self._draft.copy(op, name, device, inputs, d)
@@ -187,11 +187,15 @@ class ShardCopies:
         self._draft.add(node, Origin(op.index, d, "op"))
         return node
 
-    def _draw(self, op: Op, sharded: Sharded, inputs: Sequence[str], d: int, device: str) -> Any:
-        """Write a random op that draws the numbers of shard `d`."""
+    def _random_copy(self, op: Op, sharded: Sharded, inputs: Sequence[str], d: int, device: str) -> Any:
+        """Write shard `d`'s copy of a random op; return the node that has its numbers.
+
+        It has a stream of its own (`random="independent"`), or the numbers that one device would draw for these rows:
+        known ones, or measured when it runs. Along another axis than the batch's it is only noted which these are.
+        """
         name, layout = self._draft.prefixes[d] + op.name, sharded.gives[0]
-        draw = sharded.draw if part_drawn(op.node) is None else None  # (parts are those of one device, of known sizes)
-        if self._mesh.axis:  # (who plans the rows says which of them are drawn)
+        draw = sharded.draw if part_drawn(op.node) is None else None  # (a part has the numbers of one device)
+        if self._mesh.axis:  # (the plan of the rows, which is made later, draws them)
             assert isinstance(layout, Shard)
             nodes = [copied(op.node, name, inputs)]
             begin = sum([layout.own(self._mesh.rows, before) for before in range(d)])
@@ -201,9 +205,9 @@ class ShardCopies:
         elif draw and self._draft.program.symbols:
             assert isinstance(layout, Shard)
             shape = [size or 0 for size in op.out_shapes[0] or ()]
-            each = [Polynomial.of(size) for size in (*shape[1:], layout.blocks[0])]
-            place = as_entries(math.prod(each, start=Polynomial.of(BEGIN)))
-            first = self._counts.operand(f"{name}/{self._draft.helper}first", d, place, tf.int64)
+            sizes = [Polynomial.of(size) for size in (*shape[1:], layout.blocks[0])]
+            number = as_entries(math.prod(sizes, start=Polynomial.of(BEGIN)))
+            first = self._counts.operand(f"{name}/{self._draft.helper}first", d, number, tf.int64)
             nodes = random_numbers.measured_rows(op.node, name, inputs, draw, first, self._counts.writers[d])
         else:
             rows = None

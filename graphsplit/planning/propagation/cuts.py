@@ -186,7 +186,7 @@ class _Components:
                     self._join(op.index, self._node(tensor))
         found: dict[Tensor | int, _Component] = {}
         for op in self._new:
-            self._count(op, found.setdefault(self._root(op.index), _Component()))
+            self._add_to_component(op, found.setdefault(self._root(op.index), _Component()))
         self._count_exits(found)
         kept = {root: component for root, component in found.items() if self._pays(component)}
         answers = {op.index: self.hopeful.answers[op.index] for op in self._new if self._root(op.index) in kept}
@@ -223,26 +223,29 @@ class _Components:
     def _join(self, a: Tensor | int, b: Tensor | int) -> None:
         self._parents[self._root(a)] = self._root(b)
 
-    def _count(self, op: Op, component: _Component) -> None:
-        """Add an operation, and what moves to its shards, to its component."""
-        given = self.hopeful.answers[op.index]
-        assert given is not None
+    def _add_to_component(self, op: Op, component: _Component) -> None:
+        """Add an operation's FLOPs to its component, and the bytes that are cut or resharded so that shards can run it.
+
+        Less what then need not be gathered; broadcasts do not count.
+        """
+        hoped = self.hopeful.answers[op.index]
+        assert hoped is not None
         component.flops += flops_of(op)
-        for i, (tensor, want) in enumerate(zip(op.inputs, given.wants, strict=True)):
+        for i, (tensor, want) in enumerate(zip(op.inputs, hoped.wants, strict=True)):
             layout, size = self.hopeful.layout(tensor), self.program.bytes(tensor)
             if self._is_cut(tensor) and tensor not in component.cuts:
                 assert isinstance(layout, Shard)
                 component.cuts[tensor] = layout
                 component.ordinary &= self._is_ordinary(layout)
                 component.bytes += self._bytes_to_cut(tensor, layout)
-            elif i in given.makes:
+            elif i in hoped.makes:
                 continue
             elif is_whole(layout) and isinstance(want, Shard):
                 component.bytes += self._bytes_to_cut(tensor, want)
             elif not is_whole(layout):
-                component.bytes += size * (want != layout)  # put together for the others, or cut along another axis
-                was_gathered = self.natural.reasons[op.index] and layout == self.natural.layout(tensor)
-                component.bytes -= size * bool(was_gathered)
+                component.bytes += size * (want != layout)  # all-gathered, or resharded along another axis
+                saves_gather = self.natural.reasons[op.index] and layout == self.natural.layout(tensor)
+                component.bytes -= size * bool(saves_gather)
 
     def _is_ordinary(self, cut: Shard) -> bool:
         return all(not isinstance(part, OtherRows) or part.length in self.lengths for part in cut.parts)

@@ -33,31 +33,32 @@ from graphsplit.rules.registry import Rule
 _MAKES_DENSE = frozenset({"RaggedTensorToTensor", "SparseTensorDenseMatMul", "SparseToDense"})
 
 
-def rows_at_home(
+def scattered_layout(
     program: Program, op: Op, layout_of: Callable[[Tensor], Layout], batch: int
 ) -> tuple[Shard, str] | None:
-    """Return how the result of an op at home is cut, and why the op is there ("" if that has been said), or None.
+    """Return in which layout the result of an op that runs whole is scattered, and why the op runs whole, or None.
 
-    A lookup has a row for each row of its words; words of texts, made dense, have one for each text. A ragged or sparse
-    argument is whole, as its parts have no rows of the batch; what it becomes when it is made dense has.
+    (The reason is "" if the caller knows it; None: the result stays whole.) A lookup in a table, or in a part of one,
+    has a row for each key. Words that `StringSplitV2` made have, once dense, a row for each string that was split. A
+    ragged or sparse argument is whole, as its parts have no rows of the batch; once dense it has.
 
     Args:
       program: what is planned.
       op: one of its operations, that runs at home.
       layout_of: the layout in which readers meet a tensor.
-      batch: the number of rows; less than 2 if nothing is to be cut.
+      batch: the number of rows; with less than 2, what is made dense stays whole.
     """
     shape, like = op.out_shapes[0] if op.out_shapes else None, _rows_like(program, op)
     if not shape:
         return None
     if like is not None:
-        layout, before = layout_of(like), program.shape(like)
-        if not isinstance(layout, Shard) or before is None or layout.axis >= len(shape):
+        layout, like_shape = layout_of(like), program.shape(like)
+        if not isinstance(layout, Shard) or like_shape is None or layout.axis >= len(shape):
             return None
-        size = before[layout.axis]
+        size = like_shape[layout.axis]
         return (layout, "") if size is not None and size == shape[layout.axis] else None
-    of_whole_parts = not any(isinstance(layout_of(tensor), Shard) for tensor in op.inputs)
-    if op.type in _MAKES_DENSE and of_whole_parts and int(batch) > 1 and shape[0] == batch:
+    reads_no_shards = not any(isinstance(layout_of(tensor), Shard) for tensor in op.inputs)
+    if op.type in _MAKES_DENSE and reads_no_shards and int(batch) > 1 and shape[0] == batch:
         return Shard(0), "its rows are only equal once they are dense"
     return None
 
@@ -236,7 +237,7 @@ class ForwardPropagation:
         return bool(cut) and self._staying.issuperset(cut)
 
     def _append_home(self, op: Op, reason: str) -> None:
-        rows = rows_at_home(self.program, op, self.layout, self.batch)
+        rows = scattered_layout(self.program, op, self.layout, self.batch)
         if rows is None:
             self._append(None, reason, tuple([self._seen_whole(op, k) for k in range(len(op.out_shapes))]))
         else:

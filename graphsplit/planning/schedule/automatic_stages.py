@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from graphsplit.core.patterns import layers_fitting, scopes_of
+from graphsplit.core.patterns import scopes_fitting, scopes_of
 from graphsplit.errors import ArgumentError, CheckError, bullet_list
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.costs.seconds import seconds_of
@@ -225,7 +225,7 @@ def cut_into_stages(program: Program, steps: Sequence[Step], mesh: Mesh, asked: 
     if (begins := asked.begins) is not None:
         if not begins.operations:
             scopes = list(dict.fromkeys(scope for op in program.ops for scope in scopes_of(op.name)))
-            begins = Beginnings.at(layers_fitting(f"stages={begins}", begins.names, scopes), scopes, "^({})/")
+            begins = Beginnings.at(scopes_fitting(f"stages={begins}", begins.names, scopes), scopes, "^({})/")
         starts = _asked_starts(units, begins)
         idle = set(begins.names).difference(starts.values())
         called = ["", *begins.names]

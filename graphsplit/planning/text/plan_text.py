@@ -52,7 +52,7 @@ _SENT = (
 )
 _KEEP_COLUMNS = frozenset({"AddV2", "BiasAdd", "Cast", "Identity", "ReadVariableOp", "Reshape"})
 _PRODUCTS = frozenset({"BatchMatMulV2", "Einsum", "MatMul"})
-_MOST_AT_HOME = 12
+_MOST_LISTED = 12
 _MOST_MET = 4
 
 
@@ -144,15 +144,15 @@ def _in_parts(plan: Decisions) -> list[str]:
     ranks = {own.placeholder: own.rank for own in state.captured}
     heads = _whole_heads(plan)
     texts = [_on_mesh(state.divisions[n], ranks[n], axes, n in state.gathered, heads.get(n, 1)) for n in longest]
-    lines += _named_alike([state.in_place[name] for name in longest], texts)
+    lines += _variable_lines([state.in_place[name] for name in longest], texts)
     for what, chosen in (("sharded", divided), ("replicated", copied)):
         if chosen:
             there = zip(devices_of_handles(plan.program, state), state.parts, strict=True)
             devices = sorted({short_name(device) for device, (k, _) in there if k in chosen})
             lines.append(f"  variables {what}: {len(chosen)}, on {', '.join(devices)}")
     if used := [name for name, why in state.staying.items() if not why]:
-        more = f" and {len(used) - _MOST_AT_HOME} more" if len(used) > _MOST_AT_HOME else ""
-        lines.append(f"  computed in place, rows are sent to them: {', '.join(used[:_MOST_AT_HOME])}{more}")
+        more = f" and {len(used) - _MOST_LISTED} more" if len(used) > _MOST_LISTED else ""
+        lines.append(f"  computed in place, rows are sent to them: {', '.join(used[:_MOST_LISTED])}{more}")
     lines += [f"  variable {n} is gathered before it is used: {why}" for n, why in state.staying.items() if why]
     return lines + [f"  variable {name} is gathered for each call: {why}" for name, why in state.whole.items()]
 
@@ -178,17 +178,21 @@ def _whole_heads(plan: Decisions) -> dict[str, int]:
     return found
 
 
-def _named_alike(names: Sequence[str], texts: Sequence[str]) -> list[str]:
-    """Return a line for each variable; of many, one for all that differ only in the numbers of their names."""
-    alike: dict[tuple[str, str], list[str]] = {}
+def _variable_lines(names: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """Return a line for each variable.
+
+    If there are more than `_MOST_LISTED`, those with equal texts whose names differ only in numbers share one:
+    `3 of block_*/kernel: ...`.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
     for name, text in zip(names, texts, strict=True):
-        pattern = re.sub(r"\d+", "*", name) if len(names) > _MOST_AT_HOME else name
-        alike.setdefault((pattern, text), []).append(name)
+        pattern = re.sub(r"\d+", "*", name) if len(names) > _MOST_LISTED else name
+        groups.setdefault((pattern, text), []).append(name)
     lines = []
-    for (_, text), own in alike.items():
-        scopes = zip(*[name.split("/") for name in own], strict=True)
+    for (_, text), members in groups.items():
+        scopes = zip(*[name.split("/") for name in members], strict=True)
         name = "/".join([one[0] if len(set(one)) == 1 else re.sub(r"\d+", "*", one[0]) for one in scopes])
-        lines.append(f"    {f'{len(own)} of ' if len(own) > 1 else ''}{name}: {text}")
+        lines.append(f"    {f'{len(members)} of ' if len(members) > 1 else ''}{name}: {text}")
     return lines
 
 
@@ -377,12 +381,12 @@ def _at_home(plan: Decisions) -> list[str]:
     if not stayed:
         return []
     lines = [f"  operations on the batch that run on one device: {len(stayed)}"]
-    for op, reason in stayed[:_MOST_AT_HOME]:
+    for op, reason in stayed[:_MOST_LISTED]:
         where = plan.program.line_of(op)
         gathered = plan.gathered_text(op)
         lines.append(f"    {op.type} {op.name!r}: {gathered} gathered; {reason}" + (f" ({where})" if where else ""))
         lines.append(f"      -> {advice_on(reason)}")
-    more = len(stayed) - _MOST_AT_HOME
+    more = len(stayed) - _MOST_LISTED
     return lines + ([f"    ... and {more} more"] if more > 0 else [])
 
 
@@ -390,10 +394,10 @@ def _for_rows(plan: Decisions) -> list[str]:
     """Say which lookups run where their table is, as that is fewer bytes to send."""
     found = run_for_rows(plan)
     lines = [f"  lookups that run once, on the device of the table, to send less: {len(found)}"] if found else []
-    for op, sent in found[:_MOST_AT_HOME]:
+    for op, sent in found[:_MOST_LISTED]:
         where = plan.program.line_of(op)
         lines.append(f"    {op.type} {op.name!r}: {sent}" + (f" ({where})" if where else ""))
-    more = len(found) - _MOST_AT_HOME
+    more = len(found) - _MOST_LISTED
     return lines + ([f"    ... and {more} more"] if more > 0 else [])
 
 
@@ -415,10 +419,10 @@ def _following(plan: Decisions, shares: Shares) -> list[str]:
     found = [cause for cause in shares.causes if cause.flops and (cause.followers or not plan.stayed_home)]
     lines = [
         line
-        for cause in found[:_MOST_AT_HOME]
+        for cause in found[:_MOST_LISTED]
         for line in (f"    {cause_text(plan, cause, shares)}", f"      -> {advice_on(cause.reason)}")
     ]
-    more = len(found) - _MOST_AT_HOME
+    more = len(found) - _MOST_LISTED
     lines += [f"    ... and {more} more"] if more > 0 else []
     return (
         [f"  {100 * shares.at_home:.4g} % of the FLOPs work on the batch and run on one device:", *lines]

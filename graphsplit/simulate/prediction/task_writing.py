@@ -187,7 +187,7 @@ class _Writer:
         for n in own:
             device = self._planned[n].device
             found.update({self._number[r.task]: None for r in self._planned[n].reads if r and r.task not in own})
-            found.update({self._signal(k, device): None for k in self._found.waits[n] if k not in own})
+            found.update({self._task_to_wait_for(k, device): None for k in self._found.waits[n] if k not in own})
         return list(found)
 
     def _name(self, task: PlannedTask) -> str:
@@ -222,15 +222,18 @@ class _Writer:
     def _rank(self, source: str, device: str) -> int:
         return self._routes.rank(source, device) * _MOST_TASKS + len(self._tasks)
 
-    def _signal(self, n: int, device: str) -> int:
-        """Return the task after which one may run that waits for another one: elsewhere, a signal is sent."""
+    def _task_to_wait_for(self, n: int, device: str) -> int:
+        """Return the task that one on a device comes after if it waits for the plan's task `n`.
+
+        That is this one itself, or, from another device, a signal, which is sent there once.
+        """
         source, number = self._planned[n].device, self._number[n]
         if source == device:
             return number
         key = (number, device)
         if key not in self._signals:
             route = self._routes.between(source, device)
-            uses = route.uses if route.busy_s else ()  # (threads send and receive it; links carry it beside all else)
+            uses = route.uses if route.busy_s else ()  # (it takes threads, or a shared link; others only delay it)
             rank, name = self._rank(source, device), f"^{self._name(self._planned[n])}"
             run = uses, route.busy_s, (number,), route.latency_s, rank, (1.0,)
             self._signals[key] = self._add(Task(name, *run, source, "send" if uses else "wait", "signal", 0, device))
