@@ -402,6 +402,25 @@ def test_effects_of_a_called_function_happen_once_under_two_tapes() -> None:
     NUMBER.assign(0.7)
 
 
+def test_a_loop_in_a_function_reads_a_variable_after_it_was_changed() -> None:
+    """For second derivatives the loop is in a function, and only what else it is given waits for the change."""
+
+    def function(x: tf.Tensor) -> tf.Tensor:
+        NUMBER.assign_sub(0.1 * NUMBER)
+        return tf.map_fn(lambda row: tf.reduce_sum(row * NUMBER), x)
+
+    def results(make: Any) -> Any:
+        NUMBER.assign(0.7)
+        return make(gradient(gradient(function)))(tf.constant([[1.0, 2.0], [3.0, 5.0], [8.0, 13.0]], DOUBLE))
+
+    expected = results(functools.partial(tf.function, autograph=False))
+    assert_close(results(functools.partial(gs.parallelize, devices=2)), expected, tolerance=TOLERANCE)
+    assert_close(
+        results(functools.partial(gs.parallelize, devices=2, split={"x": None})), expected, tolerance=TOLERANCE
+    )
+    NUMBER.assign(0.7)
+
+
 @pytest.mark.parametrize("layout", ["replicated", "sharded"])
 def test_a_variable_that_is_broadcast_beside_others(layout: str) -> None:
     """What every copy makes of a value of one row is made of a copy of that."""

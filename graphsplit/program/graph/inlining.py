@@ -45,6 +45,7 @@ class Body:
     def __init__(self, function: Any, prefix: str, given: Sequence[str], library: Mapping[str, Any]):
         self.nodes, self.prefix = function.node_def, prefix
         self.arguments = {a.name: given[k] for k, a in enumerate(function.signature.input_arg)}
+        self.handles = {a.name for a in function.signature.input_arg if a.type == tf.resource.as_datatype_enum}
         self._function, self._library = function, library
         self._outputs: dict[str, list[str]] = {}
         self._by_name = {node.name: node for node in function.node_def}
@@ -155,9 +156,14 @@ def inline_calls(graph: Any, results: Sequence[str], compiled: bool = False) -> 
 
 
 def _written(body: Body, device: str, begin: str) -> Iterator[Any]:
-    """Yield the nodes of a body as they are in the flat graph; those that read nothing of it wait for `begin`."""
+    """Yield the nodes of a body as they are in the flat graph; those that read nothing of it wait for `begin`.
+
+    So does what is given a variable: a loop that waits by what else it is given may have its read taken out of it.
+    """
     for original in body.nodes:
-        waits = [f"^{begin}"] if begin and all(source_of(r) in body.arguments for r in original.input) else []
+        sources = set(map(source_of, original.input)) if begin else set()
+        is_first = begin and (sources <= body.arguments.keys() or not sources.isdisjoint(body.handles))
+        waits = [f"^{begin}"] if is_first else []
         node = with_inputs(original, [*map(body.reference, original.input), *waits])
         node.name, node.device = body.prefix + original.name, original.device or device
         yield node
