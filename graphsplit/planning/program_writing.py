@@ -125,29 +125,16 @@ class ProgramWriter:
         constants: Mapping[int, np.ndarray] | None = None,
     ) -> Tensor:
         """Append an operation of the original under a name, and return its first output."""
-        own = shapes is not None
-        made = Op(  # (not `replace`: a program of many copies is thousands of these)
-            index=len(self._ops),
-            name=name,
-            type=op.type,
-            inputs=tuple(inputs),
-            controls=tuple(controls),
-            node=op.node,
-            in_shapes=self._shapes(inputs) if own else op.in_shapes,
-            out_shapes=op.out_shapes if shapes is None else tuple(shapes),
-            out_dtypes=op.out_dtypes,
-            out_bytes=op.out_bytes if shapes is None else tuple(map(_bytes, shapes, op.out_dtypes)),
-            constants=(constants or {}) if own else op.constants,
-            stateful=op.stateful,
-            bodies=op.bodies,
-            symbols=op.symbols,
-            yields=op.yields,
-            numbers=op.numbers,
-            provenance=op.provenance,
-            devices=op.devices,
-            layout=op.layout,
-            divides=op.divides,
-        )
+        made = replace(op, index=len(self._ops), name=name, inputs=tuple(inputs), controls=tuple(controls))
+        if shapes is not None:
+            sizes = tuple(map(_bytes, shapes, op.out_dtypes))
+            made = replace(
+                made,
+                in_shapes=self._shapes(inputs),
+                out_shapes=tuple(shapes),
+                out_bytes=sizes,
+                constants=constants or {},
+            )
         self._ops.append(made)
         return Tensor(made.index, 0)
 
