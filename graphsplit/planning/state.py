@@ -44,7 +44,6 @@ class State:
       divisions: how captured variables are several, and on which devices, by the traced function's placeholder names.
       parts: for each capture of a program whose variables lie in parts, which capture of the traced function it stands
         for, and which part of that; empty if no variable does.
-      copied: those captures of the traced function of which each part is the whole.
       whole: variables that lie in parts and have to be put together for a call, by placeholder name, and why.
       in_place: those of the divided variables that are used where their parts are, along another axis of the mesh, and
         what users call them.
@@ -59,13 +58,18 @@ class State:
     largest_constant: int | None = None
     divisions: Mapping[str, MeshDivision] = field(default_factory=dict)
     parts: tuple[tuple[int, int], ...] = ()
-    copied: frozenset[int] = frozenset()
     whole: Mapping[str, str] = field(default_factory=dict)
     in_place: Mapping[str, str] = field(default_factory=dict)
     gathered: frozenset[str] = frozenset()
     staying: Mapping[str, str] = field(default_factory=dict)
     captured: tuple[Captured, ...] = ()
     changes: int | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def copied(self) -> set[int]:
+        """The numbers of those captures of the traced function of which each part is the whole."""
+        divisions = [self.divisions.get(own.placeholder) for own in self.captured]
+        return {k for k, division in enumerate(divisions) if isinstance(division, Replicate)}
 
     def is_everywhere(self, op: Op) -> bool:
         """Return whether every device has the value of an op, or makes it from nothing but sizes."""

@@ -122,9 +122,9 @@ def _with_copies(planned: PlannedSignature, graph: EmittedGraph, mirrors: Mirror
     variables, original = captured_variables(trace), where_variables_live(plan.devices)
     read = {source_of(reference) for node in graph.nodes for reference in node.input}
     handles: list[tf.Tensor | Mirror] = []
-    devices = devices_of_handles(plan.program, plan.state)
+    devices, copied = devices_of_handles(plan.program, plan.state), plan.state.copied
     for (k, _), name, device in zip(plan.state.parts, graph.captures, devices, strict=True):
-        if k not in plan.state.copied or device == original or name not in read:
+        if k not in copied or device == original or name not in read:
             handles.append(trace.captures[k])
         else:
             variable = variables[trace.program.captures[k]]

@@ -132,7 +132,7 @@ def _in_parts(plan: Decisions) -> list[str]:
     """Say which variables are cut or copied, and which are gathered for each call."""
     state = plan.state
     counts = Counter(k for k, _ in state.parts)
-    copied = {k for k in counts if k in state.copied}
+    copied = state.copied & counts.keys()
     divided = {k for k, count in counts.items() if count > 1} - copied
     lines = []
     longest = sorted(state.in_place, key=lambda name: -_length_cut(plan, name))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import MeshDivision, Replicate, axis_of
+from graphsplit.core.layouts import MeshDivision, axis_of
 from graphsplit.core.tensorflow_internals import resource_value
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.mesh import Mesh
@@ -56,16 +56,11 @@ def program_of(
         divided = divide(program, cuts, reshard)
         devices = {name: device for name, device in state.devices.items() if name not in cuts}
         obstacles = divided.obstacles or _apart(divided, devices, names, cuts)
-        several = {n: division for n, division in state.divisions.items() if n not in whole}
-        own = enumerate([trace.program.ops[i].name for i in trace.program.captures])
-        copied = frozenset([k for k, name in own if isinstance(several.get(name), Replicate)])
         parts = tuple([(origins[k][0], origins[k][1] + part) for k, part in divided.origins])
         held = {**cuts, **{name: state.divisions[name] for name in state.in_place}}
-        all_whole = {**state.whole, **whole}
         said = {state.captured[origins[names.index(n)][0]].name: why for n, why in staying.items()}
-        found = replace(
-            state, devices=devices, divisions=held, parts=parts, copied=copied, whole=all_whole, staying=said
-        )
+        all_whole = {**state.whole, **whole}
+        found = replace(state, devices=devices, divisions=held, parts=parts, whole=all_whole, staying=said)
         return (divided.program, found), with_twins(trace, obstacles)
 
     return settled(attempt)
