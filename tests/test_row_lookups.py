@@ -117,6 +117,32 @@ def test_a_table_of_few_long_rows_is_cut_along_them():
     assert max(traffic(plan).busiest[1:]) < 3 * 640 * 4
 
 
+@pytest.mark.parametrize("layout", ["sharded", ("model", None)], ids=str)
+@pytest.mark.parametrize("numbered", [7, [[30, 2], [7, 2]], np.zeros((0,), np.int32)], ids=["one", "pairs", "none"])
+def test_rows_are_written_by_numbers_of_any_shape(numbered: Any, layout: Any):
+    """Each part is given its own of them, be it none, and of rows that come twice the sum."""
+    numbers_of_rows, layouts = tf.constant(numbered), iter(["home", layout])
+    mesh = None if layout == "sharded" else {"batch": 1, "model": 3}
+
+    def make() -> Made:
+        table = tf.Variable(numbers(31, WIDTH), name="table")
+        if (own := next(layouts)) != "home":
+            gs.set_variable_layout([table], own, **({"devices": 3} if mesh is None else {"mesh": mesh}))
+
+        def step(x: tf.Tensor) -> tf.Tensor:
+            rows = tf.ones((*numbers_of_rows.shape, WIDTH)) * tf.reduce_sum(x)
+            table.scatter_add(tf.IndexedSlices(rows, numbers_of_rows))
+            return x
+
+        return step, [table]
+
+    options: dict[str, Any] = {"devices": 3} if mesh is None else {"mesh": mesh}
+    plan = assert_law(make, [(numbers(6, 2),)], at_home=None, **options)
+    assert not plan.state.whole
+    kinds = [op.type for op in plan.program.ops]
+    assert (kinds.count("ResourceScatterAdd"), kinds.count("GatherNd")) == (3, 6)
+
+
 def test_what_travels_grows_with_the_batch():
     found = []
     for rows in (8, 16):

@@ -181,12 +181,12 @@ class ProgramWriter:
         result = [(shape if shape is not None else self._shape_of(this), dtype)]
         return self._made("SelectV2", self._unused(name), [which, this, other], result, {}, T=dtype)
 
-    def _widened(self, name: str, tensor: Tensor) -> Tensor:
-        """Append an axis of one entry, the last."""
-        axis, dtype = np.array(-1, np.int32), self._type_of(tensor)
-        operands = [tensor, self._constant(f"{name}/axis", axis, tf.int32)]
-        result = [((*self._shape_of(tensor), 1), dtype)]
-        return self._made("ExpandDims", self._unused(name), operands, result, {1: axis}, T=dtype, Tdim=tf.int32)
+    def _widened(self, name: str, tensor: Tensor, axis: int = -1) -> Tensor:
+        """Append an axis of one entry, the last or the first."""
+        value, shape = np.array(axis, np.int32), self._shape_of(tensor)
+        operands = [tensor, self._constant(f"{name}/axis", value, tf.int32)]
+        result, dtype = [((*shape, 1) if axis else (1, *shape), self._type_of(tensor))], self._type_of(tensor)
+        return self._made("ExpandDims", self._unused(name), operands, result, {1: value}, T=dtype, Tdim=tf.int32)
 
     def _unused(self, name: str) -> str:
         while name in self._names:

@@ -163,18 +163,12 @@ class ShardCopies:
     def _own_rows(self, op: Op, inputs: Sequence[str], own: str, d: int, device: str) -> list[str]:
         """Write the numbers of a shard's own rows, and what is written there: as many as those are."""
         w = self._writer(op, "rows", d, device, "shift")
-        numbers, values = map(self._draft.program.dtype, op.inputs[1:3])
-        rest = (op.in_shapes[2] or ())[len(op.in_shapes[1] or ()) :]
-
-        def flat(source: str, sizes: Sequence[Any], dtype: tf.DType) -> str:
-            return w("Reshape", source, w.constant([-1, *sizes], tf.int32), T=dtype, Tshape=tf.int32)
-
-        which = flat(w("Where", flat(own, (), tf.bool), T=tf.bool), (), tf.int64)
-        found = []
-        for source, sizes, dtype in ((inputs[1], (), numbers), (inputs[2], rest, values)):
-            types = {"Tparams": dtype, "Tindices": tf.int64, "Taxis": tf.int32}
-            found.append(w("GatherV2", flat(source, sizes, dtype), which, w.constant(0, tf.int32), **types))
-        return found
+        given, types = [own, *inputs[1:3]], [tf.bool, *map(self._draft.program.dtype, op.inputs[1:3])]
+        if not op.in_shapes[1]:  # (`Where` takes no single number)
+            pairs = zip(given, types, strict=True)
+            given = [w("ExpandDims", one, w.constant(0, tf.int32), T=dtype, Tdim=tf.int32) for one, dtype in pairs]
+        which, rows = w("Where", given[0], T=tf.bool), zip(given[1:], types[1:], strict=True)
+        return [w("GatherNd", source, which, Tparams=dtype, Tindices=tf.int64) for source, dtype in rows]
 
     def _weighted(self, op: Op, sharded: Sharded, inputs: Sequence[str], d: int, device: str) -> Any:
         """Write the mean of a shard's own rows times its share of all rows."""

@@ -38,10 +38,10 @@ class RowWriter(ProgramWriter):
             name, first = f"{op.name}/rows_{k}", len(self._ops)
             local, own = self._own_ids(name, operands[i], shift.layout, k)
             if shift.others == LEFT_OUT:
-                which = self._where(f"{name}/which", self._flat(f"{name}/own", own, ()))
-                rest = [int(size) for size in (self._shape_of(operands[2]) or ())[len(self._shape_of(own) or ()) :]]
-                operands[1] = self._taken(f"{name}/ids", self._flat(f"{name}/all_ids", local, ()), which)
-                operands[2] = self._taken(f"{name}/values", self._flat(f"{name}/all_values", operands[2], rest), which)
+                given = [own, local, operands[2]]
+                if not self._shape_of(own):  # (`Where` takes no single number)
+                    given = [self._widened(f"{name}/one", tensor, 0) for tensor in given]
+                operands[1:3] = self._chosen(name, *given)
                 for position in range(first, len(self._ops)):
                     if self._ops[position].type != "Const":
                         self._lay(position, devices=(device,))
@@ -85,22 +85,15 @@ class RowWriter(ProgramWriter):
         between = self._plain("LogicalAnd", f"{name}/between", [at_least, below])
         return local, between if k else self._plain("LogicalNot", f"{name}/not_of_others", [between])
 
-    def _flat(self, name: str, tensor: Tensor, rest: Sequence[int]) -> Tensor:
-        shape, dtype = np.array([-1, *rest], np.int32), self._type_of(tensor)
-        operands = [tensor, self._constant(f"{name}/shape", shape, tf.int32)]
-        result = [((None, *rest), dtype)]
-        return self._made("Reshape", self._unused(name), operands, result, {1: shape}, T=dtype, Tshape=tf.int32)
-
-    def _where(self, name: str, flat: Tensor) -> Tensor:
-        found = self._made("Where", self._unused(name), [flat], [((None, 1), tf.int64)], {}, T=tf.bool)
-        return self._flat(f"{name}/flat", found, ())
-
-    def _taken(self, name: str, flat: Tensor, which: Tensor) -> Tensor:
-        axis, dtype = np.array(0, np.int32), self._type_of(flat)
-        operands = [flat, which, self._constant(f"{name}/axis", axis, tf.int32)]
-        types = {"Tparams": dtype, "Tindices": tf.int64, "Taxis": tf.int32, "batch_dims": 0}
-        result = [((None, *self._shape_of(flat)[1:]), dtype)]
-        return self._made("GatherV2", self._unused(name), operands, result, {2: axis}, **types)
+    def _chosen(self, name: str, own: Tensor, *tensors: Tensor) -> list[Tensor]:
+        """Write those entries of tensors that are a part's own."""
+        rank, found = len(self._shape_of(own)), []
+        which = self._made("Where", self._unused(f"{name}/which"), [own], [((None, rank), tf.int64)], {}, T=tf.bool)
+        for tensor in tensors:
+            result, types = (None, *self._shape_of(tensor)[rank:]), {"Tparams": self._type_of(tensor)}
+            node = make_node(self._unused(f"{name}/chosen"), "GatherNd", [], Tindices=tf.int64, **types)
+            found.append(self._new(node, [tensor, which], [(result, self._type_of(tensor))], {}))
+        return found
 
 
 def begin_of(layout: Shard, part: int) -> int:
