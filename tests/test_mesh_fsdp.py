@@ -83,6 +83,34 @@ CASES = [
 ]
 
 
+def test_beside_a_variable_that_lies_in_one_group():
+    """Both are cut over the devices of the first group, and only parts of the one have copies."""
+
+    def made() -> tuple[list[tf.Variable], Callable[[tf.Tensor], tf.Tensor]]:
+        both = [variable(name, WIDTH, 40) for name in ("copied", "alone")]
+
+        def step(x: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.tanh(x @ both[0] + x @ both[1]) ** 2)
+            for own, by in zip(both, tape.gradient(loss, both), strict=True):
+                own.assign_sub(0.1 * by)
+            return loss
+
+        return both, step
+
+    (variables, single), (laid, several) = made(), made()
+    gs.set_variable_layout(laid[:1], "sharded", mesh=MESH)
+    gs.set_variable_layout(laid[1:], "sharded", 2)
+    step = gs.parallelize(several, mesh=MESH)
+    for rows in (9, 3):
+        x = tf.constant(numbers(rows, WIDTH))
+        np.testing.assert_allclose(step(x), single(x), 1e-9)
+    for one, own, copies in zip(variables, laid, (2, 1), strict=True):
+        np.testing.assert_allclose(one.numpy(), own.numpy(), 1e-9)
+        step(x), single(x)  # (which brings the parts back)
+        assert_copies_equal(own, copies)
+
+
 @pytest.mark.usefixtures("float64", "plain_oracle")
 @pytest.mark.parametrize("mesh", CASES, ids=str)
 def test_adam_with_clipping(mesh: dict[str, int]):

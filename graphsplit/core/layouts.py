@@ -82,10 +82,12 @@ class EvenCut:
     Attributes:
       length: of the axis.
       devices: those that have the pieces, full names; empty for the shards.
+      groups: of devices that each have all pieces, if several do; `devices` are of the first. See `copies_of_pieces`.
     """
 
     length: int
     devices: tuple[str, ...] = ()
+    groups: tuple[tuple[str, ...], ...] = ()
 
     def counts(self, shards: int) -> tuple[int, ...]:
         """Return the entries of each shard, or of each device; the first have one more where it does not divide.
@@ -205,7 +207,7 @@ class Cut:
       times: how many times `block` entries of each of these belong together, where they differ: of two heads of queries
         for each of keys and values `(2, 1, 1)`.
       stays: whether the pieces are used where they are by devices that share out a batch, whose rows go there instead.
-      groups: of devices that each have all pieces, if several do; `devices` are of the first. See `in_groups`.
+      groups: see `EvenCut`.
     """
 
     axis: int
@@ -253,7 +255,7 @@ class Cut:
     @property
     def layout(self) -> Shard:
         """Return the layout of a variable, each piece of which is used for itself, on its device."""
-        return Shard(self.axis, partition=EvenCut(self.length, self.devices))
+        return Shard(self.axis, partition=EvenCut(self.length, self.devices, self.groups))
 
 
 @dataclass(frozen=True)
@@ -306,11 +308,16 @@ def in_groups(cut: Cut) -> MeshDivision:
     >>> in_groups(Cut(0, 4, 2, devices=("a", "b"), groups=(("a", "b"), ("c", "d")))).devices
     ('a', 'c', 'b', 'd')
     """
-    if not cut.groups:
-        return cut
-    numbers = [cut.groups[0].index(device) for device in cut.devices]
-    copies = [tuple([group[k] for group in cut.groups]) for k in numbers]
-    return Nested("", cut, tuple([Replicate(own, own, cut.groups) for own in copies]))
+    return Nested("", cut, tuple(copies_of_pieces(cut.layout))) if cut.groups else cut
+
+
+def copies_of_pieces(layout: Layout) -> list[Replicate]:
+    """Return how each piece lies of what is cut over each of several groups of devices; nothing if it is one."""
+    cut = layout.partition if isinstance(layout, Shard) else None
+    if not isinstance(cut, EvenCut) or not cut.groups:
+        return []
+    copies = [tuple([group[cut.groups[0].index(device)] for group in cut.groups]) for device in cut.devices]
+    return [Replicate(own, own, cut.groups) for own in copies]
 
 
 def cut_in(division: MeshDivision) -> MeshDivision:

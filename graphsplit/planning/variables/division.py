@@ -29,14 +29,25 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.layouts import Cut, EvenCut, MeshDivision, Partial, Replicate, Shard, cut_in, group_of
+from graphsplit.core.layouts import (
+    Cut,
+    EvenCut,
+    Layout,
+    MeshDivision,
+    Partial,
+    Replicate,
+    Shard,
+    copies_of_pieces,
+    cut_in,
+    group_of,
+)
 from graphsplit.core.protos.graphdefs import constant_value
 from graphsplit.planning.variables.gathering import read_again
 from graphsplit.planning.variables.laid_variables import READS, WRITES_ROWS, copies_of
 from graphsplit.planning.variables.part_by_part import JOINS, PartByPart, part_by_part
 from graphsplit.planning.variables.row_writing import begin_of
 from graphsplit.planning.variables.staying import is_staying, taken_whole
-from graphsplit.planning.variables.whole_writing import Copies, Group, WholeWriter, part_shape
+from graphsplit.planning.variables.whole_writing import WholeWriter, part_shape
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import Place
@@ -81,8 +92,7 @@ def divide(program: Program, cuts: Mapping[str, MeshDivision], reshard: bool = T
     lying_so, finder = replace(program, ops=tuple(ops)), part_by_part(program, handles)
     finder = replace(finder, once=finder.once | _done_once(lying_so))
     again = read_again(program, parts) if reshard else {}
-    in_groups = {group_of(layout): copies[i] for i, layout in handles.items() if i in copies}
-    return _PartsWriter(lying_so, finder, again, in_groups).divided()
+    return _PartsWriter(lying_so, finder, again).divided()
 
 
 def _done_once(program: Program) -> Set[int]:
@@ -95,8 +105,8 @@ def _done_once(program: Program) -> Set[int]:
 class _PartsWriter(WholeWriter):
     """Writes the program in parts, in the order of the original."""
 
-    def __init__(self, program: Program, finder: PartByPart, again: Mapping[int, Sequence[Tensor]], copies: Copies):
-        super().__init__(program, finder, again, copies)
+    def __init__(self, program: Program, finder: PartByPart, again: Mapping[int, Sequence[Tensor]]):
+        super().__init__(program, finder, again)
         self._handles: dict[int, list[Tensor]] = {}
         self._owners: dict[int, str] = {}  # of what is done once
         self._done = Counter[str]()  # bytes that each of them makes
@@ -120,13 +130,14 @@ class _PartsWriter(WholeWriter):
                 self._lay(self._became[op.index][0], devices=(self._owner_of(op),))
 
     def _write_handles(self, op: Op) -> None:
-        group = group_of(self._finder.handles[op.index])
+        layout = self._finder.handles[op.index]
+        group, copies = group_of(layout), copies_of_pieces(layout)
         handles = [self._append(op, self._unused(f"{op.name}/part_{k}"), (), ()) for k in range(len(group))]
         self._handles[op.index] = handles
         self._note(op, (), [handle.op for handle in handles])
         for handle, device in zip(handles, group, strict=True):
             self._lay(handle.op, devices=(device,))
-        for handle, own in zip(handles, self._copies.get(group, ()), strict=False):
+        for handle, own in zip(handles, copies, strict=False):
             self._lay(handle.op, layout=own, devices=own.devices)
 
     def _owner_of(self, op: Op) -> str:
@@ -142,8 +153,8 @@ class _PartsWriter(WholeWriter):
         return owner
 
     def _write_parts(self, op: Op, how: Sharded) -> None:
-        group = next(filter(None, map(group_of, (*how.wants, *how.gives))))
-        made = [self._write_part(op, how, group, k) for k in range(len(group))]
+        layout = next(filter(group_of, (*how.wants, *how.gives)))
+        made = [self._write_part(op, how, layout, k) for k in range(len(group_of(layout)))]
         self._note(op, (), [tensor.op for tensor in made])
         for output, layout in enumerate(how.gives):
             own, tensor = [Tensor(part.op, output) for part in made], Tensor(op.index, output)
@@ -152,11 +163,11 @@ class _PartsWriter(WholeWriter):
             elif isinstance(layout, Partial):
                 self._results[tensor] = self._joined(op, output, own, JOINS[layout.reduction])
 
-    def _write_part(self, op: Op, how: Sharded, group: Group, k: int) -> Tensor:
-        """Write an operation for part `k`, and return its first output."""
+    def _write_part(self, op: Op, how: Sharded, layout: Layout, k: int) -> Tensor:
+        """Write an operation for part `k` of what lies so, and return its first output."""
         found = [self._operand(op, how, i, k) for i in range(len(op.inputs))]
         inputs = [tensor for tensor, _ in found]
-        own, controls = self._own_rows(op, how, k, group[k], inputs), self._controls(op, k)
+        own, controls = self._own_rows(op, how, k, group_of(layout)[k], inputs), self._controls(op, k)
         table = self._ops[inputs[0].op].layout if op.type in WRITES_ROWS else None
         if isinstance(table, Replicate):
             return self._write_rows_of_copies(op, table, inputs, controls)
@@ -165,7 +176,7 @@ class _PartsWriter(WholeWriter):
         shapes = [part_shape(shape, give, k) for shape, give in zip(op.out_shapes, how.gives, strict=True)]
         name = self._unused(f"{op.name}/{'rows' if how.shift else 'part'}_{k}")
         made = self._append(op, name, inputs, controls, shapes, constants)
-        self._place(made, group, k, is_there=bool(how.shift))
+        self._place(made, layout, k, is_there=bool(how.shift))
         return made if own is None else self._zeros_elsewhere(op, k, own, made)
 
     def _operand(self, op: Op, how: Sharded, i: int, k: int) -> tuple[Tensor, np.ndarray | None]:
@@ -182,10 +193,10 @@ class _PartsWriter(WholeWriter):
         value = None if value is None else np.take(value, _entries(want, k), want.axis)
         return self._as_parts(tensor, want)[k], value
 
-    def _place(self, tensor: Tensor, group: Group, k: int, *, is_there: bool = False) -> None:
+    def _place(self, tensor: Tensor, layout: Layout, k: int, *, is_there: bool = False) -> None:
         """Note on which device a part is: where it serves copies as well, or what is done once, or must be there."""
-        if is_there or ((self._finder.once or self._program.copied) and group not in self._copies):
-            self._lay(tensor.op, devices=(group[k],))
+        if is_there or ((self._finder.once or self._program.copied) and not copies_of_pieces(layout)):
+            self._lay(tensor.op, devices=(group_of(layout)[k],))
 
     def _controls(self, op: Op, part: int | None = None) -> tuple[int, ...]:
         found: list[int] = []
@@ -220,7 +231,7 @@ class _PartsWriter(WholeWriter):
         constants = [self._constant(f"{name}/slice_{k}_{i}", value, tf.int64) for i, value in operands.items()]
         result, reads, own = [(size, dtype)], [self._result(tensor), *constants], self._unused(f"{name}/slice_{k}")
         made = self._made("Slice", own, reads, result, operands, T=dtype, Index=tf.int64)
-        self._place(made, group_of(layout), k)
+        self._place(made, layout, k)
         return made
 
     def _taken_apart(self, tensor: Tensor, layout: Shard) -> list[Tensor]:

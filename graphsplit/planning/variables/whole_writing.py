@@ -10,15 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.layouts import Layout, Replicate, Shard, group_of
+from graphsplit.core.layouts import Layout, Shard, copies_of_pieces
 from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.planning.variables.gathering import AT_A_TIME
 from graphsplit.planning.variables.part_by_part import PartByPart
 from graphsplit.planning.variables.row_writing import RowWriter
 from graphsplit.program.program import Op, Program, Tensor
-
-Group = tuple[str, ...]
-Copies = Mapping[Group, Sequence[Replicate]]
 
 
 class _Kept(NamedTuple):
@@ -35,13 +32,11 @@ class WholeWriter(RowWriter):
       program: for variables that are each one.
       finder: what of it is done part by part.
       again: what operations read that is put together more than once, by position.
-      copies: of each part on the devices of a group, where it is several, by that group.
     """
 
-    def __init__(self, program: Program, finder: PartByPart, again: Mapping[int, Sequence[Tensor]], copies: Copies):
+    def __init__(self, program: Program, finder: PartByPart, again: Mapping[int, Sequence[Tensor]]):
         super().__init__(program)
         self._finder = finder
-        self._copies = copies
         self._parts: dict[tuple[Tensor, Shard], list[Tensor]] = {}
         self._again = again
         self._kept: dict[int | None, dict[Tensor, _Kept]] = {}  # there; what was read last comes last
@@ -100,7 +95,7 @@ class WholeWriter(RowWriter):
         parts = [self._results[tensor]] if layout is None else self._parts[tensor, layout]
         with self._serving(op):
             if gate is not None:
-                copies = self._copies.get(group_of(layout), ()) if layout is not None else ()
+                copies = [] if layout is None else copies_of_pieces(layout)
                 parts = [self._sent(f"{name}/part_{k}", part, gate) for k, part in enumerate(parts)]
                 for part, own in zip(parts, copies, strict=False):  # (each group of devices has its own)
                     self._lay(part.op, layout=own)
