@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from tensorflow.python import pywrap_tfe
 # code that stays as it is, so that errors speak of the user's lines alone.
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
+from tensorflow.python.autograph.impl import conversion
 
 # A graph as the C library imports it, without what `tf.graph_util.import_graph_def` does in Python for each operation.
 from tensorflow.python.client import pywrap_tf_session
@@ -82,7 +84,9 @@ def op_definition(op_type: str) -> Any:
 def rewritten_by_autograph(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function whose control flow on tensors becomes operations of the graph in which it is called."""
     enabled = ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
-    found: Callable[..., Any] = autograph.convert(recursive=True, user_requested=False, conversion_ctx=enabled)(fn)
+    # AutoGraph keeps what it rewrites by who asked; what it rewrites in any case, `tf.function` may have asked for.
+    asked = inspect.isroutine(fn) and not conversion.is_allowlisted(fn)
+    found: Callable[..., Any] = autograph.convert(recursive=True, user_requested=asked, conversion_ctx=enabled)(fn)
     return found
 
 
