@@ -154,6 +154,7 @@ def test_lists_of_one_turn_with_as_many_entries_as_there_are_rows(kind: str):
 def test_the_gradient_of_a_loop_in_a_loop():
     """`tf.gradients` asks that the inner one be beside the outer one, which is on several devices."""
 
+    @tf.function  # (in eager code there is no `tf.gradients`)
     def apply(x, w):
         y = tf.map_fn(lambda row: tf.map_fn(tf.sin, row), tf.tanh(x @ w))
         return y * tf.gradients(y, x)[0]

@@ -67,6 +67,8 @@ def assert_law(
 ) -> gs.inspect.Plan:
     """Run a function and its parallelized twin, made anew each, on the same calls; compare results and variables.
 
+    The function runs in eager code, as it is called by whoever has one device.
+
     Args:
       make: returns a function and its variables, the same every time it is called.
       calls: the arguments of each call.
@@ -79,9 +81,9 @@ def assert_law(
     single, single_variables = make()
     many, many_variables = make()
     assert calls, "no calls: nothing is compared"
-    parallel, plain = gs.parallelize(many, devices=devices, **options), tf.function(single)
+    parallel = gs.parallelize(many, devices=devices, **options)
     for i, arguments in enumerate(calls):
-        expected = plain(*arguments)
+        expected = single(*arguments)
         actual = parallel(*arguments)
         assert_close(actual, expected, f"call {i}: output", tolerance)
         pairs = zip(many_variables, single_variables, strict=True)
