@@ -254,5 +254,9 @@ def test_any_mixture_of_rows_and_vectors(seed: int):
 
 
 def test_mixtures_have_packs_of_both_kinds():
-    plans = [gs.parallelize(random_step(seed)[0], devices=3).plan(rows(7, 3)) for seed in range(24)]
-    assert {bucket.kind for plan in plans for bucket in plan.buckets} == {"broadcast", "reduce"}
+    kinds: set[str] = set()
+    for seed in range(24):
+        kinds.update(bucket.kind for bucket in gs.parallelize(random_step(seed)[0], devices=3).plan(rows(7, 3)).buckets)
+        if kinds == {"broadcast", "reduce"}:
+            return
+    raise AssertionError(kinds)

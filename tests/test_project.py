@@ -214,7 +214,11 @@ def foreign_private_names(source: str, own: Set[str] = frozenset()) -> set[str]:
     Of `self` that is what no class of ours has (`own`). Of other objects it is what no class of this file has: another
     file's may have a name that TensorFlow has as well. And the class and the `__dict__` that something is given.
     """
-    tree = ast.parse(source)
+    return private_names_of_others(ast.parse(source), own)
+
+
+def private_names_of_others(tree: ast.Module, own: Set[str]) -> set[str]:
+    """Return what `foreign_private_names` finds in a file that is parsed."""
     here = own_private_names(tree)
     found = set()
 
@@ -249,9 +253,8 @@ def foreign_private_names(source: str, own: Set[str] = frozenset()) -> set[str]:
 
 @functools.cache
 def foreign_private_names_by_file() -> dict[str, set[str]]:
-    sources = {m: (PACKAGE / m).read_text() for m in MODULES}
-    own = set().union(*[own_private_names(ast.parse(source)) for source in sources.values()])
-    return {m: names for m, source in sources.items() if (names := foreign_private_names(source, own))}
+    own = set().union(*[own_private_names(tree_of(module)) for module in MODULES])
+    return {m: names for m in MODULES if (names := private_names_of_others(tree_of(m), own))}
 
 
 def test_private_attributes_in_few_files_only():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from graphsplit.cli.pytest_plugin import make_devices
+from tests.helpers.processes import python
 
 TESTS = """
 import pytest
@@ -23,11 +23,8 @@ def test_devices(logical_devices, _):
 
 
 def ran(folder: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *arguments]
     environment = {**os.environ, "PYTEST_XDIST_WORKER": "gw0"}  # as in a test that runs pytest
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
+    done = python("-m", "pytest", "-p", "no:cacheprovider", "-q", *arguments, cwd=folder, env=environment)
     return done.stdout + done.stderr
 
 

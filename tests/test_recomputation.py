@@ -32,7 +32,7 @@ def after(step: Step, run: Step, batches: tuple[int, ...]) -> list[np.ndarray]:
 
 @pytest.fixture(scope="module")
 def step() -> Step:
-    return training(network())
+    return training(network(blocks=2))
 
 
 @pytest.fixture(scope="module")

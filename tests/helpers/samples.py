@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import zlib
 from collections.abc import Mapping, Sequence
@@ -33,11 +34,18 @@ def sample(cases: Mapping[str, Values], count: int) -> set[str]:
     wanted = set().union(*(values for values, _ in brings.values()))
     chosen: set[str] = set()
     seen: set[tuple[object, ...]] = set()
+    # What a case brings only gets less, so that a case waits for its turn by what it brought when it was last asked.
+    turns = [(*(-len(found) for found in brings[name]), k) for k, name in enumerate(left)]
+    heapq.heapify(turns)
     while len(chosen) < count or not wanted <= seen:
-        best = max(left, key=lambda name: [len(found - seen) for found in brings[name]])
-        chosen.add(best)
-        left.remove(best)
-        seen.update(*brings[best])
+        k = turns[0][-1]
+        now = (*(-len(found - seen) for found in brings[left[k]]), k)
+        if now > turns[0]:
+            heapq.heapreplace(turns, now)
+            continue
+        heapq.heappop(turns)
+        chosen.add(left[k])
+        seen.update(*brings[left[k]])
     return chosen
 
 
