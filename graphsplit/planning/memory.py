@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from graphsplit.core.sizes.intervals import alive
 from graphsplit.planning.buffers import NO_BUFFER, SAME_BUFFER
 from graphsplit.planning.communication.transfers import Relay, Slice, Sum
 from graphsplit.planning.decisions import Decisions
@@ -183,13 +184,8 @@ def _are_rows(op: Op) -> bool:
 
 
 def _most(buffers: list[LiveBuffer]) -> Alive:
-    """Return what is alive when most is, of buffers in the order in which they are made."""
-    events = sorted([(b.first, b.bytes) for b in buffers] + [(b.last + 1, -b.bytes) for b in buffers])
-    now, most, at = 0, 0, 0
-    for n, size in events:
-        now += size
-        if now > most:
-            most, at = now, n
+    """Return what is alive when most is."""
+    at, _ = max(alive([(b.first, b.last + 1, b.bytes) for b in buffers]), key=lambda step: step[1])
     return Alive(tuple([b for b in buffers if b.first <= at <= b.last]))
 
 
@@ -201,8 +197,7 @@ def held_bytes(plan: Decisions) -> int:
         for tensor in _own(plan, op):
             last[tensor] = max(level[op.index], last.get(tensor, 0))
     held = [(level[t.op], p, plan.program.bytes(t)) for t, p in last.items() if _has_buffer(plan.program.ops[t.op])]
-    waits = sorted({phase.level for phase in plan.phases})
-    return max([sum([size for first, p, size in held if first <= wait < p]) for wait in waits], default=0)
+    return max([size for _, size in alive(held)], default=0)
 
 
 def _has_buffer(op: Op) -> bool:

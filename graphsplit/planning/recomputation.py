@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from graphsplit.core.patterns import scopes_fitting, scopes_of
+from graphsplit.core.sizes.intervals import alive
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.costs.seconds import seconds_of
 from graphsplit.planning.program_writing import ProgramWriter
@@ -159,15 +160,9 @@ def _crossing(passes: _Passes) -> list[int]:
     last: dict[Tensor, int] = {}
     for k, i in enumerate(passes.active):
         last.update({tensor: k for tensor in passes.program.ops[i].inputs if tensor.op in number})
-    change = [0] * (len(passes.active) + 1)
-    for tensor, k in last.items():
-        change[number[tensor.op]] += passes.program.bytes(tensor)
-        change[k] -= passes.program.bytes(tensor)
-    found, alive = [], 0
-    for size in change[:-1]:
-        alive += size
-        found.append(alive)
-    return found
+    there = [(number[tensor.op], k, passes.program.bytes(tensor)) for tensor, k in last.items()]
+    steps = dict(alive([*there, *[(k, k, 0) for k in number.values()]]))
+    return [steps[k] for k in number.values()]
 
 
 def _blocks_of(passes: _Passes, crossing: Sequence[int], most: float) -> list[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 
 def covered(spans: Sequence[tuple[float, float]]) -> float:
@@ -16,3 +18,17 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
         length += max(0.0, b - max(a, end))
         end = max(end, b)
     return length
+
+
+def alive(spans: Iterable[tuple[float, float, int]]) -> list[tuple[float, int]]:
+    """Return how much there is, and since when, of what is there from a begin to just before an end.
+
+    >>> alive([(0, 3, 10), (1, 2, 5)])
+    [(0, 10), (1, 15), (2, 10), (3, 0)]
+    """
+    changes = Counter[float]()
+    for begin, end, size in spans:
+        changes[begin] += size
+        changes[end] -= size
+    times = sorted(changes)
+    return list(zip(times, itertools.accumulate([changes[time] for time in times]), strict=True))

@@ -45,11 +45,9 @@ class Chain:
 
     def crossing(self) -> np.ndarray:
         """Return how many bytes are sent over a cut before each unit."""
-        change = np.zeros(len(self.seconds) + 1)
+        found = np.zeros(len(self.seconds))
         for tensor in self.sent:
-            change[tensor.first + 1] += tensor.bytes
-            change[tensor.last + 1] -= tensor.bytes
-        found: np.ndarray = np.cumsum(change)[:-1]
+            found[tensor.first + 1 : tensor.last + 1] += tensor.bytes
         return found
 
     def balance(self, starts: Sequence[int]) -> float:

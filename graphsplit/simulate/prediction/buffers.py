@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from graphsplit.core.sizes.intervals import alive
 from graphsplit.simulate.prediction.replay import TaskTimes
 
 
@@ -70,36 +71,18 @@ def allocated(count: int) -> int:
 
 def live_memory(buffers: Sequence[Buffer], schedule: TaskTimes) -> dict[str, Memory]:
     """Return what is alive on each device: each buffer from its maker's start to the end of its last reader."""
-    spans = _spans(buffers, schedule)
-    events: dict[str, list[tuple[float, int, int]]] = {}
-    for k, (start, end) in spans.items():
-        own = events.setdefault(buffers[k].device, [])
-        own.append((start, 1, k))
-        own.append((end, 0, k))  # what ends makes room for what starts at the same time
-    return {device: _memory_of(sorted(own), buffers) for device, own in events.items()}
+    found: dict[str, dict[int, tuple[float, float]]] = {}
+    for k, span in _spans(buffers, schedule).items():
+        found.setdefault(buffers[k].device, {})[k] = span
+    return {device: _memory_of(own, buffers) for device, own in found.items()}
 
 
-def _memory_of(events: Sequence[tuple[float, int, int]], buffers: Sequence[Buffer]) -> Memory:
-    live, most, alive = 0, 0, dict[int, None]()
-    steps: list[tuple[float, int]] = []
-    for time, begins, k in events:
-        live += buffers[k].bytes if begins else -buffers[k].bytes
-        if steps and steps[-1][0] == time:
-            steps.pop()
-        steps.append((time, live))
-        most = max(most, live)
-    live = 0
-    for _, begins, k in events if most else ():  # once more, up to the peak
-        live += buffers[k].bytes if begins else -buffers[k].bytes
-        if not begins:
-            alive.pop(k, None)
-            continue
-        alive[k] = None
-        if live == most:
-            break
-    there = sorted(alive, key=lambda k: (-buffers[k].bytes, buffers[k].name))[:_LARGEST]
-    named = tuple([(buffers[k].name, buffers[k].bytes) for k in there])
-    return Memory(live_bytes=most, largest=named, steps=tuple(steps))
+def _memory_of(spans: Mapping[int, tuple[float, float]], buffers: Sequence[Buffer]) -> Memory:
+    steps = alive([(*span, buffers[k].bytes) for k, span in spans.items()])
+    at, most = max(steps, key=lambda step: step[1])
+    there = [buffers[k] for k, (start, end) in spans.items() if start <= at < end]
+    largest = sorted([(-buffer.bytes, buffer.name) for buffer in there])[:_LARGEST]
+    return Memory(live_bytes=most, largest=tuple([(name, -size) for size, name in largest]), steps=tuple(steps))
 
 
 def _spans(buffers: Sequence[Buffer], schedule: TaskTimes) -> dict[int, tuple[float, float]]:
@@ -136,14 +119,7 @@ def with_state(
 ) -> dict[str, Memory]:
     """Return what devices hold, with the variables and arguments that lie there."""
     names = dict.fromkeys([*memory, *state, *arguments])
-    found = {}
-    for device in names:
-        own = memory.get(device, Memory())
-        found[device] = Memory(
-            state.get(device, 0),
-            arguments.get(device, 0),
-            own.live_bytes,
-            own.largest,
-            own.steps,
-        )
-    return found
+    return {
+        d: replace(memory.get(d, Memory()), state_bytes=state.get(d, 0), argument_bytes=arguments.get(d, 0))
+        for d in names
+    }

@@ -8,11 +8,11 @@ not fuse all of that.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from graphsplit.core.sizes.intervals import alive
 from graphsplit.emission.clusters import find_clusters
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.costs.families import FREE, PASSED_ON
@@ -141,10 +141,6 @@ def _most_held(
     for k, n in reversed(list(enumerate(order))):
         later = max([ends.get(r, k) for r in made_by.get(n, ())], default=k) if n in fused else k
         ends.update({result: max(ends.get(result, 0), later) for result in reads.get(n, ())})
-    changes = [0] * (len(order) + 1)
-    for k, n in enumerate(order):
-        for result in made_by.get(n, ()):
-            if result in held:
-                changes[k] += bytes_of(result)
-                changes[ends.get(result, k) + 1] -= bytes_of(result)
-    return max(itertools.accumulate(changes))
+    own = [(k, result) for k, n in enumerate(order) for result in made_by.get(n, ()) if result in held]
+    spans = [(k, ends.get(result, k) + 1, bytes_of(result)) for k, result in own]
+    return max([size for _, size in alive(spans)], default=0)
