@@ -17,6 +17,7 @@ import tensorflow as tf
 from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Shard, is_whole
 from graphsplit.emission.axes.classes import with_cut_classes
 from graphsplit.planning import passes
+from graphsplit.planning.costs.break_even import COPY_BYTES
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
@@ -29,7 +30,6 @@ from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import origin
 from graphsplit.rules import Answer, Declined, Sharded
 
-_SMALL = 1024  # bytes: less than the copies of a few numbers cost
 _DEVICE = "/device:COLUMN:{}"  # of the axis, whichever row of the mesh it is in
 
 
@@ -90,7 +90,7 @@ class AxisPlanner:
             while more := {tensor: layout for tensor, layout in wishes.items() if tensor not in cuts}:
                 cuts |= more  # (a gradient of which a norm is taken is written in parts, and has never to be whole)
                 other, wishes = backward(plan, forward(kept_home, cuts))
-                if _sent(other) > _sent(found) + _SMALL * len(cuts):
+                if _sent(other) > _sent(found) + COPY_BYTES * len(cuts):
                     break
                 found = other
             return found

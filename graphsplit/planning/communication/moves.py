@@ -23,13 +23,12 @@ from graphsplit.core.layouts import (
     group_of,
     is_whole,
 )
+from graphsplit.planning.costs.break_even import COPY_BYTES
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Move, Step
 from graphsplit.program.program import Op, Program, Tensor
-
-_SMALL = 1024  # bytes: less than the copies between devices cost that parts of a sum take
 
 
 def find_moves(
@@ -144,7 +143,7 @@ class _MoveFinder:
         It is cut along its longest known axis, and rather not along the first, which has the batch's rows.
         """
         shape = self.program.shape(tensor)
-        if not self.mesh.axis or source != PARTIAL_SUM or self.program.bytes(tensor) <= _SMALL:
+        if not self.mesh.axis or source != PARTIAL_SUM or self.program.bytes(tensor) <= COPY_BYTES:
             return None
         lengths = {k: size for k, size in enumerate(shape or ()) if type(size) is int and size >= self.mesh.shards}
         if not lengths:

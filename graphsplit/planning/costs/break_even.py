@@ -8,7 +8,7 @@ from __future__ import annotations
 
 SMALL_BYTES = 16_384
 """Up to this size tensors travel packed. `python -m benchmarks.packing`: a fifth faster on 8 devices; of four times the
-size, even."""
+size, even. Nor is what is smaller sent in another way to save bytes: rows of a table, columns in exchange for rows."""
 
 BUCKET_BYTES = 65_536
 """The most bytes of a bucket of sums, unless somebody asks for another size. `python -m benchmarks.packing
@@ -35,4 +35,5 @@ LEAST_SHARE = 0.01
 """Of all work: where less is done whole, nobody looks for what could be cut of it."""
 
 COPY_BYTES = 1024
-"""Less than this is not worth a thought: the copy of a tensor between devices costs as much, whatever it carries."""
+"""Less than this is not worth a thought: the copy of a tensor between devices costs as much, whatever it carries. So
+each shard makes it by itself, a sum of it is added up in one place, and it decides nothing along an axis of a mesh."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, Layout, Shard, is_whole
+from graphsplit.planning.costs.break_even import COPY_BYTES
 from graphsplit.planning.propagation.averages import as_planned
 from graphsplit.planning.propagation.forward_propagation import NaturalForms
 from graphsplit.planning.state import State
@@ -21,7 +22,6 @@ from graphsplit.rules.families.random import STATEFUL_RANDOM, rule_to_make
 
 _DEEPEST_REMAKE = 24
 _INFINITE = 1 << 62
-_SMALL = 1024  # bytes: less than the copy of a tensor between devices costs
 _REMADE_WHOLE = frozenset({"EmptyTensorList", "TensorListReserve"})
 
 BodyPlanner = Callable[[Op, Sequence[Layout]], Mapping[str, object]]
@@ -170,7 +170,7 @@ class BackwardPropagation:
             anywhere = bool(inputs) and all(
                 self.state.is_everywhere(i) or self._is_copy(i) or self._is_remade_whole(i, depth + 1) for i in inputs
             )
-            small = sum(op.out_bytes) <= _SMALL and not op.bodies
+            small = sum(op.out_bytes) <= COPY_BYTES and not op.bodies
             self._remade_whole[op.index] = op.type in _REMADE_WHOLE or (anywhere and (small or self._has_copies(op)))
         return self._remade_whole[op.index]
 

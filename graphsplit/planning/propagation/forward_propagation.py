@@ -24,6 +24,7 @@ from graphsplit.core.layouts import (
     is_whole,
 )
 from graphsplit.core.sizes.symbolic_sizes import has_sizes
+from graphsplit.planning.costs.break_even import SMALL_BYTES
 from graphsplit.planning.variables.laid_variables import of_variable
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Op, Program, Tensor
@@ -77,7 +78,6 @@ def _rows_like(program: Program, op: Op) -> Tensor | None:
 _MOST_ENDS = 16  # of one tensor that are looked at
 _LINEAR = (PARTIAL_SUM, PARTIAL_MEAN)
 _ONLY_THIS = 1 << 50  # bytes: an operand of this size decides the factor
-_WORTH_TURNING = 16_384  # bytes: a copy between devices costs some microseconds whatever it carries (see `bucketing`)
 
 ControlFlowRule = Callable[[Op, Sequence[Layout]], Answer]
 """How loops and branches are answered: they need plans of their bodies, which rules know nothing of."""
@@ -215,7 +215,7 @@ class ForwardPropagation:
             return None
         if any(isinstance(layout, (Shard, Partial)) for layout in layouts[1:]) or set(op.out_shapes) != {shape}:
             return None
-        if self.program.bytes(op.inputs[0]) < _WORTH_TURNING:
+        if self.program.bytes(op.inputs[0]) < SMALL_BYTES:
             return None
         for axis, length in enumerate(shape):
             if axis != first.axis and length is not None and length >= self.exchanging:
