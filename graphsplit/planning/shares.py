@@ -9,9 +9,11 @@ multiple of it. What follows from variables alone has none.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from graphsplit.core.layouts import Shard
 from graphsplit.core.sizes.symbolic_sizes import is_same, quotient
+from graphsplit.planning.costs.seconds import seconds_of
 from graphsplit.planning.costs.work import flops_of
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.work import data_in
@@ -45,6 +47,7 @@ class Shares:
     Attributes:
       flops, sharded_flops: floating-point operations, bodies of loops once.
       bytes, sharded_bytes: of all results.
+      seconds, sharded_seconds: on a reference device; of what runs on the shards and once, on the shards.
       causes: of work on the batch at home, those of the costliest first.
     """
 
@@ -52,6 +55,8 @@ class Shares:
     sharded_flops: int
     bytes: int
     sharded_bytes: int
+    seconds: float
+    sharded_seconds: float
     causes: tuple[Cause, ...]
 
     @property
@@ -62,7 +67,7 @@ class Shares:
 
 def shares_of(plan: Decisions) -> Shares:
     """Return how much of a plan runs on the shards, and what keeps the rest of the work on the batch from it."""
-    counted = [0, 0, 0, 0]
+    counted: list[Any] = [0] * len(_COUNTED)
     causes: list[Cause] = []
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.bodies:
@@ -70,9 +75,10 @@ def shares_of(plan: Decisions) -> Shares:
             own = [sum([getattr(one, name) for one in inside]) for name in _COUNTED]
             causes += [cause for one in inside for cause in one.causes]
         elif step.home or step.shards:
-            sharded, own_bytes = not step.home, sum(op.out_bytes)
-            flops = flops_of(op)
-            own = [flops, flops * sharded, own_bytes, own_bytes * sharded]
+            sharded, flops, own_bytes = not step.home, flops_of(op), sum(op.out_bytes)
+            seconds = seconds_of(plan.program, op)
+            on_shards = (flops * sharded, own_bytes * sharded, seconds * bool(step.shards))
+            own = [flops, own_bytes, seconds, *on_shards]
         else:
             continue
         counted = [a + b for a, b in zip(counted, own, strict=True)]
@@ -81,7 +87,7 @@ def shares_of(plan: Decisions) -> Shares:
     return Shares(**dict(zip(_COUNTED, counted, strict=True)), causes=tuple(causes))
 
 
-_COUNTED = ("flops", "sharded_flops", "bytes", "sharded_bytes")
+_COUNTED = ("flops", "bytes", "seconds", "sharded_flops", "sharded_bytes", "sharded_seconds")
 
 
 class _Causes:

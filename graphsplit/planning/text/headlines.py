@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
-from graphsplit.planning.costs.seconds import seconds_of
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.shares import Shares
 from graphsplit.planning.traffic import Traffic
@@ -30,7 +29,7 @@ def headline(plan: Decisions, shares: Shares, sends: Traffic) -> str:
     if not plan.mesh.shards:
         return "Plan: nothing is sharded"
     where = count_text(len(sharding_devices(plan)), "device")
-    amounts = f"{_alone_text(plan, shares)}{_sent_text(plan, sends)}{_limit_text(plan, sends)}"
+    amounts = f"{_alone_text(plan, shares)}{_sent_text(plan, sends)}{_limit_text(plan, shares, sends)}"
     return f"Plan: {sharded_text(shares)} on {where}, {amounts}"
 
 
@@ -74,39 +73,24 @@ def _sent_text(plan: Decisions, sends: Traffic) -> str:
     return f"{format_bytes(sum(sends.sent.values()), is_least=bool(sends.unknown))} sent a step"
 
 
-def _limit_text(plan: Decisions, sends: Traffic) -> str:
+def _limit_text(plan: Decisions, shares: Shares, sends: Traffic) -> str:
     """Say what takes longest, of what follows one after the other; nothing where sizes are not known."""
     if plan.program.symbols or sends.unknown:
         return ""
-    seconds = limits(plan, sends)
+    seconds = limits(plan, shares, sends)
     return f"; limited by {max(seconds, key=lambda what: seconds[what])}"
 
 
-def limits(plan: Decisions, sends: Traffic) -> dict[str, float]:
+def limits(plan: Decisions, shares: Shares, sends: Traffic) -> dict[str, float]:
     """Return the modelled seconds of a step, by what takes them."""
     program, shards = plan.program, plan.mesh.shards
     largest = max([plan.mesh.share(d) for d in range(shards)], default=1.0)
     pairs = list(zip(program.ops, plan.steps, strict=True))
-    busy, at_home = _arithmetic(plan)
     through = max(map(max, sends.through.values()), default=0)
     launched = sum(op.type not in NO_WORK and bool(step.home or step.shards) for op, step in pairs)
     return {
-        "arithmetic on the shards": busy * largest,
-        "arithmetic on one device": at_home,
+        "arithmetic on the shards": shares.sharded_seconds * largest,
+        "arithmetic on one device": shares.seconds - shares.sharded_seconds,
         "communication": through / _LINK_BYTES_PER_S,
         "launching operations": launched * _LAUNCH_S,
     }
-
-
-def _arithmetic(plan: Decisions) -> tuple[float, float]:
-    """Return the seconds of all rows on the shards, and of what runs once; a loop for all shards has both."""
-    busy, at_home = 0.0, 0.0
-    for op, step in zip(plan.program.ops, plan.steps, strict=True):
-        if step.bodies:
-            inside = [_arithmetic(body) for body in step.bodies.values()]
-            busy, at_home = busy + sum([b for b, _ in inside]), at_home + sum([h for _, h in inside])
-        elif step.shards:
-            busy += seconds_of(plan.program, op)
-        elif step.home:
-            at_home += seconds_of(plan.program, op)
-    return busy, at_home
