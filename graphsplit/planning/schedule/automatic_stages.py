@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from graphsplit.core.patterns import scopes_fitting, scopes_of
 from graphsplit.errors import ArgumentError, CheckError, bullet_list
 from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.costs.families import family_of
 from graphsplit.planning.costs.seconds import seconds_of
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.schedule.chains import Chain, Room, Sent, cut
@@ -79,7 +80,7 @@ class StageUnits:
         """Return how little a unit is the beginning of something: of a layer, of a product with weights."""
         op, before = self.program.ops[self.forward[k]], self.program.ops[self.forward[k - 1]]
         same = op.name.rpartition("/")[0] == before.name.rpartition("/")[0]
-        return same + (op.type not in COSTLY)
+        return same + (family_of(op.type) not in COSTLY)
 
 
 def stage_units(program: Program, steps: Sequence[Step], batch: int) -> StageUnits:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from graphsplit.errors import ArgumentError, bullet_list
+from graphsplit.planning.costs.families import family_of
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.flow import Flow
 from graphsplit.planning.schedule.schedules import Schedule, make_schedule
@@ -122,7 +123,7 @@ def _with_weights_apart(
         task = result[op.index]
         if task is None:
             continue
-        costly[op.index] += op.type in COSTLY
+        costly[op.index] += family_of(op.type) in COSTLY
         is_weights = task.kind == "B" and costly[op.index] <= 1 and not leads_on[op.index]
         if is_weights:
             result[op.index] = StageTask((task.place[0], 1), task.stage, "W")

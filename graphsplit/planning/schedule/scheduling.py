@@ -12,25 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 from graphsplit.core.layouts import Partial
 from graphsplit.errors import CheckError
+from graphsplit.planning.costs.families import family_of
 from graphsplit.planning.steps import Step
 from graphsplit.program.graph.walks import reached
 from graphsplit.program.program import Program, Tensor
 
-COSTLY = frozenset(
-    {
-        "BatchMatMul",
-        "BatchMatMulV2",
-        "BatchMatMulV3",
-        "Conv2DBackpropFilter",
-        "Conv2DBackpropInput",
-        "Conv3DBackpropFilterV2",
-        "Conv3DBackpropInputV2",
-        "DepthwiseConv2dNativeBackpropFilter",
-        "DepthwiseConv2dNativeBackpropInput",
-        "Einsum",
-        "MatMul",
-    }
-)
+COSTLY = ("matmul", "filter gradient", "input gradient", "depthwise")
+"""Families of products for which others had better not wait."""
 
 
 def find_order(program: Program, steps: Sequence[Step], leading: Collection[Tensor]) -> Mapping[int, int]:
@@ -42,7 +30,7 @@ def find_order(program: Program, steps: Sequence[Step], leading: Collection[Tens
     """
     awaited = _awaited(program, steps, leading)
     read_on_shards = {t for op in program.ops if steps[op.index].shards for t in op.inputs}
-    costly = [op for op in program.ops if op.type in COSTLY and steps[op.index].shards]
+    costly = [op for op in program.ops if family_of(op.type) in COSTLY and steps[op.index].shards]
     readers: dict[Tensor, list[int]] = {}
     for op in costly:
         if op.index in awaited:

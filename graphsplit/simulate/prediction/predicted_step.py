@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.sizes.intervals import covered
+from graphsplit.planning.costs.families import FREE, family_of
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.plan import Plan
 from graphsplit.simulate.prediction.buffers import Memory
@@ -140,8 +141,8 @@ class PredictedStep:
     @property
     def operations(self) -> int:
         """How many operations take time on a device, those that only pass on a buffer among them."""
-        timed = ("Const", "Placeholder", "NoOp", "VarHandleOp", "ControlTrigger", "signal")
-        return sum(task.kind != "send" and task.type not in timed for task in self._tasks.tasks)
+        own = [task.type for task in self._tasks.tasks if task.kind != "send" and task.type != "signal"]
+        return sum(family_of(op_type) != FREE for op_type in own)
 
     @property
     def sent_bytes(self) -> int:
