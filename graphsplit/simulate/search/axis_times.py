@@ -7,14 +7,15 @@ and cheap: it says which layouts are worth to be planned on all devices and repl
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphsplit.core.layouts import Layout, Partial, Shard
 from graphsplit.emission.axes.plans import AxisPlanner
+from graphsplit.emission.shards.sizes import described_on
 from graphsplit.planning.costs.families import MATRIX, family_of
 from graphsplit.planning.costs.machine import Link, Machine
 from graphsplit.planning.costs.seconds import Costs
-from graphsplit.planning.costs.work import Work, bytes_moved, flops_of
+from graphsplit.planning.costs.work import flops_of_all, work_of
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.steps import Step
@@ -70,8 +71,7 @@ class AxisTimes:
         self._weights = {tuple(shape) for shape in weights if shape}
         self._gradients = gradients
         self._costs = Costs(machine.device)
-        self._known: dict[Work, float] = {}
-        self._flops: dict[str, int] = {}
+        self._known: dict[object, float] = {}
 
     def of(self, laid: Mapping[str, Layout]) -> AxisTime:
         """Return about what a step takes.
@@ -92,25 +92,14 @@ class AxisTimes:
     def _seconds(self, plan: Plan, op: Op, step: Step) -> float:
         if not step.home and step.shards is None:
             return 0.0
-        wants, gives = (step.shards.wants, step.shards.gives) if step.shards is not None else ((), ())
-        is_cut = any(isinstance(layout, Shard) for layout in (*wants, *gives))
-        program, columns = plan.program, self._planner.columns
-        whole = [1.0] * (len(op.inputs) + len(op.out_bytes))
-        own = [1 / columns if isinstance(layout, Shard) else 1.0 for layout in (*wants, *gives)] or whole
-        share = self._share_of_rows(op)
-        sizes = [program.bytes(t) for t in op.inputs], list(op.out_bytes)
-        moved = bytes_moved(op.type, [int(n * part) for n, part in zip([*sizes[0], *sizes[1]], own, strict=True)])
-        flops = self._flops_of(op) * (1 / columns if is_cut else 1.0)
-        dtype = op.out_dtypes[0].name if op.out_dtypes else ""
-        work = Work(family_of(op.type), dtype, flops * share, moved * share)
-        if work not in self._known:
-            self._known[work] = self._costs.seconds(work)
-        return self._known[work]
-
-    def _flops_of(self, op: Op) -> int:
-        if op.name not in self._flops:
-            self._flops[op.name] = flops_of(op)
-        return self._flops[op.name]
+        layouts = (step.shards.wants, step.shards.gives) if step.shards is not None else ((), ())
+        if (op.name, layouts) not in self._known:
+            is_cut = any(isinstance(layout, Shard) for own in layouts for layout in own)
+            inside = sum(map(flops_of_all, op.bodies.values())) / (self._planner.columns if is_cut else 1)
+            work = work_of(op.type, op.attr, *described_on(plan.program, op, step.shards, plan.rows, 0))
+            work = replace(work, flops=work.flops + inside).times(self._share_of_rows(op))
+            self._known[op.name, layouts] = self._costs.seconds(work)
+        return self._known[op.name, layouts]
 
     def _share_of_rows(self, op: Op) -> float:
         """Return which part of an operation the row of the mesh does that has most: all of what is done to weights."""
