@@ -21,9 +21,6 @@ from graphsplit.program.program import SIZES, Op
 from graphsplit.program.reading.trip_counts import turns_of
 from graphsplit.simulate.prediction.bodies import BodyTime, bytes_in_lists, seconds_of_bodies
 
-_BY_SIZES = frozenset({"elementwise", "movement"})
-"""Families of operations whose work their sizes tell, without their attributes."""
-
 
 class TaskCost(NamedTuple):
     """What a task takes.
@@ -70,7 +67,6 @@ class TaskCosts:
         self._seconds_of_turn = seconds_of_turn
         self._kinds = kinds_of_shards(plan)
         self._known: dict[object, TaskCost] = {}
-        self._works: dict[object, Work] = {}
         self._on_host: dict[int, bool] = {}
         self._open = {op.index for op in plan.program.ops if not all(map(is_known, _made(op)))}
         self._sizes: dict[int, tuple[int, ...]] = {}
@@ -180,10 +176,7 @@ class TaskCosts:
         if op.bodies:
             return self._of_bodies(op, d, costs), Work("other")
         reads, makes = self._described(op, d)
-        is_sampled, key = bool(costs.device.samples), (op_type, *reads, None, *makes)
-        if key not in self._works or family_of(op_type) not in _BY_SIZES:
-            self._works[key] = work_of(op_type, op.attr, reads, makes, self._unknown_size)
-        work = self._works[key]
+        is_sampled, work = bool(costs.device.samples), work_of(op_type, op.attr, reads, makes, self._unknown_size)
         unknown = f"the sizes of {op.type} {op.name!r} are known only when it runs" if work.is_least else ""
         told = sample_key(op.node, reads, makes).partition(" ")[2] if is_sampled else ""
         return BodyTime(costs.own_s(work, f"{op_type} {told}" if is_sampled else ""), unknown), work
