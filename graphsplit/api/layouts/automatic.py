@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from graphsplit.api.layouts.layout_spellings import AUTO
 from graphsplit.core.devices import canonical_name, copies_take_time
-from graphsplit.core.variables.parted_variables import parts_of_variable
+from graphsplit.core.variables.parted_variables import bytes_of_variable, parts_of_variable
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.options import Options
 from graphsplit.planning.text.variables_text import LEAST_BYTES
@@ -58,7 +58,7 @@ def choose_layouts(
     variables, own = trace.variables, captured_variables(trace)
     writes = [own[t.op] for op in trace.program.ops if op.writes for t in op.inputs if t.op in own]
     written = set(map(id, writes))
-    weights = sum([_bytes(variable) for variable in variables if id(variable) not in slots])
+    weights = sum([bytes_of_variable(variable) for variable in variables if id(variable) not in slots])
     why = why_they_stay(devices, options)
     if not why and weights < LEAST_BYTES:
         why = f"the weights are {format_bytes(weights)}"
@@ -106,10 +106,6 @@ def why_they_stay(devices: Sequence[str], options: Options) -> str:
     others = [repr(axis) for axis in options.mesh.others]
     axes = f"{'axis' if len(others) == 1 else 'axes'} {' and '.join(others)}"
     return f"the mesh has the {axes}, along which you lay them out" if others else ""
-
-
-def _bytes(variable: tf.Variable) -> int:
-    return (variable.shape.num_elements() or 0) * int(variable.dtype.size or 0)
 
 
 def _said(text: str) -> str:

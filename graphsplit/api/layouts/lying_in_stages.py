@@ -18,7 +18,7 @@ from graphsplit.api.layouts.lying_together import slots_in
 from graphsplit.api.layouts.variable_layouts import lay_out, stage_known, wait_for_calls
 from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.variables.parted_variables import parts_of_variable
+from graphsplit.core.variables.parted_variables import bytes_of_variable, parts_of_variable
 from graphsplit.core.variables.running_calls import calls
 from graphsplit.planning.amounts import count_text, format_bytes
 from graphsplit.program.program import is_write
@@ -41,7 +41,7 @@ def lay_in_stages(trace: Trace, mesh: DeviceMesh) -> tuple[str, ...]:
         _lay([v for v in moved if places[id(v)] == devices], slots_in(trace), mesh.of_stage(devices))
     for variable in trace.variables:
         variable._graphsplit_stage = places[id(variable)]
-    size = sum([v.shape.num_elements() * v.dtype.size for v in moved])
+    size = sum(map(bytes_of_variable, moved))
     said = f"{count_text(len(moved), 'variable')} ({format_bytes(size)}) moved to the devices of their stages"
     return (said,) if moved else ()
 

@@ -24,7 +24,12 @@ from graphsplit.api.layouts.variable_layouts import (
 from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.layouts import Cut
-from graphsplit.core.variables.parted_variables import are_any_parts, parts_of_variable, tell_functions
+from graphsplit.core.variables.parted_variables import (
+    are_any_parts,
+    bytes_of_variable,
+    parts_of_variable,
+    tell_functions,
+)
 from graphsplit.core.variables.running_calls import calls
 from graphsplit.errors import UnsupportedError
 from graphsplit.planning.amounts import count_text, format_bytes
@@ -63,7 +68,7 @@ def lay_together(trace: Trace) -> tuple[str, ...]:
     moved += [variable for layout in PLACES for variable in _lay_together(groups, trace.variables, layout)]
     if not moved:
         return ()
-    size = sum([variable.shape.num_elements() * variable.dtype.size for variable in moved])
+    size = sum(map(bytes_of_variable, moved))
     return (
         f"{count_text(len(moved), 'variable')} ({format_bytes(size)}) moved to the devices of the variables that are "
         "updated with them",

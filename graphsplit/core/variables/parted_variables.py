@@ -462,6 +462,11 @@ def name_of(variable: Any) -> str:
     return str(getattr(variable, "_graphsplit_path", None) or variable.name.partition(":")[0])
 
 
+def bytes_of_variable(variable: Any) -> int:
+    """Return the size of a variable."""
+    return int(variable.shape.num_elements() or 0) * int(variable.dtype.size or 0)
+
+
 def read_handle(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Return the value behind a handle."""
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)

@@ -17,7 +17,7 @@ from graphsplit.api.layouts.variable_layouts import lay_out, wanted_layouts
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh, device_mesh
 from graphsplit.core.progress import phase
 from graphsplit.core.sizes.symbolic_sizes import Size
-from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
+from graphsplit.core.variables.parted_variables import bytes_of_variable, name_of, parts_of_variable
 from graphsplit.errors import UnsupportedError
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import state_of
@@ -60,7 +60,7 @@ class ChosenPlans:
         for variable in () if laid and before is not None else trace.variables:  # (a layout is chosen once)
             if parts_of_variable(variable) is None:
                 name = name_of(variable)
-                sizes[name] = sizes.get(name, 0) + _bytes_of(variable)
+                sizes[name] = sizes.get(name, 0) + bytes_of_variable(variable)
         limit = options.memory or machine.device.memory_bytes
         slots = slots_for_host(trace.variables) if machine.device.kind == "GPU" else ()  # (CPUs have the host's memory)
         table = table_for(options, rows, len(devices), fewest, sizes, slots)
@@ -128,14 +128,10 @@ def variables_to_cut(trace: Trace) -> list[Variable]:
     slot_bytes = Counter[int]()
     for own in trace.variables:
         if (head := slots.get(id(own))) is not None:
-            slot_bytes[id(head)] += _bytes_of(own)
+            slot_bytes[id(head)] += bytes_of_variable(own)
     names = Counter(map(name_of, trace.variables))
     found = [
-        Variable(name_of(own), tuple(own.shape.as_list()), _bytes_of(own), tuple(captures[k]), slot_bytes[k])
+        Variable(name_of(own), tuple(own.shape.as_list()), bytes_of_variable(own), tuple(captures[k]), slot_bytes[k])
         for k, own in owners.items()
     ]
     return [own for own in found if names[own.name] == 1]  # (two of one name cannot lie differently)
-
-
-def _bytes_of(variable: tf.Variable) -> int:
-    return (variable.shape.num_elements() or 0) * int(variable.dtype.size or 0)
