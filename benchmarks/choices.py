@@ -125,7 +125,7 @@ def emit_pairwise(plan: Any) -> Any:
     """Emit a plan with a chain of additions for each sum over devices."""
     import tensorflow as tf
 
-    from graphsplit.core.protos.graphdefs import make_node
+    from graphsplit.core.protos import make_node
     from graphsplit.emission import emit
 
     graph = emit(plan)

@@ -61,7 +61,7 @@ def _gpus() -> list[str]:
     """Return model and compute capability of each GPU, and the driver's version."""
     import tensorflow as tf
 
-    from graphsplit.core.gpus.nvidia_driver import NoDriverAnswerError, read_driver
+    from graphsplit.core.gpus import NoDriverAnswerError, read_driver
 
     found = []
     for gpu in tf.config.list_physical_devices("GPU"):

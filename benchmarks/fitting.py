@@ -108,8 +108,7 @@ def measured(way: Way, devices: Sequence[str], rounds: int, small: bool) -> tupl
 def _memory(plan: Any, held: Mapping[str, int], peaks: Mapping[str, int]) -> str:
     """Return the bytes of variables on the fullest device and the host, of what a step makes, and what is sent."""
     from graphsplit.core.devices import short_name
-    from graphsplit.planning.memory import live_bytes
-    from graphsplit.planning.traffic import traffic
+    from graphsplit.planning.device_bytes import live_bytes, traffic
 
     texts = [f"{max([size for name, size in held.items() if name != HOST]) / 1e6:.1f} MB of variables on a device"]
     texts.append(f"{held.get(HOST, 0) / 1e6:.1f} MB on the host")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
-from graphsplit.core.gpus.nvidia_driver import NoDriverAnswerError, read_driver, smallest_memory_mb
+from graphsplit.core.gpus import NoDriverAnswerError, read_driver, smallest_memory_mb
 
 _SPARE = 0.9  # CUDA itself takes some hundred MiB in each process
 

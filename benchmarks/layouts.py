@@ -128,7 +128,7 @@ def count(name: str, small: bool, layout: str, devices: list[str]) -> dict[str, 
     from benchmarks.partitions import busiest
     from benchmarks.steps import make_parts, single_device_step
     from benchmarks.workloads import data, workload
-    from graphsplit.planning.traffic import traffic
+    from graphsplit.planning.device_bytes import traffic
 
     found = workload(name, small)
     parts = make_parts(found)

@@ -67,7 +67,7 @@ def show(devices: Sequence[str], network: Network, rounds: int, mbit: int | None
     import tensorflow as tf
 
     import graphsplit as gs
-    from graphsplit.planning.traffic import traffic
+    from graphsplit.planning.device_bytes import traffic
 
     x = tf.random.stateless_normal((network.rows, network.width), [1, 2])
     steps = {}

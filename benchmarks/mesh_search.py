@@ -25,12 +25,10 @@ import graphsplit as gs
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import machine
-from graphsplit.simulate.predicted_calls import PredictedCall, predicted_call
-from graphsplit.simulate.search.automatic import choose, table_for
+from graphsplit.simulate.calls import PredictedCall, predicted_call
 from graphsplit.simulate.search.candidates import Candidate, axes_to_cut_along
-from graphsplit.simulate.search.chosen_plans import variables_to_cut
-from graphsplit.simulate.search.plan_search import Search
-from graphsplit.simulate.search.question import Question
+from graphsplit.simulate.search.chosen_plans import choose, table_for, variables_to_cut
+from graphsplit.simulate.search.plan_search import Question, Search
 
 _SLOW = 2e9  # bytes a second: gigabit links, four of them
 Step = Callable[[tf.Tensor], Any]

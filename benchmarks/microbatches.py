@@ -67,7 +67,7 @@ def show(model: str, counts: list[int], rounds: int, small: bool) -> None:
 
 def _memory(model: str, count: int, small: bool) -> tuple[int, int, float]:
     """Return the most bytes that a step needs, those that its plan tells, and its loss."""
-    from graphsplit.planning.memory import live_bytes
+    from graphsplit.planning.device_bytes import live_bytes
 
     step, arguments = training_step(model, count, small)
     peak, loss = peak_of(step, arguments)

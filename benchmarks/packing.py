@@ -17,7 +17,7 @@ from unittest import mock
 
 import graphsplit as gs
 from benchmarks.timing import in_turns, ratios
-from graphsplit.planning.costs.break_even import BUCKET_BYTES
+from graphsplit.planning.costs.work import BUCKET_BYTES
 
 _ENTRIES = (16, 256, 1024, 4096, 16384)
 _ROWS_EACH, _STEPS = 2, 20

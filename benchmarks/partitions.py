@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.protos.graphdefs import GraphDef, make_node, split_reference
-from graphsplit.core.sizes.symbolic_sizes import without_sizes
+from graphsplit.core.protos import GraphDef, make_node, split_reference
+from graphsplit.core.sizes import without_sizes
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission import EmittedGraph, emit
 from graphsplit.planning.plan import Plan

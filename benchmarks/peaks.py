@@ -109,7 +109,7 @@ def peak_of(name: str, devices: int, small: bool) -> Peak:
 
     import graphsplit as gs
     from benchmarks.prediction_worker import most_together, step_bytes
-    from graphsplit.planning.memory import live_bytes
+    from graphsplit.planning.device_bytes import live_bytes
 
     keras.utils.set_random_seed(1)
     function, arguments, options = training_step(name, small)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from benchmarks.timing import took
 from graphsplit.core.layouts import SINGLE_DEVICE, Shard
-from graphsplit.core.protos.graphdefs import make_node
+from graphsplit.core.protos import make_node
 from graphsplit.emission import emit
 from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan

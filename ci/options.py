@@ -34,7 +34,7 @@ def main() -> None:
 def text() -> str:
     """Return the page."""
     import graphsplit as gs
-    from graphsplit.planning.tuning import USUAL, Tuning
+    from graphsplit.planning.options import USUAL, Tuning
 
     signature, docs = inspect.signature(gs.parallelize), entries(gs.parallelize, "Args")
     others = {"K": inspect.signature(gs.multi_gpu_model), "P": inspect.signature(gs.predict)}

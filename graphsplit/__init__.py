@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from graphsplit.core.devices import available_devices, use_logical_devices
     from graphsplit.errors import GraphsplitError
     from graphsplit.inspect import placement
-    from graphsplit.inspect.layout_views import visualize_layout
+    from graphsplit.inspect.views.layout_views import visualize_layout
     from graphsplit.keras import load_weights, multi_gpu_model
     from graphsplit.simulate import predict, scaling
     from graphsplit.workers import connect
@@ -47,7 +47,7 @@ _MODULE_OF = {
     "use_logical_devices": "core.devices",
     "GraphsplitError": "errors",
     "placement": "inspect",
-    "visualize_layout": "inspect.layout_views",
+    "visualize_layout": "inspect.views.layout_views",
     "load_weights": "keras",
     "multi_gpu_model": "keras",
     "predict": "simulate",

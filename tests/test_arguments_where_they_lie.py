@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.tensorflow_internals import partition_graphs
-from graphsplit.planning.traffic import traffic
+from graphsplit.planning.device_bytes import traffic
 from tests.helpers.law import assert_close, assert_law
 
 DEVICES = ["CPU:1", "CPU:2", "CPU:3", "CPU:4"]  # CPU:0 is the host, and nothing else

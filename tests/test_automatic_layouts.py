@@ -14,8 +14,8 @@ import graphsplit as gs
 from graphsplit.api.calls import compilation
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.device_bytes import traffic
 from graphsplit.planning.text.held_text import most_held
-from graphsplit.planning.traffic import traffic
 from tests.helpers.law import assert_close, assert_law
 
 GPUS = [f"GPU:{k}" for k in range(8)]

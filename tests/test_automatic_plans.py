@@ -12,12 +12,11 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.costs.machine import Machine
-from graphsplit.planning.memory import live_bytes
-from graphsplit.simulate.predicted_calls import PredictedCall, predicted_call
-from graphsplit.simulate.search.automatic import choose, table_for
+from graphsplit.planning.device_bytes import live_bytes
+from graphsplit.simulate.calls import PredictedCall, predicted_call
 from graphsplit.simulate.search.candidates import Candidate
-from graphsplit.simulate.search.plan_search import Search
-from graphsplit.simulate.search.question import Question
+from graphsplit.simulate.search.chosen_plans import choose, table_for
+from graphsplit.simulate.search.plan_search import Question, Search
 from tests.helpers.automatic_plans import Deep, Momentum, machine_of
 from tests.helpers.messages import raises
 

@@ -28,7 +28,7 @@ from benchmarks.results import Record, Results
 from benchmarks.runner import Settings
 from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import WORKLOADS, data, workload
-from graphsplit.planning.traffic import traffic
+from graphsplit.planning.device_bytes import traffic
 from tests.helpers.layout_cases import deep_step
 
 ROOT = Path(__file__).parent.parent

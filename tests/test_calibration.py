@@ -21,12 +21,12 @@ import graphsplit as gs
 from benchmarks import prediction, prediction_worker
 from benchmarks.prediction import ranked, regrets, summary, table
 from benchmarks.processes import NoAnswerError, in_a_process
-from graphsplit.inspect.recorded.profiles import OpEvent
+from graphsplit.inspect.recorded import OpEvent
 from graphsplit.planning.costs.families import FAMILIES
 from graphsplit.planning.costs.machine import Host
 from graphsplit.planning.costs.machine_files import machine_text, read_machine
 from graphsplit.planning.costs.work import Work
-from graphsplit.simulate import calibration, fitting
+from graphsplit.simulate import calibration
 from graphsplit.simulate.measuring import sampling, timing
 from tests.helpers.calibration import rough
 from tests.helpers.messages import raises
@@ -61,7 +61,7 @@ def test_operations_of_a_function_are_measured(tmp_path: Path):
 def test_a_step_on_one_device_is_predicted_as_measured(monkeypatch: pytest.MonkeyPatch, threads: int):
     """With as many threads as it had: a process with two runs operations of one device two at a time."""
     monkeypatch.setattr(timing, "usual_seconds_of_calls", lambda calls, _: [0.5] * len(calls))
-    monkeypatch.setattr(fitting, "threads_of_process", lambda: threads)
+    monkeypatch.setattr(calibration, "threads_of_process", lambda: threads)
     found = calibration.measure_function(rough(), step, [tf.ones([256, 64])])
     alike = replace(found, host=replace(found.host, threads_per_device=threads))
     assert gs.predict(step, tf.ones([256, 64]), machine=alike, devices=1).step_s == pytest.approx(0.5, rel=0.01)

@@ -14,8 +14,8 @@ import typer
 
 import graphsplit as gs
 from graphsplit.cli import app
-from graphsplit.cli.demos.polyfit import points_in
-from graphsplit.cli.running import number
+from graphsplit.cli.commands import number
+from graphsplit.cli.demo import points_in
 from tests.helpers.processes import python
 
 

@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.protos.graphdefs import constant_value
-from graphsplit.core.sizes.polynomials import values_at
-from graphsplit.core.sizes.symbolic_sizes import ROWS, Size, rows, shape_at
+from graphsplit.core.polynomials import values_at
+from graphsplit.core.protos import constant_value
+from graphsplit.core.sizes import ROWS, Size, rows, shape_at
 from graphsplit.program.program import SIZES
 from graphsplit.program.reading import constant_folding
 from graphsplit.program.reading.constant_folding import FOLDABLE

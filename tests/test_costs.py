@@ -6,14 +6,14 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.protos.graphdefs import make_node
+from graphsplit.core.protos import make_node
 from graphsplit.emission.shards.sizes import Sizes
 from graphsplit.planning.alike_shards import kinds_of_shards
 from graphsplit.planning.costs.families import family_of
 from graphsplit.planning.costs.machine import Device, Host, Link, Machine, Sample
 from graphsplit.planning.costs.seconds import Costs
 from graphsplit.planning.costs.work import Work, work_of
-from graphsplit.simulate.search.automatic import machine_of_gpu
+from graphsplit.simulate.search.chosen_plans import machine_of_gpu
 
 F32 = tf.float32
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from graphsplit.core.protos.graphdefs import constant_node, function_definition, make_node
+from graphsplit.core.protos import constant_node, function_definition, make_node
 from tests.helpers.emitted_graphs import NAMES, VERSIONS, Function, functions_of, record_of, recorded
 from tests.helpers.graph_digests import digest_of, reached
 from tests.helpers.printed_texts import FOLDER, TEXTS, file_of, text_of

@@ -23,7 +23,7 @@ import tensorflow as tf
 import tf_keras
 
 import graphsplit as gs
-from graphsplit.api.layouts.layout_targets import plain_variable, variables_of
+from graphsplit.api.layouts.variable_layouts import plain_variable, variables_of
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from tests.helpers.keras_cases import assert_same, numbers

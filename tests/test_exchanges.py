@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.emission import check_emitted, emit
-from graphsplit.planning.traffic import traffic
+from graphsplit.planning.device_bytes import traffic
 from tests.helpers.exchanges import U, W, trained
 from tests.helpers.law import assert_law, rows
 

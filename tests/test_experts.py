@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.planning.traffic import traffic
+from graphsplit.planning.device_bytes import traffic
 from tests.helpers.experts import EXPERTS, FOUR, IN_PLACE, ROOM, TOKENS, WIDTH, Layer, rows_of
 from tests.helpers.float64 import float64
 from tests.helpers.mesh_cases import Made, assert_law, devices_of, sgd, variable

@@ -18,7 +18,7 @@ import graphsplit as gs
 from graphsplit.cli import app
 from graphsplit.core.storage import files, forms
 from graphsplit.inspect import Placement, Timeline, placement_of_graph
-from graphsplit.inspect.recorded.profiles import OpEvent
+from graphsplit.inspect.recorded import OpEvent
 from graphsplit.inspect.views.exports import WRITERS
 from tests.helpers.messages import message
 from tests.helpers.placements import two_device_graph

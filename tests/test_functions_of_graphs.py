@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.protos.graphdefs import function_definition, make_node
+from graphsplit.core.protos import function_definition, make_node
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.planning.propagation.control_flow import ControlFlowAnswers
 from tests.helpers.messages import message

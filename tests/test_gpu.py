@@ -26,8 +26,8 @@ from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import WORKLOADS, data, workload
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.inspect import PlacedOp
+from graphsplit.planning.device_bytes import traffic
 from graphsplit.planning.state import devices_of_handles
-from graphsplit.planning.traffic import traffic
 from tests.helpers import staged_programs
 from tests.helpers.law import assert_close, squares_step
 from tests.helpers.on_devices import Make, assert_law_on, idle, misplaced

@@ -13,8 +13,8 @@ import tensorflow as tf
 import graphsplit as gs
 from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import WORKLOADS, data, workload
-from graphsplit.core.gpus.kernel_devices import kernel_devices
-from graphsplit.core.protos.graphdefs import make_node
+from graphsplit.core.gpus import kernel_devices
+from graphsplit.core.protos import make_node
 from graphsplit.emission import check_emitted, emit
 from graphsplit.planning.costs.machine import Device, Link, Machine
 from graphsplit.planning.costs.seconds import Costs

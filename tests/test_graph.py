@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.protos.graphdefs import (
+from graphsplit.core.protos import (
     GraphDef,
     functions_named,
     make_node,
@@ -20,10 +20,8 @@ from graphsplit.core.protos.graphdefs import (
     with_inputs,
     with_prefix,
 )
-from graphsplit.program.graph.function_calls import functions_called
-from graphsplit.program.graph.graph import Graph
-from graphsplit.program.graph.inlining import inline_calls
-from graphsplit.program.graph.walks import in_order, reached, readers_of
+from graphsplit.program.graph.function_calls import functions_called, inline_calls
+from graphsplit.program.graph.graph import Graph, in_order, reached, readers_of
 
 HUGE = 200_000
 

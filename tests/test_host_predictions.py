@@ -16,8 +16,7 @@ from graphsplit.planning.costs.machine import Device, Host, Link, Machine
 from graphsplit.simulate.measuring import microbenchmarks
 from graphsplit.simulate.search import chosen_plans
 from graphsplit.simulate.search.candidates import Candidate, Table
-from graphsplit.simulate.search.plan_search import Search
-from graphsplit.simulate.search.question import Question
+from graphsplit.simulate.search.plan_search import Question, Search
 from tests.helpers.messages import raises
 
 SIDE, ROWS = 512, 64

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.hosts import by_host, host_name
-from graphsplit.core.protos.graphdefs import split_reference
+from graphsplit.core.protos import split_reference
 from graphsplit.emission import EmittedGraph, emit
 from graphsplit.runtime.executable import runtime_function
 from graphsplit.runtime.feeding import CutAhead, cut_ahead

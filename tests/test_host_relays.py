@@ -11,10 +11,10 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.hosts import host_name
-from graphsplit.core.protos.graphdefs import make_node, split_reference
+from graphsplit.core.protos import make_node, split_reference
 from graphsplit.emission import EmittedGraph, Origin, emit, emitter
-from graphsplit.emission.communication.host_relays import relay_within_hosts
-from graphsplit.emission.draft import Draft
+from graphsplit.emission.communication import relay_within_hosts
+from graphsplit.emission.emitted_graph import Draft
 from tests.helpers.hosts import assert_law_on_hosts, plan_on_hosts, worker_device
 from tests.helpers.layout_cases import deep_step, numbers
 

@@ -20,7 +20,7 @@ from graphsplit.core.devices import canonical_name
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission import check_emitted, emit
-from graphsplit.planning.traffic import traffic
+from graphsplit.planning.device_bytes import traffic
 from tests.helpers.law import assert_close
 from tests.helpers.layout_cases import (
     COUPLED,

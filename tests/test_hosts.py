@@ -17,10 +17,10 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.hosts import host_name
 from graphsplit.emission import EmittedGraph, check_emitted, emit
-from graphsplit.emission.compiled_calls import graph_def_that_runs
+from graphsplit.emission.clusters import graph_def_that_runs
 from graphsplit.planning.communication.transfers import Collective, Relay, Slice, Sum, Value
+from graphsplit.planning.device_bytes import traffic
 from graphsplit.planning.passes import default_home
-from graphsplit.planning.traffic import traffic
 from graphsplit.planning.variables.in_parts import program_of
 from tests.helpers.exchanges import trained
 from tests.helpers.hosts import (

@@ -10,8 +10,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.planning.memory import live_bytes
-from graphsplit.planning.traffic import traffic
+from graphsplit.planning.device_bytes import live_bytes, traffic
 from tests.helpers.law import assert_close
 
 WORDS, WIDTH, LAYERS, HEADS, LENGTH = 8000, 384, 8, 6, 16

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from graphsplit.core.layouts import Shard
-from graphsplit.core.sizes.apportionment import apportion
-from graphsplit.emission.constants import own_rows
+from graphsplit.core.sizes import apportion
+from graphsplit.emission.shards.shard_copies import own_rows
 from graphsplit.rules.answers import _axis_of, _factor_at
 from graphsplit.rules.families.reshapes import factor_shapes
 

@@ -12,11 +12,11 @@ import tensorflow as tf
 import tf_keras
 
 import graphsplit as gs
-from graphsplit.api.layouts.layout_targets import slots_of, variables_of
+from graphsplit.api.layouts.variable_layouts import slots_of, variables_of
 from graphsplit.core import structures
 from graphsplit.core.layouts import Cut
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.planning.traffic import traffic
+from graphsplit.planning.device_bytes import traffic
 from graphsplit.planning.variables.updates import updated_together
 from graphsplit.tracing.trace import captured_variables, trace_function
 from tests.helpers.layout_cases import held_by_device

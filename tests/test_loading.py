@@ -13,9 +13,9 @@ import tensorflow as tf
 import tf_keras
 
 import graphsplit as gs
-from graphsplit.api.layouts.layout_targets import variables_of
-from graphsplit.core.variables.host_tensors import host_tensor
+from graphsplit.api.layouts.variable_layouts import variables_of
 from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable
+from graphsplit.core.variables.values import host_tensor
 
 KINDS = ("some.weights.h5", "some.keras", "checkpoint")
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -13,10 +13,10 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.cli.demos import display
+from graphsplit.cli import demo
 from graphsplit.core import devices
-from graphsplit.core.gpus import logical_gpus, nvidia_driver
-from graphsplit.core.gpus.nvidia_driver import (
+from graphsplit.core import gpus as own_gpus
+from graphsplit.core.gpus import (
     DriverGpu,
     NoDriverAnswerError,
     read_driver,
@@ -44,7 +44,7 @@ class Machine:
         }
         for name, answer in answers.items():
             monkeypatch.setattr(tf.config, name, answer)
-        monkeypatch.setattr(logical_gpus, "eager_context_started", lambda: started)
+        monkeypatch.setattr(own_gpus, "eager_context_started", lambda: started)
 
     def names(self, kind: str) -> list[str]:
         count = sum(len(self.cuts.get(gpu, [None])) for gpu in self.visible)
@@ -73,7 +73,7 @@ def test_spread_over_the_gpus(silent_driver: None, monkeypatch: pytest.MonkeyPat
     assert gs.use_logical_devices(count, kind="GPU", memory_mb=500) == tuple(f"GPU:{i}" for i in range(count))
     assert machine.memory == memory
     assert len(machine.visible) == len(memory)  # the others are hidden
-    assert logical_gpus.count_gpus() == count
+    assert own_gpus.count_gpus() == count
     assert len(devices.names_of_devices(None)) == count
 
 
@@ -155,8 +155,8 @@ def test_more_devices_than_gpus(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_demo_on_more_devices_than_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(display, "count_gpus", lambda: 1)
-    assert display.demo_devices(5) == tuple(f"/device:CPU:{d}" for d in range(5))
+    monkeypatch.setattr(demo, "count_gpus", lambda: 1)
+    assert demo.demo_devices(5) == tuple(f"/device:CPU:{d}" for d in range(5))
     assert capsys.readouterr().out == "5 logical CPU devices: there are fewer GPUs. `--devices 1` takes those.\n"
 
 
@@ -187,7 +187,7 @@ def test_memory_that_the_driver_does_not_tell(monkeypatch: pytest.MonkeyPatch, t
 )
 def test_the_driver_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: dict[str, Any], expected: str):
     fake_nvidia_smi.install(monkeypatch, tmp_path, **answers)
-    monkeypatch.setattr(nvidia_driver, "_LIMIT_S", 0.3 if "seconds" in answers else 20.0)
+    monkeypatch.setattr(own_gpus, "_LIMIT_S", 0.3 if "seconds" in answers else 20.0)
     command = "nvidia-smi --query-gpu=index,name,memory.total,driver_version --format=csv,noheader,nounits "
     with pytest.raises(NoDriverAnswerError) as caught:
         read_driver()

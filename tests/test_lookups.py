@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.emission import emit
+from graphsplit.planning.device_bytes import traffic
 from graphsplit.planning.text.plan_text import run_for_rows
-from graphsplit.planning.traffic import traffic
 from tests.helpers.law import assert_close, assert_law
 from tests.helpers.layout_cases import numbers
 

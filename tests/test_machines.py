@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.protos.graphdefs import make_node
+from graphsplit.core.protos import make_node
 from graphsplit.planning.costs.families import FAMILIES
 from graphsplit.planning.costs.machine import Device, Host, Link, Machine, Sample
 from graphsplit.planning.costs.machine_files import known_machines, machine, machine_text, read_machine

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.planning.memory import live_bytes
+from graphsplit.planning.device_bytes import live_bytes
 from graphsplit.simulate.search import chosen_plans
 from graphsplit.simulate.search.plan_search import Search
 from tests.helpers.automatic_plans import Deep, Momentum, machine_of

@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.protos.graphdefs import constant_node, make_node
-from graphsplit.tracing.common_subexpressions import drop_idle_waits, merge
+from graphsplit.core.protos import constant_node, make_node
+from graphsplit.tracing.graph_to_program import drop_idle_waits, merge
 from tests.helpers.law import assert_close, rows, sharded_types
 
 

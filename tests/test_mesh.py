@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.planning.traffic import along, traffic
+from graphsplit.planning.device_bytes import along, traffic
 from tests.helpers.mesh_cases import (
     HIDDEN,
     LENGTH,

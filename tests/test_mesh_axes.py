@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.planning.traffic import along, traffic
+from graphsplit.planning.device_bytes import along, traffic
 from tests.helpers.float64 import float64  # noqa: F401 (a fixture)
 from tests.helpers.law import compiled_calls
 from tests.helpers.mesh_cases import (

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.layouts import MOVES, REPLICATE
-from graphsplit.core.protos.graphdefs import constant_node
+from graphsplit.core.protos import constant_node
 from graphsplit.emission import EmittedGraph, check_emitted, emit
 from graphsplit.planning.communication.transfers import Concatenation, Read, Slice, Sum
 from tests.helpers.broken_plans import drop_input, edited, read_another_piece, swap_inputs, with_nodes

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.layouts import EvenCut, Shard, evenly
-from graphsplit.planning.traffic import along, traffic
-from graphsplit.rules.blocks import blocks_beside
+from graphsplit.planning.device_bytes import along, traffic
+from graphsplit.rules.rows import blocks_beside
 from tests.helpers.mesh_cases import HEAD, LENGTH, MESHES, WIDTH, Made, assert_law, ids_of, sgd, variable
 
 LAYOUT = {**{f"{name}/kernel": (None, "model") for name in "qkv"}, "bias": ("model",), "output": ("model", None)}

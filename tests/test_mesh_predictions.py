@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.planning.traffic import traffic
+from graphsplit.planning.device_bytes import traffic
 from tests.helpers.mesh_cases import PERCEPTRON, TRANSFORMER, WIDTH, devices_of, perceptron, transformer
 from tests.helpers.staged_programs import perceptron as stages_of
 from tests.helpers.staged_programs import rows as rows_of

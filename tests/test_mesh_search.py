@@ -16,15 +16,13 @@ from benchmarks.mesh_search import Block, blocks, compare, machines, question_of
 from graphsplit.api.layouts.variable_layouts import wanted_layouts
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.patterns import fits
-from graphsplit.emission.axes.partners import Partners
+from graphsplit.emission.axes.units import Partners
 from graphsplit.planning.mesh import mesh_of
-from graphsplit.simulate.predicted_calls import predicted_call
+from graphsplit.simulate.calls import predicted_call
 from graphsplit.simulate.search import mesh_layouts
-from graphsplit.simulate.search.automatic import choose
-from graphsplit.simulate.search.axis_times import AxisTime, AxisTimes
 from graphsplit.simulate.search.candidates import Candidate, meshes_of
-from graphsplit.simulate.search.chosen_plans import variables_to_cut
-from graphsplit.simulate.search.mesh_layouts import MeshLayouts, Variable, patterns
+from graphsplit.simulate.search.chosen_plans import choose, variables_to_cut
+from graphsplit.simulate.search.mesh_layouts import AxisTime, AxisTimes, MeshLayouts, Variable, patterns
 
 
 @pytest.mark.parametrize("number", [0, *[pytest.param(k, marks=pytest.mark.long) for k in (1, 2, 3, 6)]])

@@ -16,8 +16,8 @@ from graphsplit.core.layouts import EvenCut, Shard
 from graphsplit.emission.axes.columns import planned_along
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
+from graphsplit.planning.device_bytes import along, traffic
 from graphsplit.planning.propagation.sharding_checks import check_step
-from graphsplit.planning.traffic import along, traffic
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import Shift
 from tests.helpers.mesh_cases import (

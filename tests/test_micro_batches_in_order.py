@@ -10,10 +10,10 @@ import tensorflow as tf
 from keras import layers
 
 import graphsplit as gs
-from graphsplit.core.protos.graphdefs import split_reference
+from graphsplit.core.protos import split_reference
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission import check_emitted, emit
-from graphsplit.planning.memory import live_bytes
+from graphsplit.planning.device_bytes import live_bytes
 from tests.helpers.law import assert_law, rows
 from tests.helpers.micro_batches import GIVEN, training
 

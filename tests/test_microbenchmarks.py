@@ -8,20 +8,20 @@ import pytest
 import tensorflow as tf
 
 from graphsplit.planning.costs.families import FAMILIES
-from graphsplit.simulate.measuring import microbenchmarks, probes, rates, timing
+from graphsplit.simulate.measuring import microbenchmarks, timing
 
 
 def test_what_is_smaller_takes_no_longer():
-    curve = rates._curve([(1.0, 0.1), (10.0, 10.0), (100.0, 20.0)])
+    curve = microbenchmarks._curve([(1.0, 0.1), (10.0, 10.0), (100.0, 20.0)])
     assert curve == ((1.0, 1.0), (10.0, 10.0), (100.0, 20.0))
 
 
 def test_what_memory_takes_is_measured_with_operands_that_no_cache_has():
-    assert len(rates.operands_of(1_000_000)) == 64  # 256 MB
-    few = rates.operands_of(1000)
+    assert len(microbenchmarks.operands_of(1_000_000)) == 64  # 256 MB
+    few = microbenchmarks.operands_of(1000)
     assert len(few) == 400  # each of the longest chain its own
     read: dict[int, tf.Tensor] = {}
-    step = rates._of_others(lambda value: read.setdefault(id(value), value), few)
+    step = microbenchmarks._of_others(lambda value: read.setdefault(id(value), value), few)
     for _ in few:
         step(few[0])
     assert len(read) == len(few)
@@ -38,7 +38,7 @@ def test_threads_are_slowed_by_each_other_at_most_as_if_they_took_turns():
 def test_all_that_is_slowed_is_measured_by_family(monkeypatch: pytest.MonkeyPatch):
     """As many chains as threads, none of which waits for another one."""
     made: list[int] = []
-    monkeypatch.setattr(rates, "_POOL_BYTES", 20_000_000)
+    monkeypatch.setattr(microbenchmarks, "_POOL_BYTES", 20_000_000)
     monkeypatch.setattr(microbenchmarks, "chains", lambda devices, count, *rest: made.append(count))
     found = microbenchmarks._slowdown_probes(["/device:CPU:0", "/device:CPU:1"], 2)
     families = [family for _, family, _ in found]
@@ -53,25 +53,25 @@ def test_the_optimizer_is_turned_off_once_for_all_calls_that_are_timed(monkeypat
     probe = microbenchmarks.Probe((lambda: tf.constant(1.0),), sum)
     turned: list[dict[str, bool]] = []
     monkeypatch.setattr(tf.config.optimizer, "set_experimental_options", turned.append)
-    probes.figures({"call": probe}, lambda: tf.constant(1.0), 0.0)
+    timing.figures({"call": probe}, lambda: tf.constant(1.0), 0.0)
     assert [options["disable_meta_optimizer"] for options in turned] == [True, False]
 
 
 def test_a_figure_is_of_one_turn_and_the_median_of_all(monkeypatch: pytest.MonkeyPatch):
     """What lies next to each other in time is compared, and a slow turn is one of several."""
     turns = [[1.0, 1.0, 9.0], [3.0, 5.0, 11.0], [2.0, 2.0, 2.0]]
-    monkeypatch.setattr(probes, "relative_seconds_of_calls", lambda calls, beside, _: (turns, 0.5))
-    difference = probes.Probe((str, str), lambda seconds: seconds[1] - seconds[0])
-    found = probes.figures({"difference": difference, "third": probes.Probe((str,), sum)}, str, 1.0)
+    monkeypatch.setattr(timing, "relative_seconds_of_calls", lambda calls, beside, _: (turns, 0.5))
+    difference = timing.Probe((str, str), lambda seconds: seconds[1] - seconds[0])
+    found = timing.figures({"difference": difference, "third": timing.Probe((str,), sum)}, str, 1.0)
     assert found == {"difference": 1.0, "third": 1.0}
 
 
 def test_an_operation_is_the_slope_between_chains_of_two_lengths(monkeypatch: pytest.MonkeyPatch):
     """As long as takes 10 ms; a slope that is nearly nothing is noise."""
     lengths: list[int] = []
-    monkeypatch.setattr(probes, "chain", lambda step, x, devices: lengths.append(len(devices)) or str)
-    monkeypatch.setattr(probes, "seconds_of_warm_call", lambda call: 2e-3)
-    probe = probes.operation(tf.identity, tf.ones([1]), "/device:CPU:0")
+    monkeypatch.setattr(timing, "chain", lambda step, x, devices: lengths.append(len(devices)) or str)
+    monkeypatch.setattr(timing, "seconds_of_warm_call", lambda call: 2e-3)
+    probe = timing.operation(tf.identity, tf.ones([1]), "/device:CPU:0")
     assert lengths == [2, 10]
     assert probe.figure([1.0, 5.0]) == 0.5
     assert probe.figure([1.0, 1.0]) == 0.025
@@ -85,9 +85,9 @@ def test_what_is_measured_besides_is_taken_off(monkeypatch: pytest.MonkeyPatch):
         return {key: seconds.get(key[0], 2e-5) for key in made}
 
     monkeypatch.setattr(microbenchmarks, "figures", figures)
-    for module in (microbenchmarks, rates):
-        monkeypatch.setattr(module, "operation", lambda *_: probes.Probe((str,), sum))
-    monkeypatch.setattr(rates, "_POOL_BYTES", 20_000_000)
+    for module in (microbenchmarks, microbenchmarks):
+        monkeypatch.setattr(module, "operation", lambda *_: timing.Probe((str,), sum))
+    monkeypatch.setattr(microbenchmarks, "_POOL_BYTES", 20_000_000)
     found = microbenchmarks.measure(["/device:CPU:0", "/device:CPU:1"], 2)
     assert (found.host.call_s, found.host.argument_s, found.link.latency_s) == (1e-4, 3e-6, 1e-7)
     assert found.host.device_call_s == pytest.approx(5e-5)

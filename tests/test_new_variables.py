@@ -16,7 +16,7 @@ import tensorflow as tf
 import tf_keras
 
 import graphsplit as gs
-from graphsplit.api.layouts.layout_targets import variables_of
+from graphsplit.api.layouts.variable_layouts import variables_of
 from graphsplit.core import initial_values
 from graphsplit.core.variables import parted_variables
 from graphsplit.core.variables.copied_variables import VariableCopies

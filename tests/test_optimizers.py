@@ -10,7 +10,7 @@ import pytest
 import tf_keras
 
 import graphsplit as gs
-from graphsplit.planning.traffic import traffic
+from graphsplit.planning.device_bytes import traffic
 
 DEVICES, ROWS = 5, 33
 ZERO_1 = {"slots of *": "sharded", "*": "replicated"}

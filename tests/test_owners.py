@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.protos.graphdefs import split_reference
+from graphsplit.core.protos import split_reference
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission import emit
 from graphsplit.runtime.feeding import make_fed_executable

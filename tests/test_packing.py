@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.protos.graphdefs import make_node
+from graphsplit.core.protos import make_node
 from graphsplit.emission import Origin, emit
-from graphsplit.emission.draft import Draft
+from graphsplit.emission.emitted_graph import Draft
 from graphsplit.emission.shards.shard_copies import bring_loop_inputs
 from graphsplit.planning.communication.bucketing import check_buckets
 from graphsplit.planning.communication.collectives import bucketed, find_collectives

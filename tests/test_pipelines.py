@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.emission import emit
-from graphsplit.planning.memory import live_bytes
+from graphsplit.planning.device_bytes import live_bytes
 from graphsplit.planning.schedule.schedules import KINDS, Slot, make_schedule
 from tests.helpers.law import assert_law, rows
 from tests.helpers.messages import message

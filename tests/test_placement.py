@@ -11,7 +11,7 @@ import tf_keras
 import graphsplit as gs
 from graphsplit.errors import PlacementError
 from graphsplit.inspect import Edge, PlacedOp, Placement, placement_of_graph
-from graphsplit.inspect.questions import topological_order
+from graphsplit.inspect.graph import topological_order
 from tests.helpers.placements import placeholder, synthetic, two_device_graph
 
 

@@ -9,8 +9,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.errors import PlacementError
 from graphsplit.inspect import PlacedOp
-from graphsplit.inspect.actual import match_op, plain_name, require_graphs
-from graphsplit.inspect.reasons import Facts, RanNode
+from graphsplit.inspect.actual import Facts, RanNode, match_op, plain_name, require_graphs
 from tests.helpers.keras_cases import CASES
 
 CPU0, GPU0 = "/device:CPU:0", "/device:GPU:0"
@@ -170,8 +169,8 @@ def test_a_device_that_is_not_there_is_reported_as_moved():
 
 def test_an_op_without_a_kernel_is_reported_as_moved():
     """The kernels are TensorFlow's own; only the graph that ran is made up, for want of a GPU."""
-    from graphsplit.core.gpus.kernel_devices import kernel_devices
-    from graphsplit.core.protos.graphdefs import make_node
+    from graphsplit.core.gpus import kernel_devices
+    from graphsplit.core.protos import make_node
 
     op = PlacedOp("length", "StringLength", GPU0)
     facts = Facts(

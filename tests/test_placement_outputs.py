@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.inspect import Edge, PlacedOp, Placement, placement_of_graph
-from graphsplit.inspect.questions import reading_order
+from graphsplit.inspect.graph import reading_order
 from graphsplit.inspect.views.pages import page_data, page_html
 from graphsplit.inspect.views.pictures import picture
 from graphsplit.inspect.views.summaries import summarize

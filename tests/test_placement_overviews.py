@@ -9,8 +9,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.inspect import Edge, PlacedOp, Placement
 from graphsplit.inspect.views.lanes import alike_lanes, home_device, lanes_of
-from graphsplit.inspect.views.moves import moves_of, ways_text
-from graphsplit.inspect.views.pages import page_data
+from graphsplit.inspect.views.pages import moves_of, page_data, ways_text
 from graphsplit.inspect.views.summaries import folded_scopes, page_paths
 from graphsplit.planning.amounts import format_bytes
 

@@ -13,7 +13,7 @@ from graphsplit.cli import app
 from graphsplit.cli.targets import example, parse_spec
 from graphsplit.core.tensorflow_internals import parse_profile
 from graphsplit.inspect import Edge, PlacedOp, Placement, Timeline
-from graphsplit.inspect.recorded.profiles import OpEvent, Recorded, missing_in, read_events
+from graphsplit.inspect.recorded import OpEvent, Recorded, missing_in, read_events
 
 WEIGHTS = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.emission import emit
 from graphsplit.emission.shards.sizes import sizes_of
-from graphsplit.inspect.builders import placement_of_plan
+from graphsplit.inspect.placements import placement_of_plan
 from graphsplit.planning.costs.machine import Device, Host, Link, Machine
 from graphsplit.planning.costs.work import bytes_of
 from tests.helpers.messages import raises

@@ -50,7 +50,7 @@ LAYERS = [  # from the lowest up; a file may import from lower layers and from i
 ]
 UPWARDS = {  # what is asked for what stands above, and imports it when it is asked
     "api/calls/compilation.py": ["simulate/search/chosen_plans.py"],
-    "api/calls/parallel_function.py": ["inspect/builders.py", "inspect/placements.py", "inspect/sources.py"],
+    "api/calls/parallel_function.py": ["inspect/placements.py", "inspect/sources.py"],
 }
 MODULES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py"))
 FENCED = ["core/keras_internals.py", "core/tensorflow_internals.py", "core/variables/parted_classes.py"]

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.planning.memory import live_bytes
+from graphsplit.planning.device_bytes import live_bytes
 from tests.helpers.recomputation import Step, network, training
 
 

@@ -12,8 +12,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission import check_emitted, emit
-from graphsplit.planning.memory import live_bytes
-from graphsplit.planning.traffic import traffic
+from graphsplit.planning.device_bytes import live_bytes, traffic
 from tests.helpers.law import assert_close
 from tests.helpers.layout_cases import ancestors_of, bytes_sent, deep_step, numbers
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.planning.traffic import traffic
+from graphsplit.planning.device_bytes import traffic
 from tests.helpers.law import assert_close, assert_law
 from tests.helpers.layout_cases import bytes_sent, numbers
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.layouts.layout_targets import variables_of
+from graphsplit.api.layouts.variable_layouts import variables_of
 from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable
 from graphsplit.keras import safetensors_files
 from tests.helpers.layout_cases import LAYOUTS, small_network

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphsplit.core.sizes.polynomials import Polynomial, UndecidedError, coefficients, values_at
-from graphsplit.core.sizes.symbolic_sizes import ROWS, STAND_IN, Size, joined_shapes, length, witnesses
-from graphsplit.core.sizes.symbolic_sizes import rows as rows_
+from graphsplit.core.polynomials import Polynomial, UndecidedError, coefficients, values_at
+from graphsplit.core.sizes import ROWS, STAND_IN, Size, joined_shapes, length, witnesses
+from graphsplit.core.sizes import rows as rows_
 
 
 def test_witnesses() -> None:

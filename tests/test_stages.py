@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.gpus import logical_gpus
+from graphsplit.core import gpus
 from graphsplit.planning.schedule.automatic_stages import cut_into_stages
 from graphsplit.planning.schedule.chains import Chain, Room, Sent, cut
 from graphsplit.planning.schedule.schedules import KINDS
@@ -376,11 +376,11 @@ def test_stages_of_a_function_that_has_some():
 
 
 def test_the_memory_of_gpus(monkeypatch: Any):
-    monkeypatch.setattr(logical_gpus, "smallest_memory_mb", lambda: 16)
-    assert logical_gpus.gpu_memory_bytes(["/device:GPU:0", "/device:GPU:1"]) == 16 * 2**20
-    assert logical_gpus.gpu_memory_bytes(["/device:GPU:0", "/device:CPU:0"]) is None
-    monkeypatch.setattr(logical_gpus, "smallest_memory_mb", lambda: None)
-    assert logical_gpus.gpu_memory_bytes(["/device:GPU:0"]) is None
+    monkeypatch.setattr(gpus, "smallest_memory_mb", lambda: 16)
+    assert gpus.gpu_memory_bytes(["/device:GPU:0", "/device:GPU:1"]) == 16 * 2**20
+    assert gpus.gpu_memory_bytes(["/device:GPU:0", "/device:CPU:0"]) is None
+    monkeypatch.setattr(gpus, "smallest_memory_mb", lambda: None)
+    assert gpus.gpu_memory_bytes(["/device:GPU:0"]) is None
 
 
 def test_stages_for_which_devices_have_no_room():

@@ -11,17 +11,16 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.protos.graphdefs import inputs_of, source_of
+from graphsplit.core.protos import inputs_of, source_of
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.kernels import Kernels
 from graphsplit.emission.shards.sizes import sizes_of
 from graphsplit.planning.alike_shards import kinds_of_shards
 from graphsplit.planning.costs.families import FREE, family_of
 from graphsplit.planning.costs.work import bytes_of
-from graphsplit.planning.memory import alive_on, live_bytes
+from graphsplit.planning.device_bytes import alive_on, live_bytes, traffic
 from graphsplit.planning.state import state_bytes
 from graphsplit.planning.tasks import OPERATION, SEND, few_tasks_of, tasks_of
-from graphsplit.planning.traffic import traffic
 from tests.helpers import emitted_graphs
 from tests.helpers.emitted_programs import PROGRAMS as RECORDED
 from tests.helpers.experts import FOUR, IN_PLACE, Layer, rows_of

@@ -19,7 +19,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.api.calls import traces
 from graphsplit.api.calls.traces import PerInstance
-from graphsplit.core.living_objects import living_objects
+from graphsplit.core.garbage_collection import living_objects
 from graphsplit.core.variables import running_calls
 from graphsplit.workers import undo_log
 from tests.helpers.law import assert_close

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.layouts import Partial
-from graphsplit.core.protos.graphdefs import make_node, output_names
+from graphsplit.core.protos import make_node, output_names
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.program.undefined_outputs import MAY_BE_UNDEFINED, undefined_outputs
 from tests.helpers.broken_plans import position, sharded, with_op, with_step

@@ -13,7 +13,7 @@ from keras import layers
 
 import graphsplit as gs
 from benchmarks.coverage_models import MODELS
-from graphsplit.core.sizes.symbolic_sizes import rows as rows_
+from graphsplit.core.sizes import rows as rows_
 from graphsplit.emission import emit
 from graphsplit.emission.shards.random_numbers import own_numbers
 from graphsplit.errors import CheckError

@@ -13,7 +13,7 @@ from keras import layers
 
 import graphsplit as gs
 from graphsplit.core.layouts import Shard
-from graphsplit.core.sizes.symbolic_sizes import STAND_IN
+from graphsplit.core.sizes import STAND_IN
 from graphsplit.rules import Declined, answer, answer_for_output
 from graphsplit.rules.registry import Rule
 from tests.helpers.float64 import EXACT, float64

@@ -10,7 +10,7 @@ import graphsplit as gs
 from graphsplit.core.layouts import Cut
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.planning.traffic import traffic
+from graphsplit.planning.device_bytes import traffic
 from graphsplit.planning.variables.division import divide
 from graphsplit.planning.variables.partitioning import Held, shares
 from tests.helpers.law import assert_close

@@ -13,7 +13,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
-from graphsplit.planning.traffic import traffic
+from graphsplit.planning.device_bytes import traffic
 from tests.helpers.mesh_cases import devices_of
 
 WIDTH, HIDDEN, LENGTH = 16, 32, 7

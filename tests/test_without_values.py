@@ -13,7 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 import graphsplit as gs
-from graphsplit.api.layouts.layout_targets import variables_of
+from graphsplit.api.layouts.variable_layouts import variables_of
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import VariableParts, is_initialized, parts_of_variable, read_handle
 from tests.helpers.layout_cases import LAYOUTS, small_network

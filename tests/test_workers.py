@@ -24,9 +24,9 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core import addresses
 from graphsplit.core.devices import canonical_name, short_name, task_of
-from graphsplit.core.protos.graphdefs import make_node
-from graphsplit.workers.before_images import record, written_variables
-from graphsplit.workers.status import ask_all
+from graphsplit.core.protos import make_node
+from graphsplit.workers.cluster import ask_all
+from graphsplit.workers.undo_log import record, written_variables
 from tests.helpers.processes import python
 from tests.helpers.worker_cases import GROUPS
 

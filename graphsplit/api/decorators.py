@@ -17,8 +17,7 @@ from graphsplit.core.patterns import suggesting_options
 from graphsplit.core.tensorflow_internals import is_compiled_function, is_retraced_less
 from graphsplit.errors import ArgumentError
 from graphsplit.planning.costs.machine import Machine
-from graphsplit.planning.options import DevicesLike, Options, Split
-from graphsplit.planning.tuning import Tuning
+from graphsplit.planning.options import DevicesLike, Options, Split, Tuning
 
 Given = ParamSpec("Given")  # the options
 

@@ -11,8 +11,7 @@ from typing import Any, overload
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.api.calls.parallel_function import P, ParallelFunction, R
-from graphsplit.api.stepping import Stepping, step_of
+from graphsplit.api.calls.parallel_function import P, ParallelFunction, R, Stepping, step_of
 from graphsplit.core import structures
 from graphsplit.core.devices import short_name
 from graphsplit.core.notebooks import text_html

@@ -15,8 +15,7 @@ import tensorflow as tf
 from graphsplit.api.decorators import parallelize
 from graphsplit.api.verification import difference_of
 from graphsplit.core.devices import available_devices, resolve_devices, short_name, use_logical_devices
-from graphsplit.core.gpus.logical_gpus import has_gpus
-from graphsplit.core.gpus.nvidia_driver import Driver, NoDriverAnswerError, read_driver, read_peer_access
+from graphsplit.core.gpus import Driver, NoDriverAnswerError, has_gpus, read_driver, read_peer_access
 from graphsplit.core.tensorflow_internals import eager_context_started
 from graphsplit.core.version import __version__
 from graphsplit.planning.amounts import format_bytes

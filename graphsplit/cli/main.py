@@ -12,13 +12,11 @@ import typer
 
 import graphsplit as gs
 from graphsplit.cli import predict_commands
-from graphsplit.cli.checks import names_in, parse_devices, parse_split
-from graphsplit.cli.running import Commands, number, start_tensorflow
+from graphsplit.cli.commands import Commands, names_in, number, parse_devices, parse_split, start_tensorflow
 from graphsplit.core.addresses import check_port
 from graphsplit.core.progress import phase, phases
 from graphsplit.core.storage import forms
-from graphsplit.core.storage.files import write
-from graphsplit.core.storage.model_files import GRAPH_SUFFIXES, is_graph_file
+from graphsplit.core.storage.files import GRAPH_SUFFIXES, is_graph_file, write
 from graphsplit.core.version import __version__
 from graphsplit.errors import ArgumentError
 
@@ -59,7 +57,7 @@ def polyfit(
 ) -> None:
     """Fit a polynomial, 5x^2 + 0x + 3 or points of your own, on one device and on several, and compare."""
     start_tensorflow()
-    from graphsplit.cli.demos.polyfit import run
+    from graphsplit.cli.demo import run
 
     run(devices, batch, steps, data)
 

@@ -10,8 +10,15 @@ from typing import Annotated, Any
 import typer
 
 import graphsplit as gs
-from graphsplit.cli.checks import CALIBRATED, check_machine_file, names_in, parse_counts, why_not_calibrated
-from graphsplit.cli.running import number, start_tensorflow
+from graphsplit.cli.commands import (
+    CALIBRATED,
+    check_machine_file,
+    names_in,
+    number,
+    parse_counts,
+    start_tensorflow,
+    why_not_calibrated,
+)
 from graphsplit.core.storage import files, forms
 from graphsplit.planning.costs.machine_schema import parse
 
@@ -188,7 +195,7 @@ def _start(devices: int | None) -> None:
     """Make logical CPU devices where there are no GPUs: each as good as a core, as predictions take them to be."""
     import tensorflow as tf
 
-    from graphsplit.core.gpus.logical_gpus import has_gpus
+    from graphsplit.core.gpus import has_gpus
 
     if not has_gpus():
         count = devices or 2

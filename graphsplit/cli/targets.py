@@ -18,11 +18,11 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.core.devices import canonical_name, short_name
-from graphsplit.core.gpus.logical_gpus import has_gpus
+from graphsplit.core.gpus import has_gpus
 from graphsplit.core.patterns import meant
 from graphsplit.core.progress import phase
-from graphsplit.core.protos.marks import is_marked
-from graphsplit.core.storage.model_files import model_file
+from graphsplit.core.protos import is_marked
+from graphsplit.core.storage.files import model_file
 from graphsplit.core.storage.stored_models import read_saved_model
 from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import eager_context_started

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.gpus.logical_gpus import count_gpus, cut_gpus, too_late
+from graphsplit.core.gpus import count_gpus, cut_gpus, too_late
 from graphsplit.core.tensorflow_internals import eager_context_started, own_task
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.errors import ArgumentError, DeviceError, bullet_list

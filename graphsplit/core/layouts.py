@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from graphsplit.core.hosts import host_name
-from graphsplit.core.sizes.apportionment import apportion
+from graphsplit.core.sizes import apportion
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ from tensorflow.python.types import core
 # The form in which the profiler writes what it recorded; the protos come with TensorFlow, under no public name.
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from graphsplit.core.living_objects import living_objects, with_derived
+from graphsplit.core.garbage_collection import living_objects, with_derived
 from graphsplit.errors import CheckError
 
 

@@ -17,15 +17,13 @@ from typing import Any
 import numpy as np
 
 from graphsplit.core.layouts import MOVES, SINGLE_DEVICE, Layout, Shard, SingleDevice, group_of, is_whole
-from graphsplit.core.protos.graphdefs import constant_value, source_of, split_reference
-from graphsplit.emission.compiled_calls import compile_clusters
-from graphsplit.emission.draft import SIZES_ROLE
-from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
+from graphsplit.core.protos import constant_value, source_of, split_reference
+from graphsplit.emission.clusters import compile_clusters
+from graphsplit.emission.emitted_graph import RELAY_ROLE, SIZES_ROLE, EmittedGraph
 from graphsplit.errors import CheckError
 from graphsplit.planning.communication.transfers import Collective, Concatenation, Own, Slice, Sum, Zeros
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.schedule.phases import Phase
-from graphsplit.planning.schedule.turns import followed
+from graphsplit.planning.schedule.phases import Phase, followed
 from graphsplit.planning.steps import Move, spread
 from graphsplit.planning.tasks import Copy
 from graphsplit.program.program import Op, Tensor

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from graphsplit.emission.communication.collectives import PAIRWISE
-from graphsplit.emission.draft import Draft
-from graphsplit.emission.local_emitter import emit_local
+from graphsplit.emission.communication import PAIRWISE
+from graphsplit.emission.emitted_graph import Draft
+from graphsplit.emission.emitter import emit_local
 from graphsplit.emission.shards.random_numbers import own_numbers
 from graphsplit.emission.shards.row_counts import FixedRows, Site
 from graphsplit.emission.shards.shard_copies import ShardCopies

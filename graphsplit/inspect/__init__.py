@@ -4,10 +4,8 @@ What enters: a graph, a plan, or a recorded call. What leaves: placements and ti
 """
 
 from graphsplit.api.verification import Difference, Report
-from graphsplit.inspect.builders import placement, placement_of_graph
-from graphsplit.inspect.placements import Placement
-from graphsplit.inspect.recorded.recorded_steps import Timeline
-from graphsplit.inspect.recorded.timeline import timeline
+from graphsplit.inspect.placements import Placement, placement, placement_of_graph
+from graphsplit.inspect.recorded import Timeline, timeline
 from graphsplit.inspect.records import Change, DeviceTotals, Edge, PlacedOp, Transfer
 from graphsplit.planning.plan import Plan
 

@@ -12,18 +12,17 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, missing_devices
-from graphsplit.core.gpus.logical_gpus import has_gpus
+from graphsplit.core.gpus import has_gpus
 from graphsplit.core.layouts import part_shapes
-from graphsplit.core.protos.graphdefs import function_definition
-from graphsplit.core.protos.marks import is_marked
+from graphsplit.core.protos import function_definition, is_marked
+from graphsplit.core.storage.files import model_file
 from graphsplit.core.storage.integrity import check_whole
-from graphsplit.core.storage.model_files import model_file
 from graphsplit.core.storage.stored_models import load_saved_model, read_saved_model, signatures_of
 from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import RuntimeFunction, resource_value, rewritten_by_autograph
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import parts_of
-from graphsplit.emission.compiled_calls import compile_clusters
+from graphsplit.emission.clusters import compile_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.errors import ArgumentError, bullet_list

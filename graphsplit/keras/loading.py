@@ -12,11 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.layouts.layout_targets import plain_variable
+from graphsplit.api.layouts.variable_layouts import plain_variable
 from graphsplit.core.tensorflow_internals import parse_checkpoint_objects
 from graphsplit.core.user_code import user_stack_level
-from graphsplit.core.variables.host_tensors import host_tensor
 from graphsplit.core.variables.parted_variables import can_be_read_by_part, name_of, parts_of_variable
+from graphsplit.core.variables.values import host_tensor
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.keras.flavors import KERAS_3, flavor_of
 from graphsplit.keras.safetensors_files import SUFFIXES, Names, readable, sources_of

@@ -20,9 +20,8 @@ import tensorflow as tf
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.layouts.automatic import why_they_stay
 from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, names_host
-from graphsplit.api.layouts.layout_targets import variables_of
 from graphsplit.api.layouts.new_variables import variable_layout
-from graphsplit.api.layouts.variable_layouts import idle_patterns, set_variable_layout
+from graphsplit.api.layouts.variable_layouts import idle_patterns, set_variable_layout, variables_of
 from graphsplit.core.devices import short_name
 from graphsplit.core.keras_internals import (
     SharedState,
@@ -51,10 +50,8 @@ from graphsplit.keras.batches import (
     step_of_parts,
 )
 from graphsplit.keras.flavors import KERAS_3, Flavor
-from graphsplit.planning.option_checks import check_flag
-from graphsplit.planning.options import Options
+from graphsplit.planning.options import Options, Tuning, check_flag
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.tuning import Tuning
 
 _SUFFIXES = (".keras", ".h5")
 _IN_THE_WAY = ("", "a plain file")  # what Keras replaces without a word
@@ -158,7 +155,7 @@ class ParallelModel(SharedState):
           actual: run the step once, give all variables back the values that they had, and read from TensorFlow where
             each operation ran.
         """
-        from graphsplit.inspect.builders import placement_of_plan
+        from graphsplit.inspect.placements import placement_of_plan
 
         return placement_of_plan(self._planned((x, y, sample_weight), {"step": step}, actual), actual)
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.api.layouts.layout_targets import variables_of
+from graphsplit.api.layouts.variable_layouts import variables_of
 from graphsplit.core.patterns import fits
 from graphsplit.core.requirements import needed
 from graphsplit.core.variables.parted_variables import name_of

@@ -1,9 +1,13 @@
-"""`multi_gpu_model`: the one-line wrap of a built Keras model, and the checks that come before it."""
+"""`multi_gpu_model`: the one-line wrap of a built Keras model, and the checks that come before it.
+
+Stages of a model are given by the names of its layers: Keras calls each in a name scope.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -12,16 +16,16 @@ from graphsplit.api.calls.chosen_devices import stages_asked
 from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, check_layout, names_host
 from graphsplit.core.device_mesh import device_mesh, devices_of, mesh_axes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name
-from graphsplit.core.gpus.logical_gpus import has_gpus
+from graphsplit.core.gpus import has_gpus
 from graphsplit.core.keras_internals import layers_not_built
 from graphsplit.core.patterns import suggesting_options
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.keras.answers import STEPS
 from graphsplit.keras.flavors import KERAS_3, Flavor, defines, flavor_of
-from graphsplit.keras.layer_stages import stages_of_model
 from graphsplit.keras.models import ModelDevices, base_of, is_wrapped, wrapped
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.options import Options
+from graphsplit.planning.schedule.automatic_stages import Beginnings
 
 Model = TypeVar("Model")  # of either Keras, neither of which is imported here
 
@@ -235,3 +239,50 @@ def _variables(part: Any) -> list[Any]:
 def _value(variable: Any) -> Any:
     """Return the TensorFlow variable behind a variable of either Keras."""
     return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
+
+
+_MOST_NAMES = 12
+
+
+def stages_of_model(model: Any, stages: object, flavor: Flavor) -> int | Beginnings | None:
+    """Return what stages a user asked for, checked against the layers of the model.
+
+    Args:
+      model: a built model.
+      stages: how many, which the options check, or patterns of names of layers at which stages begin.
+      flavor: the Keras of the model. Keras 3 enters each layer's scope twice, to build and to call it, so that
+        TensorFlow gives the second one a number; Keras 2 enters it once.
+
+    Raises:
+      ArgumentError: for neither of these, or a pattern that no layer's name fits.
+    """
+    if stages is None or (isinstance(stages, int) and not isinstance(stages, bool)):
+        return stages
+    if not isinstance(stages, (list, tuple)) or not stages or not all(isinstance(name, str) for name in stages):
+        raise ArgumentError(
+            f"stages={stages!r}: stages of a model are a number, at least 1, or patterns of names of the layers at "
+            "which new stages begin, ['block4_*', 'block9_*']."
+        )
+    if not hasattr(model, "layers"):
+        raise ArgumentError(
+            f"stages={stages!r}: {model.name!r} is a layer with fit, no keras.Model, and does not say which layers it "
+            "has. Give a number of stages, or make it a keras.Model."
+        )
+    names = list(dict.fromkeys(_layer_names(model)))
+    fitting = {pattern: fnmatch.filter(names, pattern) for pattern in stages}
+    idle = [pattern for pattern, found in fitting.items() if not found]
+    if idle:
+        raise ArgumentError(
+            f"stages={stages!r}: no layer of {model.name!r} has a name that fits {', '.join(map(repr, idle))}. Its "
+            f"layers are:\n{bullet_list(names, _MOST_NAMES)}"
+        )
+    suffix = r"_\d+" if flavor is KERAS_3 else ""
+    return Beginnings.at(fitting, names, f"(^|/)({{}}){suffix}/")
+
+
+def _layer_names(model: Any) -> Iterator[str]:
+    """Return the names of the layers of a model, and of models in it, in order."""
+    for layer in model.layers:
+        yield layer.name
+        if hasattr(layer, "layers"):
+            yield from _layer_names(layer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from graphsplit.core.sizes.symbolic_sizes import ROWS, STAND_IN, symbols_in
+from graphsplit.core.sizes import ROWS, STAND_IN, symbols_in
 from graphsplit.program.program import Program, Tensor
 
 

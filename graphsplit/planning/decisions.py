@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from graphsplit.core.layouts import Layout, Replicate, Shard, is_whole
-from graphsplit.core.sizes.polynomials import Symbol
-from graphsplit.core.sizes.symbolic_sizes import ROWS, Size, symbols_in
+from graphsplit.core.polynomials import Symbol
+from graphsplit.core.sizes import ROWS, Size, symbols_in
 from graphsplit.planning.amounts import size_text
 from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.mesh import Mesh
@@ -17,9 +17,8 @@ from graphsplit.planning.options import Options
 from graphsplit.planning.propagation.flow import Flow
 from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.schedule.automatic_stages import StageCuts
-from graphsplit.planning.schedule.phases import Phase
+from graphsplit.planning.schedule.phases import Phase, Turn
 from graphsplit.planning.schedule.schedules import Schedule
-from graphsplit.planning.schedule.turns import Turn
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Move, Step
 from graphsplit.program.program import Op, Program, Tensor

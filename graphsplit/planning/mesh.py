@@ -11,9 +11,8 @@ import tensorflow as tf
 
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Layout, Shard
-from graphsplit.core.sizes.apportionment import apportion, whole_weights
-from graphsplit.core.sizes.symbolic_sizes import STAND_IN, Shape, Size, is_same, without_sizes
-from graphsplit.core.sizes.symbolic_sizes import rows as rows_of_unknown_batch
+from graphsplit.core.sizes import STAND_IN, Shape, Size, apportion, is_same, whole_weights, without_sizes
+from graphsplit.core.sizes import rows as rows_of_unknown_batch
 from graphsplit.errors import CheckError
 from graphsplit.program.graph.function_calls import function_names
 from graphsplit.program.program import Op, Program, Tensor

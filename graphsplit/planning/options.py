@@ -1,25 +1,55 @@
-"""The options of `parallelize`: what users ask, handed on whole to all that is planned for a function."""
+"""The options of `parallelize`: what users ask, handed on whole to all that is planned for a function.
+
+`tuning={...}` has what few need to set. What each option may be, for itself, is checked here, and texts become numbers.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 
 from graphsplit.core.device_mesh import STAGE_AXIS, MeshAxes
-from graphsplit.core.devices import names_of_devices, resolve_devices
+from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices
+from graphsplit.core.patterns import meant
 from graphsplit.errors import ArgumentError, UnsupportedError
-from graphsplit.planning import option_checks
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.costs.machine import Machine
-from graphsplit.planning.recomputation import Recompute
+from graphsplit.planning.costs.machine_files import machine as machine_of
 from graphsplit.planning.schedule.automatic_stages import Beginnings
-from graphsplit.planning.tuning import Tuning, tuning_asked
+from graphsplit.planning.schedule.recomputation import Recompute
+from graphsplit.planning.schedule.schedules import KINDS
 
 DevicesLike = int | str | Sequence[str] | None
 Split: TypeAlias = "int | Mapping[Any, Split] | Sequence[Split] | None"  # nested as the arguments are
+
+
+class Tuning(TypedDict, total=False):
+    """The keys of `tuning={...}`, of `parallelize`.
+
+    Attributes:
+      bucket_bytes: small gradients travel together, in buckets of at most so many bytes, each as soon as it is full. 0
+        lets each travel alone. None means 64 kB, and 512 kB between hosts.
+      default_device: the device for work that is not sharded, `"CPU:0"`. None means the first device; if devices or
+        variables are on several hosts, the device with most bytes of variables. A variable is updated on its device,
+        though.
+      random: `"exact"` gives one device's random numbers, row by row. `"independent"` lets each shard draw other
+        numbers, the same in each run; it also splits stateful random operations (`tf.random.normal`), which otherwise
+        run on one device.
+      reduce_retracing: when calls differ in sizes only, trace once more with these sizes left open, as `tf.function`
+        does, the batch size included. A `tf.function` that was made with `reduce_retracing=True` keeps it; one with an
+        `input_signature` is traced like that at once.
+    """
+
+    bucket_bytes: int | None
+    default_device: str | None
+    random: str
+    reduce_retracing: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,18 +98,18 @@ class Options:
 
     def __post_init__(self) -> None:
         self._set(tuning=tuning_asked(self.tuning))
-        option_checks.check_strict(self.strict)
-        option_checks.check_flag("jit_compile", self.jit_compile)
-        option_checks.check_micro_batches(self.micro_batches)
-        option_checks.check_schedule(self.schedule)
+        check_strict(self.strict)
+        check_flag("jit_compile", self.jit_compile)
+        check_micro_batches(self.micro_batches)
+        check_schedule(self.schedule)
         if isinstance(self.stages, (list, tuple)) and all(isinstance(name, str) for name in self.stages or [0]):
             self._set(stages=Beginnings(tuple(dict.fromkeys(self.stages))))
-        option_checks.check_stages(self.stages)
+        check_stages(self.stages)
         self._set(
-            recompute=option_checks.recompute_asked(self.recompute),
-            shares=option_checks.shares_asked(self.shares),
-            memory=option_checks.parse_memory(self.memory),
-            plan=option_checks.plan_asked(self.plan),
+            recompute=recompute_asked(self.recompute),
+            shares=shares_asked(self.shares),
+            memory=parse_memory(self.memory),
+            plan=plan_asked(self.plan),
             devices=tuple(self.devices) if isinstance(self.devices, list) else self.devices,
         )
         for name in ("micro_batches", "stages"):
@@ -101,7 +131,7 @@ class Options:
         if self.shares is not None and self.stages is None:  # (those of pipelines are known with their devices)
             count = self.mesh.rows if self.mesh else self.count
             if count is not None and count != len(self.shares):
-                raise ArgumentError(option_checks.shares_message(self.shares, count))
+                raise ArgumentError(shares_message(self.shares, count))
         if self.is_automatic:
             self._check_leaves_open()
         if self.mesh.stages or (self.mesh and self.stages):
@@ -189,3 +219,148 @@ class Options:
                 f"{self.asks_for_plan} with {', '.join(clashes)}: it compares plans with equal shares, with the first "
                 "device as default device, and with stages that it cuts. Leave out one or the other."
             )
+
+
+USUAL: Tuning = {"bucket_bytes": None, "default_device": None, "random": "exact", "reduce_retracing": False}
+"""What holds for keys that are left out."""
+
+
+def tuning_asked(asked: object) -> Tuning:
+    """Return all keys, checked.
+
+    Raises:
+      ArgumentError: for a key that there is not, or a value that cannot be meant.
+    """
+    if asked is not None and not isinstance(asked, Mapping):
+        raise ArgumentError(f"tuning must map names to values, {{'reduce_retracing': True}}, got {asked!r}.")
+    for key in asked or ():
+        if key not in USUAL:
+            raise ArgumentError(f"tuning has no key {key!r}.{meant(key, USUAL)} It has {', '.join(map(repr, USUAL))}.")
+    found: Tuning = {**USUAL, **(asked or {})}  # type: ignore[typeddict-item]  # (checked below)
+    count, device, random = found["bucket_bytes"], found["default_device"], found["random"]
+    if count is not None and not is_count(count, 0):
+        raise ArgumentError(
+            f"bucket_bytes must be a number of bytes, at least 0, got {count!r}. Small gradients are sent together in "
+            "buckets of at most that size; 0 sends each alone, None chooses."
+        )
+    if device is not None:
+        canonical_name(device, "default_device")
+    if random not in ("exact", "independent"):
+        raise ArgumentError(f"random must be 'exact' or 'independent', got {random!r}.")
+    check_flag("reduce_retracing", found["reduce_retracing"])
+    return found
+
+
+_BYTES = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B\s*$", re.IGNORECASE)
+_UNITS = " KMGT"
+_LEAST_BYTES = 1000  # a number below it is one of gigabytes, whose unit was forgotten
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise `ArgumentError` unless an option is True or False: `"no"` would count as True."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} must be True or False, got {value!r}.")
+
+
+def check_micro_batches(count: object) -> None:
+    """Raise `ArgumentError` unless it is a number of micro-batches."""
+    if not is_count(count, 1):
+        raise ArgumentError(
+            f"micro_batches must be a whole number of at least 1, got {count!r}. Each device splits its rows into so "
+            "many parts and computes one after the other; 1 computes all rows at once."
+        )
+
+
+def check_schedule(schedule: str | None) -> None:
+    """Raise `ArgumentError` unless there is such a schedule."""
+    if schedule is not None and schedule not in KINDS:
+        known = ", ".join(map(repr, KINDS))
+        raise ArgumentError(f"Unknown schedule {schedule!r}. Schedules: {known}, or None for no pipeline.")
+
+
+def check_stages(stages: object) -> None:
+    """Raise `ArgumentError` unless a function can be cut into so many stages."""
+    if stages is not None and not isinstance(stages, Beginnings) and not is_count(stages, 1):
+        raise ArgumentError(
+            f"stages must be the number of pipeline stages, at least 1; or patterns of names of the layers at which "
+            f"new stages begin, ['block4_*', 'block9_*']; or None for no stages. Got {stages!r}."
+        )
+
+
+def check_strict(strict: object) -> None:
+    """Raise `ArgumentError` unless `strict` is True or False."""
+    if not isinstance(strict, bool):
+        raise ArgumentError(
+            f"strict must be True or False, got {strict!r}. To require a share of the work, write: "
+            "assert step.plan(x).sharded_fraction > 0.9."
+        )
+
+
+def recompute_asked(asked: object) -> Recompute:
+    """Return what is to be recomputed, checked."""
+    if asked is None or asked == "blocks":
+        return asked  # type: ignore[return-value]
+    if isinstance(asked, (list, tuple)) and asked and all(isinstance(pattern, str) for pattern in asked):
+        return tuple(asked)
+    if _is_share(asked) and 0 < float(asked) <= 1:  # type: ignore[arg-type]
+        return float(asked)  # type: ignore[arg-type]
+    raise ArgumentError(
+        f"recompute must be 'blocks'; patterns of names of layers, ['block_*']; the share of the activations to "
+        f"recompute, 0.5; or None, which stores all. Got {asked!r}."
+    )
+
+
+def shares_asked(shares: Sequence[float] | None) -> tuple[float, ...] | None:
+    """Return shares of the batch, checked; they are compared with the devices where these are known."""
+    if shares is None:
+        return None
+    try:
+        found = tuple(shares)
+    except TypeError as error:
+        raise ArgumentError(f"shares must be a number for each device, [3, 1], got {shares!r}.") from error
+    if not all(map(_is_share, found)) or not sum(found) > 0:
+        raise ArgumentError(f"shares must be finite numbers of at least 0, not all of them 0, got {list(found)}.")
+    return found
+
+
+def shares_message(shares: Sequence[float], count: int, what: str = "device") -> str:
+    """Say that there are other numbers of shares and devices, or pipelines."""
+    several = count_text(count, what)
+    return f"shares={list(shares)} has {len(shares)} entries for {several}; give one for each {what}."
+
+
+def parse_memory(memory: object) -> float | None:
+    """Return how many bytes `memory` says.
+
+    >>> parse_memory("40GB"), parse_memory("2GiB"), parse_memory(1000)
+    (40000000000.0, 2147483648.0, 1000.0)
+    """
+    if memory is None:
+        return None
+    found = memory
+    if match := _BYTES.match(memory) if isinstance(memory, str) else None:
+        found = float(match[1]) * (1024 if match[3] else 1000) ** _UNITS.index(match[2].upper() or " ")
+    if isinstance(found, bool) or not isinstance(found, (int, float, np.number)) or not 0 < found < float("inf"):
+        raise ArgumentError(
+            f"memory must be the bytes that each device may hold, a number above 0, '40GB' or '40GiB', got {memory!r}."
+        )
+    if found is memory and found < _LEAST_BYTES:
+        raise ArgumentError(f"memory={memory!r} is a number of bytes. Write memory='{memory}GB'.")
+    return float(found)
+
+
+def plan_asked(plan: str | os.PathLike[str] | Machine | None) -> str | Machine | None:
+    """Return "auto", the machine for which the fastest plan is searched, or None."""
+    return plan if plan is None or plan == "auto" else machine_of(plan, "plan")
+
+
+def is_count(value: object, least: int) -> bool:
+    """Return whether it is a whole number of at least so much; numpy's are as good as Python's."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
+
+
+def _is_share(weight: object) -> bool:
+    """Return whether a weight is a number; numpy's are as good as Python's."""
+    if isinstance(weight, bool) or not isinstance(weight, (int, float, np.integer, np.floating)):
+        return False
+    return math.isfinite(weight) and bool(weight >= 0)

@@ -9,28 +9,25 @@ from typing import Any
 from graphsplit.core.devices import short_name
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import SINGLE_DEVICE
-from graphsplit.planning import recomputation, strictness
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.communication import collectives
 from graphsplit.planning.communication.bucketing import find_buckets, leading_to_shards
 from graphsplit.planning.communication.gateways import through_gateways
 from graphsplit.planning.communication.moves import find_moves
 from graphsplit.planning.communication.transfers import Collective
-from graphsplit.planning.plan import Plan
+from graphsplit.planning.plan import Plan, check_strict
 from graphsplit.planning.propagation.backward_propagation import BodyPlanner, WholeBackwardPropagation
 from graphsplit.planning.propagation.control_flow import ControlFlowAnswers
 from graphsplit.planning.propagation.cuts import with_cuts
 from graphsplit.planning.propagation.forward_propagation import ForwardPropagation
-from graphsplit.planning.propagation.list_places import misplaced_lists
 from graphsplit.planning.propagation.lookups import rows_moved
 from graphsplit.planning.propagation.owners import find_owners
+from graphsplit.planning.propagation.sharding_checks import misplaced_lists
 from graphsplit.planning.row_reading import with_rows_read
-from graphsplit.planning.schedule import automatic_stages
-from graphsplit.planning.schedule.late_operations import with_late_operations
-from graphsplit.planning.schedule.phases import find_phases
+from graphsplit.planning.schedule import automatic_stages, recomputation
+from graphsplit.planning.schedule.phases import find_phases, find_turns
 from graphsplit.planning.schedule.pipelines import make_schedules
-from graphsplit.planning.schedule.scheduling import find_order
-from graphsplit.planning.schedule.turns import find_turns
+from graphsplit.planning.schedule.scheduling import find_order, with_late_operations
 from graphsplit.planning.settling import settled
 from graphsplit.planning.state import State, state_bytes
 from graphsplit.planning.steps import Step
@@ -69,7 +66,7 @@ def default_home(program: Program, state: State, devices: Sequence[str]) -> tupl
 
 
 def recompute(plan: Plan) -> Plan:
-    """Decide what the backward pass makes again instead of finding it kept; see `recomputation`."""
+    """Decide what the backward pass makes again instead of finding it kept; see `recomputed`."""
     if plan.asked.recompute is None:
         return plan
     program, notes = recomputation.recomputed(plan.program, plan.asked.recompute, plan.mesh.batch)
@@ -238,7 +235,7 @@ def note_stages(plan: Plan) -> Plan:
 
 def check(plan: Plan) -> Plan:
     """Raise `StrictError` if more runs at home than the user allows; and check what could wait for ever."""
-    strictness.check_strict(plan, plan.asked.strict)
+    check_strict(plan, plan.asked.strict)
     if plan.program.symbols and plan.mesh.has_turns:
         plan.check()  # shards without rows take turns (a twentieth of planning)
     return plan

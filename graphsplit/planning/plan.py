@@ -1,25 +1,31 @@
-"""Plan: the single decision from which the multi-device graph follows. Made once, checked, printed, then emitted."""
+"""Plan: the single decision from which the multi-device graph follows. Made once, checked, printed, then emitted.
+
+Under `strict=True`, a plan that leaves work on the batch at home is refused (`check_strict`).
+"""
 
 from __future__ import annotations
 
-from graphsplit.core.gc_pause import collection_paused
+from collections.abc import Sequence, Set
+
+from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.layouts import PARTIAL_SUM
 from graphsplit.core.notebooks import text_html
-from graphsplit.errors import CheckError
+from graphsplit.errors import CheckError, StrictError, bullet_list
 from graphsplit.planning.communication.bucketing import check_buckets
 from graphsplit.planning.communication.moves import find_moves
 from graphsplit.planning.communication.transfer_checks import check_transfers
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.propagation.sharding_checks import check_size, check_step
 from graphsplit.planning.schedule.automatic_stages import check_stage_cuts
-from graphsplit.planning.schedule.phases import check_phases
+from graphsplit.planning.schedule.phases import check_phases, check_turns_taken
 from graphsplit.planning.schedule.scheduling import check_order
-from graphsplit.planning.schedule.turns import check_turns_taken
-from graphsplit.planning.shares import shares_of
 from graphsplit.planning.steps import Step
+from graphsplit.planning.text.advice import advice_on
+from graphsplit.planning.text.headlines import shares_of
 from graphsplit.planning.text.plan_comparison import compare
-from graphsplit.planning.text.plan_text import describe
-from graphsplit.program.program import Op, Tensor
+from graphsplit.planning.text.plan_text import cause_text, describe
+from graphsplit.program.graph.graph import reached
+from graphsplit.program.program import Op, Program, Tensor
 
 
 class Plan(Decisions):
@@ -113,3 +119,67 @@ def _read(op: Op, step: Step) -> list[Tensor]:
     if step.shards:
         return [tensor for i, tensor in enumerate(op.inputs) if i not in step.shards.makes]
     return []
+
+
+_LARGEST_SHARE = 0.01  # of all FLOPs, that `strict=True` leaves to what follows from rows born whole
+_MOST_CAUSES = 6
+_INSTEAD = "Or drop strict=True, and assert how much is sharded: step.plan(x).sharded_fraction > 0.9."
+_OF_IDS = frozenset({"Unique", "UniqueV2", "UniqueWithCounts"})
+
+
+def check_strict(plan: Plan, strict: bool, finished: bool = False) -> None:
+    """Raise `StrictError` if more of the work on the batch runs at home than is allowed.
+
+    Args:
+      plan: the decisions.
+      strict: whether to: nothing may that reads rows of the shards, but for their ids, and of all floating-point
+        operations a hundredth.
+      finished: whether it is of a finished model, for the advice.
+    """
+    if not strict:
+        return
+    stayed = [(op, reason) for op, reason in plan.stayed_home if not _finds_ids(op, plan.program)]
+    if stayed:
+        raise StrictError(_stayed_message(plan, stayed, finished))
+    shares = shares_of(plan)
+    if shares.at_home > _LARGEST_SHARE:
+        worst = shares.causes[:_MOST_CAUSES]
+        causes = [_with_advice(cause_text(plan, cause, shares), cause.reason, finished) for cause in worst]
+        raise StrictError(
+            f"strict=True, but {100 * shares.at_home:.4g} % of the floating-point operations work on the batch and "
+            f"would run on one device, more than {100 * _LARGEST_SHARE:.2g} %:\n"
+            f"{bullet_list(causes)}\n{_INSTEAD}"
+        )
+
+
+def _finds_ids(op: Op, program: Program) -> bool:
+    """Return whether an operation at home reads integers, and finds which of them differ, for what changes variables.
+
+    Which rows of a table a batch has, for the sparse gradient of an embedding, is known where all ids are; the values
+    stay on the shards. What follows from it at home counts with everything else.
+    """
+    return op.type in _OF_IDS and op.out_dtypes[0].is_integer and op.index not in _behind_results(program)
+
+
+def _behind_results(program: Program) -> Set[int]:
+    """Return the operations from which something flows to what the function returns."""
+    made_from = [[tensor.op for tensor in op.inputs] for op in program.ops]
+    return reached([tensor.op for tensor in program.outputs], made_from.__getitem__)
+
+
+def _stayed_message(plan: Plan, stayed: Sequence[tuple[Op, str]], finished: bool) -> str:
+    lines = []
+    for op, reason in stayed:
+        where = plan.program.line_of(op)
+        where = f" at {where}" if where else ""
+        text = f"{op.type} {op.name!r}{where}: {plan.gathered_text(op)} gathered; {reason}"
+        lines.append(_with_advice(text, reason, finished))
+    return (
+        "strict=True, but these operations work on rows of the batch and would run on one device:\n"
+        f"{bullet_list(lines)}\n"
+        f"{_INSTEAD}"
+    )
+
+
+def _with_advice(text: str, reason: str, finished: bool) -> str:
+    return f"{text}\n    -> {advice_on(reason, finished)}"

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from graphsplit.core.gc_pause import collection_paused
+from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Cut, Layout, Nested, Shard
 from graphsplit.planning import passes
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.decisions import Divide, Start
-from graphsplit.planning.memory import live_bytes
+from graphsplit.planning.device_bytes import live_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.protos.graphdefs import constant_node, make_node
+from graphsplit.core.protos import constant_node, make_node
 from graphsplit.program.program import Op, Program, Provenance, Tensor, is_stateful
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from graphsplit.core.protos.graphdefs import make_node
-from graphsplit.core.protos.marks import is_of_variable
+from graphsplit.core.protos import is_of_variable, make_node
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor

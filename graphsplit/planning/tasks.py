@@ -16,15 +16,14 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from graphsplit.core.gc_pause import collection_paused
+from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Replicate, Shard, SingleDevice, group_of, is_whole
 from graphsplit.errors import CheckError
 from graphsplit.planning.alike_shards import AlikeShards, find_alike_shards, kinds_of_shards
-from graphsplit.planning.buffers import kept_each_turn
 from graphsplit.planning.communication.transfers import Own, Slice, Sum, Value
+from graphsplit.planning.costs.buffers import kept_each_turn
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.schedule.phases import find_phases
-from graphsplit.planning.schedule.turns import find_turns
+from graphsplit.planning.schedule.phases import find_phases, find_turns
 from graphsplit.planning.steps import spread
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.program import Op, Program, Tensor

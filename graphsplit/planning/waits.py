@@ -13,9 +13,9 @@ from functools import cached_property
 
 from graphsplit.planning.communication.transfers import Sum
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.schedule.turns import Turn, followed
+from graphsplit.planning.schedule.phases import Turn, followed
 from graphsplit.planning.tasks import OPERATION, Copy, PlannedTask, Tasks, is_together, tasks_of
-from graphsplit.program.graph.walks import in_order
+from graphsplit.program.graph.graph import in_order
 from graphsplit.program.program import Op
 
 TURN = "turn"

@@ -15,8 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, Replicate, Shard, evenly
-from graphsplit.core.protos.graphdefs import make_node
-from graphsplit.program.graph.inlining import CALL_TYPES
+from graphsplit.core.protos import make_node
+from graphsplit.program.graph.function_calls import CALL_TYPES
 from graphsplit.program.program import Op
 
 Axes = tuple[str | None, ...]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graphsplit.core.sizes.symbolic_sizes import Shape
+from graphsplit.core.sizes import Shape
 
 Shapes = Sequence[Shape | None]
 Formula = Callable[[Callable[[str], Any], Shapes, Shapes], int]

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.layouts import Replicate, Shard
-from graphsplit.core.sizes.polynomials import Symbol
-from graphsplit.core.sizes.symbolic_sizes import ROWS, Shape
+from graphsplit.core.polynomials import Symbol
+from graphsplit.core.sizes import ROWS, Shape
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.errors import CheckError
 from graphsplit.program.row_numbers import InOrder, Numbers

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphsplit.core.sizes.polynomials import is_symbolic
-from graphsplit.core.sizes.symbolic_sizes import is_same
+from graphsplit.core.polynomials import is_symbolic
+from graphsplit.core.sizes import is_same
 
 NUMBERED = {
     "CropAndResize": 2,

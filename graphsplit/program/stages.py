@@ -18,7 +18,7 @@ import tensorflow as tf
 from graphsplit.core import structures
 from graphsplit.core.devices import short_name
 from graphsplit.errors import ArgumentError, bullet_list
-from graphsplit.program.graph.inlining import CALL_TYPES
+from graphsplit.program.graph.function_calls import CALL_TYPES
 
 _MARK = "on_devices_{}x_{}"
 _BACKWARD = "__backward_"  # how TensorFlow names backward functions

@@ -59,7 +59,7 @@ def undefined_outputs(node: Any) -> frozenset[int]:
     """Return the numbers of the outputs of a `NodeDef` that TensorFlow leaves undefined, on some device at least.
 
     >>> import tensorflow as tf
-    >>> from graphsplit.core.protos.graphdefs import make_node
+    >>> from graphsplit.core.protos import make_node
     >>> sorted(undefined_outputs(make_node("s", "Svd", ["x"], compute_uv=False)))
     [1, 2]
     """

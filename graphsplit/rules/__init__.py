@@ -11,7 +11,6 @@ from graphsplit.rules.families import (  # noqa: F401  # they register their rul
     elementwise,
     gathers,
     images,
-    joins,
     lists,
     movers,
     random,

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from graphsplit.core.layouts import BATCH, PARTIAL_SUM, REPLICATE, EvenCut, Layout, Partial, Shard
-from graphsplit.core.sizes.polynomials import UndecidedError
-from graphsplit.core.sizes.symbolic_sizes import ROWS, Shape, Size, are_same, as_exact, as_size, is_same, quotient
+from graphsplit.core.polynomials import UndecidedError
+from graphsplit.core.sizes import ROWS, Shape, Size, are_same, as_exact, as_size, is_same, quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Dim, Dims, Factors, Shift
 from graphsplit.rules.registry import Answer, Rule, Sharded, pass_through, rule_of

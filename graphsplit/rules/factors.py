@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from graphsplit.core.layouts import Shard
-from graphsplit.core.sizes.polynomials import Polynomial
+from graphsplit.core.polynomials import Polynomial
 
 
 class Part(NamedTuple):

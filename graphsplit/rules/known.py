@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from graphsplit.core.sizes.polynomials import as_entries
-from graphsplit.core.sizes.symbolic_sizes import Shape
+from graphsplit.core.polynomials import as_entries
+from graphsplit.core.sizes import Shape
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Dims, Resize
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from graphsplit.core.layouts import Layout, Shard
-from graphsplit.core.sizes.polynomials import Polynomial, as_entries
-from graphsplit.core.sizes.symbolic_sizes import as_exact
+from graphsplit.core.polynomials import Polynomial, as_entries
+from graphsplit.core.sizes import as_exact
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Draw, Factors, Place, Resize, Shift
 from graphsplit.rules.known import NotKnownError

@@ -3,6 +3,9 @@
 What enters: a trace and its plan. What leaves: a function of TensorFlow's runtime, made of the emitted graph's nodes.
 
 Of TensorFlow's graph optimizer, an emitted graph gets all, what loops need, or nothing.
+
+Where an emitted graph is cut into several functions, what is dead in a run in which a shard has no rows is passed on as
+such (`DeadTensors`).
 """
 
 from __future__ import annotations
@@ -11,17 +14,27 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.devices import check_runnable, name_for_runtime, task_of
-from graphsplit.core.gc_pause import collection_paused
+from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.progress import phase
-from graphsplit.core.protos.graphdefs import function_definition, output_type, split_reference
-from graphsplit.core.sizes.symbolic_sizes import without_sizes
+from graphsplit.core.protos import (
+    constant_node,
+    function_definition,
+    inputs_of,
+    make_node,
+    output_type,
+    split_reference,
+    with_inputs,
+)
+from graphsplit.core.sizes import without_sizes
 from graphsplit.core.tensorflow_internals import RuntimeFunction, own_task
-from graphsplit.emission.compiled_calls import compile_clusters
+from graphsplit.emission.clusters import compile_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
@@ -153,3 +166,89 @@ def runtime_function(
 
 def _spec(node: Any, index: int, shape: Any) -> tf.TensorSpec:
     return tf.TensorSpec(shape, tf.as_dtype(output_type(node, index)))
+
+
+@dataclass(frozen=True, eq=False)
+class DeadTensors:
+    """Tensors of an emitted graph that are dead if a shard has no rows, where they cross from forward to backward.
+
+    A function cannot return what is dead: something stands in its place, and in the backward part it is dead again.
+
+    Attributes:
+      graph: the emitted graph.
+      without: by the name of a node that may be dead, the truth value without which it is.
+      relayed: truth values that were sent on, each with the one that it is a copy of.
+    """
+
+    graph: EmittedGraph
+    without: Mapping[str, str]
+    relayed: Mapping[str, str]
+
+    def present(self, reference: str) -> str | None:
+        """Return the truth value without which a tensor is dead, or None if it never is."""
+        name, index = split_reference(reference)
+        switch = self.graph.by_name[name]
+        if switch.op == "Switch" and index == 1:
+            return self.relayed.get(switch.input[1], str(switch.input[1]))
+        return self.without.get(name)
+
+    def _place(self, reference: str) -> tuple[tf.DType, str]:
+        name, index = split_reference(reference)
+        node = self.graph.by_name[name]
+        return tf.as_dtype(output_type(node, index)), node.device
+
+    def replaced(self, residuals: Sequence[str]) -> tuple[list[Any], list[str]]:
+        """Return the nodes that put something in place of what is dead, and the references to return."""
+        nodes: list[Any] = []
+        returned = list(residuals)
+        for i, reference in enumerate(residuals):
+            present = self.present(reference)
+            if present is not None:
+                dtype, device = self._place(reference)
+                returned[i] = own = f"{self.graph.scope}/returned_{i}"
+                nodes += _nothing(f"{own}/nothing", dtype, device)
+                nodes.append(make_node(f"{own}/instead", "Switch", [f"{own}/nothing", present], device, T=dtype))
+                nodes.append(make_node(own, "Merge", [reference, f"{own}/instead"], device, N=2, T=dtype))
+        return nodes, returned
+
+    def again(self, inputs: Mapping[str, str]) -> tuple[list[Any], dict[str, str], dict[str, str]]:
+        """Return the nodes that make dead again what was returned.
+
+        With them, what stands in for each residual; and for each truth value what to wait for so as to be dead too.
+        """
+        nodes: list[Any] = []
+        stand_ins, tokens = dict(inputs), {}
+        for reference, stand_in in inputs.items():
+            present = self.present(reference)
+            if present is not None:
+                dtype, device = self._place(reference)
+                nodes.append(make_node(f"{stand_in}_taken", "Switch", [stand_in, inputs[present]], device, T=dtype))
+                stand_ins[reference] = f"{stand_in}_taken:1"
+        for present in self.graph.present:
+            token, device = f"{inputs[present]}_token", self._place(present)[1]
+            nodes.append(make_node(f"{token}/taken", "Switch", [inputs[present]] * 2, device, T=tf.bool))
+            nodes.append(make_node(token, "Identity", [f"{token}/taken:1"], device, T=tf.bool))
+            tokens[present] = token
+        return nodes, stand_ins, tokens
+
+
+def dead_tensors(graph: EmittedGraph) -> DeadTensors:
+    """Return the tensors of a graph that may be dead."""
+    return DeadTensors(graph, graph.dead_without(), graph.relayed())
+
+
+def _nothing(name: str, dtype: tf.DType, device: str) -> list[Any]:
+    """Return the nodes that make a tensor of the type of another, whatever it holds."""
+    if dtype != tf.variant:
+        return [constant_node(name, np.zeros(0, dtype.as_numpy_dtype), dtype, device)]
+    scalar = np.array(-1, np.int32)
+    nodes = [constant_node(f"{name}/{part}", scalar, tf.int32, device) for part in ("shape", "most")]
+    types = {"element_dtype": tf.float32, "shape_type": tf.int32}  # in place of a list or optional of anything
+    return [*nodes, make_node(name, "EmptyTensorList", [node.name for node in nodes], device, **types)]
+
+
+def waiting_for(node: Any, token: str | None) -> Any:
+    """Return what follows from constants, waiting for `token`, if any, instead of what it waits for in forward."""
+    if not any(reference[0] == "^" for reference in node.input):
+        return node
+    return with_inputs(node, [*inputs_of(node)[0], *([f"^{token}"] if token else [])])

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.hosts import host_device, host_name
-from graphsplit.core.protos.graphdefs import (
+from graphsplit.core.protos import (
     make_node,
     output_type,
     source_of,
@@ -22,13 +22,12 @@ from graphsplit.core.protos.graphdefs import (
     with_inputs,
     with_prefix,
 )
-from graphsplit.core.sizes.symbolic_sizes import without_sizes
+from graphsplit.core.sizes import without_sizes
 from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.program.graph.graph import Graph
-from graphsplit.runtime.empty_shards import DeadTensors, dead_tensors
-from graphsplit.runtime.executable import Function, runtime_function, with_captures
+from graphsplit.runtime.executable import DeadTensors, Function, dead_tensors, runtime_function, with_captures
 from graphsplit.runtime.handles import Layouts
 from graphsplit.tracing.trace import Trace
 

@@ -5,7 +5,6 @@ What enters: a SavedModel or a `GraphDef`. What leaves: one whose nodes name sev
 
 from graphsplit.serving.graphs import transpile_graph_def
 from graphsplit.serving.reports import SignatureReport, TranspileReport
-from graphsplit.serving.stripping import strip_devices
-from graphsplit.serving.transpiling import transpile_saved_model
+from graphsplit.serving.transpiling import strip_devices, transpile_saved_model
 
 __all__ = ["SignatureReport", "TranspileReport", "strip_devices", "transpile_graph_def", "transpile_saved_model"]

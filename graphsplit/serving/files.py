@@ -11,9 +11,17 @@ from typing import Any
 from google.protobuf import text_format
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from graphsplit.core.protos.graphdefs import GraphDef
-from graphsplit.core.storage.files import Recognizer, check_apart, check_free, check_writable, kind_of
-from graphsplit.core.storage.model_files import check_graph_file, model_file, why_other_kind
+from graphsplit.core.protos import GraphDef
+from graphsplit.core.storage.files import (
+    Recognizer,
+    check_apart,
+    check_free,
+    check_graph_file,
+    check_writable,
+    kind_of,
+    model_file,
+    why_other_kind,
+)
 from graphsplit.core.storage.stored_models import asset_names, parse, read_saved_model
 from graphsplit.errors import ArgumentError, UnsupportedError
 

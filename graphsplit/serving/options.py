@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphsplit.core.devices import names_of_devices, short_name
-from graphsplit.core.gpus.logical_gpus import count_gpus
+from graphsplit.core.gpus import count_gpus
 from graphsplit.core.progress import quiet
 from graphsplit.errors import ArgumentError
-from graphsplit.planning.option_checks import check_flag, check_strict
-from graphsplit.planning.options import DevicesLike, Options, Split
+from graphsplit.planning.options import DevicesLike, Options, Split, check_flag, check_strict
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,24 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.protos.graphdefs import GraphDef, make_node, output_names, source_of, split_reference, with_inputs
-from graphsplit.core.protos.marks import is_marked, mark
-from graphsplit.core.sizes.symbolic_sizes import Shape
+from graphsplit.core.protos import (
+    GraphDef,
+    is_marked,
+    make_node,
+    mark,
+    output_names,
+    source_of,
+    split_reference,
+    with_inputs,
+)
+from graphsplit.core.sizes import Shape
 from graphsplit.core.structures import Container, TensorLeaf
 from graphsplit.core.tensorflow_internals import import_operations
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.planning.plan import Plan
 from graphsplit.program.graph.function_calls import functions_called
-from graphsplit.program.graph.graph import Graph
-from graphsplit.program.graph.walks import reached
+from graphsplit.program.graph.graph import Graph, reached
 from graphsplit.program.program import Program
 from graphsplit.program.reading.shape_inference import known_shape
 from graphsplit.tracing.graph_to_program import Reading, graph_to_program

@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from graphsplit.api.calls.argument_splitting import resolve_split
 from graphsplit.api.calls.plan_requests import plan_for
-from graphsplit.core.protos.graphdefs import function_definition, make_node, output_type, split_reference
-from graphsplit.core.protos.marks import mark
+from graphsplit.core.protos import function_definition, make_node, mark, output_type, split_reference
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.options import Options
 from graphsplit.planning.state import State
@@ -31,7 +30,7 @@ from graphsplit.serving.parts import (
     take_part,
 )
 from graphsplit.serving.reports import SignatureReport, why_whole
-from graphsplit.serving.weights import sent_bytes
+from graphsplit.serving.signatures import sent_bytes
 
 
 def is_v1(meta_graph: Any) -> bool:

@@ -8,7 +8,6 @@ from graphsplit.planning.costs.machine import Machine
 from graphsplit.simulate.calibration import calibrate
 from graphsplit.simulate.calls import predict
 from graphsplit.simulate.prediction.predictions import Prediction
-from graphsplit.simulate.prediction.scalings import Scaling
-from graphsplit.simulate.scaling_curves import scaling
+from graphsplit.simulate.scaling_curves import Scaling, scaling
 
 __all__ = ["Machine", "Prediction", "Scaling", "calibrate", "predict", "scaling"]

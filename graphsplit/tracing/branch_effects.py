@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.protos.graphdefs import constant_node, constant_value, inputs_of, source_of, with_inputs
+from graphsplit.core.protos import constant_node, constant_value, inputs_of, source_of, with_inputs
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names, named_by_content, rename_functions
 from graphsplit.program.graph.graph import Graph

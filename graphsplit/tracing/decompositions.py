@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.protos.graphdefs import (
+from graphsplit.core.protos import (
     GraphDef,
     constant_node,
     constant_value,
     make_node,
+    mark_of_variable,
     prefixed,
     source_of,
     split_reference,
 )
-from graphsplit.core.protos.marks import mark_of_variable
-from graphsplit.program.graph.inlining import inline_calls
+from graphsplit.program.graph.function_calls import inline_calls
 from graphsplit.program.reading.shape_inference import known_shape
 
 _FORWARD = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})

@@ -1,32 +1,48 @@
 """From a graph to a program, whoever made it: a traced function, a SavedModel's signature, a TensorFlow 1 graph.
 
-Calls are inlined, fused operations taken apart, reads of variables put before loops, and equal operations made one.
+Calls are inlined, fused operations taken apart, and reads of variables put before loops.
+
+Equal operations become one, and waits that order nothing are dropped. A traced training step repeats itself: Keras'
+Adam computes the powers of its decay rates for every variable anew, and every axis and shape is a constant of its own.
+TensorFlow's graph optimizer would merge them, but on CPUs graphsplit does without it; and what is merged before the
+split is not planned, copied to every device, placed and started.
+
+What `tf.recompute_grad` runs again waits for the shard's own gradient, not for that of all rows. It runs a function
+forward once more when the gradient of its result is there. It says so with data: to what the function reads it adds a
+zero, made from the first entry of the gradient. Of a gradient in pieces that is one shard's, for which all others would
+wait. An operation that only waits orders the same, each shard by itself.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from graphsplit.core.devices import names_device
-from graphsplit.core.protos.graphdefs import GraphDef, fill_defaults, source_of
-from graphsplit.core.sizes.symbolic_sizes import Shape
+from graphsplit.core.protos import (
+    GraphDef,
+    fill_defaults,
+    make_node,
+    set_inputs,
+    source_of,
+    split_reference,
+    with_inputs,
+)
+from graphsplit.core.sizes import Shape
+from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.program.asked_layouts import write_marks
-from graphsplit.program.graph.function_calls import CONTROL_FLOW, check_nesting
-from graphsplit.program.graph.inlining import inline_calls
+from graphsplit.program.graph.function_calls import CONTROL_FLOW, check_nesting, inline_calls
 from graphsplit.program.program import Program
 from graphsplit.program.reading.function_bodies import Memo
 from graphsplit.program.reading.reader import build_for_any_batch, build_for_sizes, build_program
 from graphsplit.program.reading.shape_inference import ELEMENT_SHAPE, known_shape
 from graphsplit.program.stages import StageCalls, stage_calls
 from graphsplit.tracing.branch_effects import ShapeOf
-from graphsplit.tracing.common_subexpressions import drop_idle_waits, merge
 from graphsplit.tracing.decompositions import decompose
-from graphsplit.tracing.recomputation import wait_instead_of_adding
 from graphsplit.tracing.variable_hoisting import hoist_reads
 
 Held = Mapping[str, tuple[tf.DType, tf.TensorShape]]
@@ -153,3 +169,135 @@ def _replaced_devices(nodes: Sequence[Any], calls: StageCalls) -> list[str]:
     asked = {n.device for n in nodes if n.device and n.op != "Placeholder" and not calls.asked(n)}
     names = ", ".join(sorted(filter(names_device, asked)))
     return [f"tf.device requests inside the function are replaced by the plan's: {names}"] * bool(names)
+
+
+_MOST_BYTES = 1 << 16  # of a node that is compared; a larger constant is hardly there twice
+_MADE_IN_PIECES = frozenset({"BroadcastTo", "Fill", "Range"})  # each reader may want other pieces, for nothing
+_READ = "ReadVariableOp"
+
+
+def merge(
+    nodes: Sequence[Any],
+    references: Sequence[str],
+    named: Collection[str],
+    place_of: Callable[[str], Hashable] = lambda _: None,
+) -> tuple[list[Any], list[str]]:
+    """Return the nodes without repetitions, and `references` as they are named now.
+
+    Operations are equal if their types, attributes, inputs and controls are. Reads of a variable between the same
+    controls read the same value: whatever writes waits for the reads before it, and is waited for by those after it.
+
+    Args:
+      nodes: `NodeDef`s in graph spelling, calls inlined. Those that stand behind their inputs are merged; their inputs
+        are edited in place.
+      references: references (`node:0`) and effects (`^node`).
+      named: names of nodes that stay: captured tensors, which may be constants.
+      place_of: from a node's name to where it was asked to run; nodes with different answers stay apart.
+    """
+    twins: dict[str, str] = {}  # the name of a dropped node -> that of the one that is kept
+    found: dict[Hashable, str] = {}
+    kept: list[Any] = []
+    for node in nodes:
+        key = _key(node, twins)
+        apart = key is None or node.name in named
+        name = node.name if apart else found.setdefault((key, place_of(node.name)), node.name)
+        if name == node.name:
+            kept.append(node)
+        else:
+            twins[node.name] = name
+    for node in kept:  # again, for those that stand before their inputs
+        _let_read(node, [_renamed(reference, twins) for reference in node.input])
+    return kept, [_renamed(reference, twins) for reference in references]
+
+
+def drop_idle_waits(nodes: Sequence[Any]) -> None:
+    """Let operations without effects not wait for such, which orders nothing; edits the nodes.
+
+    (The gradient of a squared difference waits for the gradient that it is given: that would be made whole at home only
+    to be waited for, where it is read in pieces.)
+    """
+    idle: set[str] = set()
+    for node in nodes:
+        pure = _is_pure(node.op)
+        if pure:
+            _let_read(node, [r for r in node.input if r[0] != "^" or r[1:] not in idle])
+        # EnsureShape may be there for its error, and others wait for that
+        silent = (pure and node.op != "EnsureShape") or node.op in ("Placeholder", _READ)
+        if silent and all(source_of(reference) in idle for reference in node.input):
+            idle.add(node.name)
+
+
+def _let_read(node: Any, inputs: list[str]) -> None:
+    """Let a node read something else, if it is something else: for most nodes it is not."""
+    if inputs != node.input:
+        set_inputs(node, inputs)
+
+
+def _key(node: Any, twins: Mapping[str, str]) -> Hashable | None:
+    """Return what equal nodes have in common, or None for a node that is not to be merged."""
+    if not (_is_pure(node.op) or node.op == _READ) or node.op in _MADE_IN_PIECES or "TensorList" in node.op:
+        return None
+    if node.ByteSize() > _MOST_BYTES:
+        return None
+    inputs = [_renamed(reference, twins) for reference in node.input]
+    bare = with_inputs(node, ())
+    bare.name = bare.device = ""
+    if "_class" in bare.attr:  # colocation, which the plan replaces
+        del bare.attr["_class"]
+    data = tuple([reference for reference in inputs if reference[0] != "^"])
+    return bare.SerializeToString(deterministic=True), data, frozenset(inputs).difference(data)
+
+
+@functools.cache
+def _is_pure(op_type: str) -> bool:
+    return op_type != "Placeholder" and op_type not in CONTROL_FLOW and not op_definition(op_type).is_stateful
+
+
+def _renamed(reference: str, twins: Mapping[str, str]) -> str:
+    name = source_of(reference)
+    return reference.replace(name, twins[name], 1) if name in twins else reference
+
+
+_FROM_ZERO_TO_GRADIENT = ("Equal", "Cast", "Max", "StridedSlice", "Reshape")  # tf.recompute_grad of TensorFlow 2.21
+
+
+def wait_instead_of_adding(nodes: Sequence[Any]) -> None:
+    """Let what is run again wait for the gradient to which it adds nothing; edits the nodes.
+
+    Args:
+      nodes: `NodeDef`s in graph spelling, calls inlined.
+    """
+    by_name = {node.name: node for node in nodes}
+    gradients: dict[str, str] = {}  # the name of a zero -> that of what made the gradient
+    for node in nodes:
+        if node.op == "SelectV2" and (gradient := _gradient(node, by_name)) is not None:
+            gradients[node.name] = gradient
+    for node in nodes if gradients else ():
+        if node.op == "Cast" and source_of(node.input[0]) in gradients:
+            gradients[node.name] = gradients[source_of(node.input[0])]
+    for node in nodes if gradients else ():
+        added = source_of(node.input[1]) if node.op == "AddV2" else ""
+        if added in gradients:
+            inputs = [node.input[0], f"^{gradients[added]}"]
+            node.CopyFrom(make_node(node.name, "Identity", inputs, node.device, T=tf.as_dtype(node.attr["T"].type)))
+
+
+def _gradient(select: Any, nodes: Mapping[str, Any]) -> str | None:
+    """Return the node of the gradient from which a zero is made; None if it is something else that is selected."""
+    reference = select.input[0]
+    for kind in _FROM_ZERO_TO_GRADIENT:
+        node = nodes.get(source_of(reference))
+        if node is None or node.op != kind:
+            return None
+        if kind == "Equal" and not (node.input[0] == node.input[1] and node.attr["T"].type == tf.bool.as_datatype_enum):
+            return None
+        reference = node.input[0]
+    return _origin(reference, nodes)
+
+
+def _origin(reference: str, nodes: Mapping[str, Any]) -> str:
+    """Return the node that made what is passed on, together with others that it does not depend on."""
+    name, index = split_reference(reference)
+    while name in nodes and nodes[name].op in ("Identity", "IdentityN"):
+        name, index = split_reference(nodes[name].input[index])
+    return name

@@ -19,8 +19,8 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core import structures
-from graphsplit.core.protos.graphdefs import make_node, set_inputs
-from graphsplit.core.sizes.symbolic_sizes import Shape
+from graphsplit.core.protos import make_node, set_inputs
+from graphsplit.core.sizes import Shape
 from graphsplit.core.tensorflow_internals import (
     captures_of_graph,
     resource_value,

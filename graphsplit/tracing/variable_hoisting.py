@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.protos.graphdefs import inputs_of, make_node, source_of
+from graphsplit.core.protos import inputs_of, make_node, source_of
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names, named_by_content, rename_functions
 from graphsplit.tracing.branch_effects import ShapeOf, is_stateful, split_effects
 from graphsplit.tracing.decompositions import GATHERS, gather_from

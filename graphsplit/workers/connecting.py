@@ -1,26 +1,31 @@
-"""`connect`: the devices of other processes, on TensorFlow's own runtime."""
+"""`connect`: the devices of other processes, on TensorFlow's own runtime.
+
+A worker started by `graphsplit worker` tells the versions that it runs. TensorFlow runs a `numpy_function` wherever it
+is placed, and finds the Python function there under a token. So a worker makes one before anything else: the client
+calls it by the token that the first of a process has.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.addresses import address_towards, worker_addresses
-from graphsplit.core.living_objects import living_objects, with_derived
+from graphsplit.core.garbage_collection import living_objects, with_derived
 from graphsplit.core.tensorflow_internals import eager_context_started, own_task
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.core.version import __version__
 from graphsplit.errors import DeviceError, UnsupportedError, bullet_list
 from graphsplit.runtime.connected_workers import note_connected
-from graphsplit.workers.cluster import JOB, PROBE_S, Cluster, OnLost, connect_to, current_cluster
-from graphsplit.workers.introduction import Introduction, ask_who
+from graphsplit.workers.cluster import JOB, PROBE_S, Cluster, OnLost, Status, ask_all, connect_to, current_cluster
 from graphsplit.workers.local_workers import LocalWorkers
-from graphsplit.workers.status import Status, ask_all
 from graphsplit.workers.undo_log import UndoLog
 
 # TensorFlow's calls to a worker that has ended wait until it is there again, unless its environment says the first. And
@@ -165,3 +170,48 @@ def _compare_devices(addresses: Sequence[str], statuses: Sequence[Status]) -> No
 
 def _device_prefix(task: int) -> str:
     return f"/job:{JOB}/replica:0/task:{task}"
+
+
+TOKEN = "pyfunc_0"
+
+
+class Introduction(NamedTuple):
+    """What a worker tells.
+
+    Attributes:
+      tensorflow, graphsplit: versions.
+      pid: of its process.
+    """
+
+    tensorflow: str
+    graphsplit: str
+    pid: int
+
+
+def introduce(graphsplit_version: str) -> Any:
+    """Let this process answer `ask_who`, as long as what is returned lives."""
+    own = json.dumps(Introduction(tf.__version__, graphsplit_version, os.getpid())._asdict()).encode()
+
+    def answer_who(*asked: Any) -> Any:
+        if asked:
+            raise UnsupportedError(
+                "This worker was asked to run a Python function of the client, which it does not have."
+            )
+        return np.array(own, object)
+
+    graph = tf.Graph()
+    with graph.as_default():
+        answer = tf.numpy_function(answer_who, [], tf.string)
+    token = answer.op.get_attr("token").decode()
+    assert token == TOKEN, f"something else of this process had {TOKEN} before it introduced itself: {token}"
+    return graph
+
+
+def ask_who(device: str) -> Introduction | None:
+    """Return what the worker that has a device tells of itself; None if it was not started by `graphsplit worker`."""
+    with tf.device(device):
+        try:
+            [answer] = tf.raw_ops.PyFunc(input=[], token=TOKEN, Tout=[tf.string])
+            return Introduction(**json.loads(answer.numpy()))
+        except (tf.errors.InvalidArgumentError, tf.errors.UnknownError, TypeError, ValueError):
+            return None  # it has no such function, or another one

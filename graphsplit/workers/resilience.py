@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from graphsplit.api.calls.chosen_devices import stages_asked
 from graphsplit.api.calls.parallel_function import ParallelFunction
-from graphsplit.api.input.host_reading import HostPipeline, is_dataset_function
-from graphsplit.api.input.prefetching import END, ReadCall, arguments_of
+from graphsplit.api.input_pipelines import END, HostPipeline, ReadCall, arguments_of, is_dataset_function
 from graphsplit.api.layouts.variable_layouts import set_variable_layout
 from graphsplit.core.device_mesh import BATCH_AXIS, MeshAxes
 from graphsplit.core.devices import canonical_name, name_for_runtime, short_name, task_of

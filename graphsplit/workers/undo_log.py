@@ -1,24 +1,37 @@
-"""Steps over several machines: each happens or does not, and ends although a worker does not answer."""
+"""Steps over several machines: each happens or does not, and ends although a worker does not answer.
+
+A graph over several machines keeps what its variables were, so that a failed step can be undone. On each device, before
+anything is written there, the values of all variables that the graph writes are kept in variables of their own, and a
+counter goes up; writes wait for that. A kept value shares the memory of the variable until that is written. So whoever
+finds the counter gone up after a failure knows that the kept values are of that step, and one that has not gone up says
+that nothing was written there. (As in the undo logs of databases, whose word for such values is before-images.) Reading
+the values from outside before each step instead costs another round of messages; and without waiting for it, some of
+the values that were read would be those of after the step.
+
+A call of TensorFlow's runtime waits for a frozen worker as long as that is frozen, and nothing in the process can end
+it. So it waits in a thread of its own, and who called asks the workers from outside how they are.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, name_for_runtime, task_of
-from graphsplit.core.tensorflow_internals import RuntimeFunction, no_recording, resource_value
+from graphsplit.core.protos import constant_node, inputs_of, make_node, source_of, with_inputs
+from graphsplit.core.tensorflow_internals import RuntimeFunction, is_read, no_recording, resource_value
 from graphsplit.core.variables.parted_variables import assign, read_handle
 from graphsplit.errors import WorkerLostError
+from graphsplit.program.graph.graph import Graph
 from graphsplit.runtime.connected_workers import Call, Make
-from graphsplit.workers.before_images import Written, record, written_variables
-from graphsplit.workers.cluster import Cluster, lost_error
-from graphsplit.workers.watching import Frozen, Watch
+from graphsplit.workers.cluster import Cluster, ask_all, lost_error
 
 Tensors = Sequence[tf.Tensor]
 R = TypeVar("R")
@@ -281,3 +294,149 @@ class ClusterFunction:
             function = self._make(recorded.nodes, (*self._inputs, *recorded.inputs))
             self._recording = function, tuple([written for written, _ in pairs]), devices
         return self._recording
+
+
+_SCOPE = "graphsplit_before"
+
+
+class Written(NamedTuple):
+    """A variable that a graph writes.
+
+    Attributes:
+      argument: the position of its handle among the inputs.
+      name: of the placeholder.
+      device: where it lives.
+    """
+
+    argument: int
+    name: str
+    device: str
+
+
+class RecordingGraph(NamedTuple):
+    """A graph that keeps before-images.
+
+    Attributes:
+      nodes: of the graph.
+      inputs: placeholders of what it takes besides: a handle for each kept value, then one of a counter for each
+        device.
+      devices: of the counters.
+    """
+
+    nodes: list[Any]
+    inputs: list[str]
+    devices: list[str]
+
+
+def written_variables(nodes: Sequence[Any], inputs: Sequence[str]) -> list[Written]:
+    """Return the variables that a graph may write: whose handles something takes that does not only read."""
+    by_name = Graph(nodes)
+    handles = {name for name in inputs if by_name[name].attr["dtype"].type == tf.resource.as_datatype_enum}
+    written = {source for node in nodes for source in _sources(node) if source in handles and not is_read(node.op)}
+    return [Written(k, name, by_name[name].device) for k, name in enumerate(inputs) if name in written]
+
+
+def record(nodes: Sequence[Any], written: Sequence[Written], dtypes: Sequence[tf.DType]) -> RecordingGraph:
+    """Let a graph keep the values that variables have before it writes them."""
+    new: list[Any] = []
+    kept: dict[str, str] = {}
+    devices = sorted({variable.device for variable in written})
+    scopes = {device: f"{_SCOPE}/{number}" for number, device in enumerate(devices)}
+    for k, (variable, dtype) in enumerate(zip(written, dtypes, strict=True)):
+        scope, device = scopes[variable.device], variable.device
+        place, value = f"{scope}/kept_{k}", f"{scope}/value_{k}"
+        new += [_handle(place, device), make_node(value, "ReadVariableOp", [variable.name], device, dtype=dtype)]
+        new.append(make_node(f"{scope}/keep_{k}", "AssignVariableOp", [place, value], device, dtype=dtype))
+        kept[variable.name] = place
+    for device, scope in scopes.items():
+        one = constant_node(f"{scope}/one", np.array(1, np.int64), tf.int64, device)
+        done = [f"^{scope}/keep_{k}" for k, variable in enumerate(written) if variable.device == device]
+        inputs = [f"{scope}/counter", one.name, *done]
+        count = make_node(f"{scope}/count", "AssignAddVariableOp", inputs, device, dtype=tf.int64)
+        new += [one, _handle(f"{scope}/counter", device), count]
+    waits = {variable.name: f"^{scopes[variable.device]}/count" for variable in written}
+    inputs = [*kept.values(), *[f"{scope}/counter" for scope in scopes.values()]]
+    return RecordingGraph([*[_waiting(node, waits) for node in nodes], *new], inputs, devices)
+
+
+def _waiting(node: Any, waits: dict[str, str]) -> Any:
+    """Return a node that waits before it writes, if it does."""
+    controls = dict.fromkeys(waits[source] for source in _sources(node) if source in waits and not is_read(node.op))
+    return with_inputs(node, [*node.input, *controls]) if controls else node
+
+
+def _sources(node: Any) -> list[str]:
+    return list(map(source_of, inputs_of(node)[0]))
+
+
+def _handle(name: str, device: str) -> Any:
+    return make_node(name, "Placeholder", [], device, dtype=tf.resource)
+
+
+_PATIENCE_S = 2.0  # a call that takes less asks nobody
+_BETWEEN_S = 1.0
+_AFTER_S = 10.0  # what a call takes to end once the process that it waits for has ended
+_TIMES = 10
+_USUAL_S = 60.0
+
+
+class Frozen(Exception):  # noqa: N818  (it is caught by those who know what to say)
+    """Some workers do not answer a call.
+
+    Attributes:
+      tasks: their numbers.
+      since_s: for how long they have not, in seconds.
+      ended: whether the call has ended since.
+    """
+
+    def __init__(self, tasks: Sequence[int], since_s: float, ended: bool):
+        super().__init__(tasks)
+        self.tasks = tuple(tasks)
+        self.since_s = since_s
+        self.ended = ended
+
+
+class Watch:
+    """Waits for calls, and for how long the longest took.
+
+    Args:
+      cluster: whose workers are asked.
+    """
+
+    def __init__(self, cluster: Cluster):
+        self._cluster = cluster
+        self._longest_s = 0.0
+
+    @property
+    def deadline_s(self) -> float:
+        """How long a worker may not answer."""
+        given = self._cluster.deadline_s
+        return given if given is not None else max(_USUAL_S, _TIMES * self._longest_s)
+
+    def wait(self, call: Call[Any], tasks: Sequence[int]) -> None:
+        """Return when a call has ended.
+
+        Raises:
+          Frozen: if workers that it needs do not answer for the deadline.
+        """
+        begin = time.monotonic()
+        if call.has_ended(min(_PATIENCE_S, self.deadline_s)):
+            self._longest_s = max(self._longest_s, time.monotonic() - begin)
+            return
+        answered = dict.fromkeys(tasks, begin)
+        while not call.has_ended(_BETWEEN_S):
+            addresses = [self._cluster.workers[task] for task in tasks]
+            statuses = ask_all(addresses, min(_BETWEEN_S, self.deadline_s))
+            now = time.monotonic()
+            answered |= {task: now for task, status in zip(tasks, statuses, strict=True) if status is not None}
+            silent = [task for task in tasks if now - answered[task] > self.deadline_s]
+            if silent and not call.has_ended():
+                self._give_up(call, silent, now - min(answered[task] for task in silent))
+        self._longest_s = max(self._longest_s, time.monotonic() - begin)
+
+    def _give_up(self, call: Call[Any], tasks: Sequence[int], since_s: float) -> None:
+        if self._cluster.on_lost is not None:
+            for task in tasks:
+                self._cluster.on_lost(task, self._cluster.workers[task])
+            call.has_ended(_AFTER_S)
+        raise Frozen(tasks, since_s, call.has_ended())

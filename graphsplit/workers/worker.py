@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from graphsplit.core.addresses import WARNING, own_addresses
 from graphsplit.core.version import __version__
-from graphsplit.workers.connecting import apply_settings
-from graphsplit.workers.introduction import introduce
+from graphsplit.workers.connecting import apply_settings, introduce
 
 _BETWEEN_S = 1.0
 

@@ -15,7 +15,7 @@ from unittest import mock
 
 import tensorflow as tf
 
-from graphsplit.core.protos.graphdefs import make_node
+from graphsplit.core.protos import make_node
 from graphsplit.emission import EmittedGraph, emit
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime import executable, feeding

@@ -15,10 +15,10 @@ import keras
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.protos.graphdefs import function_definition, split_reference
+from graphsplit.core.protos import function_definition, split_reference
 from graphsplit.core.storage.stored_models import read_saved_model
 from graphsplit.emission import emit
-from graphsplit.emission.compiled_calls import compile_clusters
+from graphsplit.emission.clusters import compile_clusters
 from graphsplit.runtime import executable
 from tests.helpers.emitted_programs import GRAPHS, PROGRAMS, SAVED_MODELS, Program
 from tests.helpers.graph_digests import digest_of, reached

@@ -16,9 +16,9 @@ from graphsplit.api.calls.argument_splitting import resolve_split
 from graphsplit.api.calls.plan_requests import plan_for
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import mesh_axes
-from graphsplit.core.gpus.kernel_devices import kernel_devices
+from graphsplit.core.gpus import kernel_devices
 from graphsplit.emission import EmittedGraph
-from graphsplit.emission.axes.on_mesh import program_on_mesh
+from graphsplit.emission.axes.columns import program_on_mesh
 from graphsplit.planning.options import Options
 from graphsplit.planning.state import State, state_of
 from graphsplit.tracing.trace import Trace, trace_function

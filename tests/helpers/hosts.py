@@ -16,15 +16,15 @@ from graphsplit.api.calls import plan_requests
 from graphsplit.core import structures
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Division, Replicate
-from graphsplit.core.protos.graphdefs import NodeDef, make_node, split_reference
+from graphsplit.core.protos import NodeDef, make_node, split_reference
 from graphsplit.emission import EmittedGraph, check_emitted, emit
 from graphsplit.planning.communication.collectives import bucketed, find_collectives, in_turns
 from graphsplit.planning.communication.transfers import Collective
+from graphsplit.planning.device_bytes import traffic
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.planning.state import State
-from graphsplit.planning.traffic import traffic
 from graphsplit.program.program import Program, Tensor
 from graphsplit.runtime.executable import runtime_function
 from graphsplit.runtime.gradients.differentiable import Differentiable

@@ -60,7 +60,7 @@ def at_home() -> dict[str, Any]:
     import graphsplit as gs
     from graphsplit.core.hosts import host_name
     from graphsplit.core.tensorflow_internals import partition_graphs
-    from graphsplit.planning.traffic import traffic
+    from graphsplit.planning.device_bytes import traffic
 
     step, weights = training(CLIENT)
     parallel = gs.parallelize(step, devices=DEVICES)

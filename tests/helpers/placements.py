@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.protos.graphdefs import constant_node, make_node
+from graphsplit.core.protos import constant_node, make_node
 from graphsplit.inspect import Edge, PlacedOp, Placement
 
 

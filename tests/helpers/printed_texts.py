@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.inspect.views.layout_pictures import picture
+from graphsplit.inspect.views.layout_views import picture
 from tests.helpers.emitted_graphs import plan_of
 from tests.helpers.law import rows
 

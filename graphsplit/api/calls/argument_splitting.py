@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.gpus.kernel_devices import can_be_cut
+from graphsplit.core.gpus import can_be_cut
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
-from graphsplit.core.sizes.polynomials import Polynomial
-from graphsplit.core.sizes.symbolic_sizes import MOST_LENGTHS, Shape, Size, length, rows
+from graphsplit.core.polynomials import Polynomial
+from graphsplit.core.sizes import MOST_LENGTHS, Shape, Size, length, rows
 from graphsplit.core.structures import (
     CompositeLeaf,
     Container,

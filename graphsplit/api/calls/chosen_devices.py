@@ -14,11 +14,10 @@ from graphsplit.core.devices import (
     names_of_devices,
     short_name,
 )
-from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
+from graphsplit.core.gpus import gpu_memory_bytes
 from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.planning.amounts import count_text
-from graphsplit.planning.option_checks import shares_message
-from graphsplit.planning.options import Options
+from graphsplit.planning.options import Options, shares_message
 from graphsplit.planning.schedule.automatic_stages import Beginnings, StagesAsked
 from graphsplit.program.program import Program
 

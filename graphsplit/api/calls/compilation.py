@@ -18,16 +18,16 @@ from graphsplit.api.calls.chosen_devices import check_no_others
 from graphsplit.api.calls.plan_requests import PlanRequest, plan_as_if, plan_laid_out
 from graphsplit.api.calls.traces import Choices
 from graphsplit.api.layouts.layout_spellings import AUTO
-from graphsplit.api.layouts.lying_together import lay_out_as_asked, lay_together
+from graphsplit.api.layouts.learned_layouts import lay_out_as_asked, lay_together
 from graphsplit.api.layouts.mesh_checks import check_mesh, mesh_lain_on
 from graphsplit.api.layouts.variable_layouts import lay_out_later
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import device_mesh
 from graphsplit.core.devices import canonical_name, short_name
-from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
+from graphsplit.core.gpus import gpu_memory_bytes
 from graphsplit.core.keras_internals import open_scopes
 from graphsplit.core.progress import phase, say
-from graphsplit.core.sizes.symbolic_sizes import has_sizes
+from graphsplit.core.sizes import has_sizes
 from graphsplit.core.variables.parted_variables import layout_changes, parts_of
 from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan

@@ -18,7 +18,7 @@ from graphsplit.core.tensorflow_internals import in_save_context
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.text.variables_text import burden_of_variables
+from graphsplit.planning.text.held_text import burden_of_variables
 
 _MANY_BYTES = 16_000_000
 

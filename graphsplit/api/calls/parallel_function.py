@@ -2,6 +2,8 @@
 
 What enters: a function and its options; for each call, arguments. What leaves: results. The first call with arguments
 of some structure, dtypes and shapes is traced and planned (`compilation`); later ones run what was made then.
+
+A wrapped Keras model has parallelized steps: `step_of` returns the one that a question is about.
 """
 
 from __future__ import annotations
@@ -10,16 +12,18 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload, runtime_checkable
 
 import tensorflow as tf
 
+from graphsplit.api import input_pipelines
 from graphsplit.api.calls.argument_splitting import check_split, resolve_split, same_batch
 from graphsplit.api.calls.call_signatures import (
     as_call,
     as_specified,
     by_bound_arguments,
     check_no_specs,
+    check_takes_inputs,
     generalized,
     parameters_of,
     signature_of,
@@ -36,16 +40,16 @@ from graphsplit.api.calls.outer_graphs import (
     warn_of_variables,
 )
 from graphsplit.api.calls.traces import PerInstance, Signature, Traces
-from graphsplit.api.input import prefetching
 from graphsplit.api.layouts.automatic import why_they_stay
 from graphsplit.api.layouts.layout_spellings import AUTO
 from graphsplit.core import structures
-from graphsplit.core.gc_pause import collection_paused
+from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.keras_internals import open_scopes, variables_have_other_values
 from graphsplit.core.progress import phase
+from graphsplit.core.stand_ins import answering
 from graphsplit.core.tensorflow_internals import eager_context_started, in_xla_context, rewritten_by_autograph
 from graphsplit.core.user_code import shortened, with_users_traceback
-from graphsplit.emission.compiled_calls import graph_def_that_runs
+from graphsplit.emission.clusters import graph_def_that_runs
 from graphsplit.emission.emitter import emit
 from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.options import Options
@@ -209,7 +213,7 @@ class ParallelFunction(Generic[P, R]):
                 "outside of tf.function, or call the function itself in a loop over the dataset."
             )
         self._chosen.check()
-        return prefetching.results(self, batches, prefetch)
+        return input_pipelines.results(self, batches, prefetch)
 
     @overload
     def plan(self) -> Plan: ...
@@ -261,7 +265,7 @@ class ParallelFunction(Generic[P, R]):
           actual: run the function once, give all variables back the values that they had, and read from TensorFlow
             where each operation ran. Other state (tables, files, what is printed) is not restored.
         """
-        from graphsplit.inspect.builders import placement_of_plan
+        from graphsplit.inspect.placements import placement_of_plan
 
         return placement_of_plan(self._planned(args, kwargs, actual), actual)
 
@@ -451,3 +455,20 @@ class ParallelFunction(Generic[P, R]):
 
     def _name(self) -> str:
         return str(getattr(self, "__name__", type(self._fn).__name__))
+
+
+@runtime_checkable
+class Stepping(Protocol):
+    """Whatever has parallelized steps: a wrapped Keras model."""
+
+    def _parallel_step(self, *args: Any, **kwargs: Any) -> tuple[ParallelFunction[..., Any], tuple[Any, ...]]: ...
+
+
+def step_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return a function and its arguments: of what has steps, the step for a batch; of a function, as they are."""
+    fn = answering(fn)
+    if isinstance(fn, ParallelFunction) or not isinstance(fn, Stepping):
+        check_takes_inputs(fn, args)
+        return fn, args, kwargs
+    step, batch = fn._parallel_step(*args, **kwargs)
+    return step, batch, {}

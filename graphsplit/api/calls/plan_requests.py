@@ -10,16 +10,14 @@ from graphsplit.api.calls.argument_splitting import Splitting
 from graphsplit.api.calls.chosen_devices import stages_asked
 from graphsplit.api.layouts.automatic import AutomaticLayouts, choose_layouts
 from graphsplit.api.layouts.layout_spellings import AUTO
-from graphsplit.api.layouts.lying_in_stages import lay_in_stages
-from graphsplit.api.layouts.lying_together import slots_in
+from graphsplit.api.layouts.learned_layouts import lay_in_stages, lay_out_in_units, learn_units, slots_in
 from graphsplit.api.layouts.mesh_checks import check_asked
 from graphsplit.api.layouts.predicted_layouts import Layout, divisions_for, divisions_wanted
-from graphsplit.api.layouts.told_variables import lay_out_in_units, learn_units
 from graphsplit.api.layouts.variable_layouts import lay_out
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
 from graphsplit.core.hosts import host_device
-from graphsplit.core.sizes.symbolic_sizes import Size
-from graphsplit.emission.axes.on_mesh import program_on_mesh
+from graphsplit.core.sizes import Size
+from graphsplit.emission.axes.columns import program_on_mesh
 from graphsplit.planning.decisions import Divide
 from graphsplit.planning.mesh import Mesh, mesh_of
 from graphsplit.planning.options import Options

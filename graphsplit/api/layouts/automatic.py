@@ -21,7 +21,7 @@ from graphsplit.core.devices import canonical_name, copies_take_time
 from graphsplit.core.variables.parted_variables import bytes_of_variable, parts_of_variable
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.options import Options
-from graphsplit.planning.text.variables_text import LEAST_BYTES
+from graphsplit.planning.text.held_text import LEAST_BYTES
 from graphsplit.tracing.trace import Trace, captured_variables
 
 

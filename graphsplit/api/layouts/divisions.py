@@ -12,7 +12,7 @@ import tensorflow as tf
 from graphsplit.api.layouts.layout_spellings import WORDS, LayoutOnMesh, VariableLayout, spelling_of
 from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.devices import canonical_name, task_of
-from graphsplit.core.gpus.kernel_devices import can_be_cut
+from graphsplit.core.gpus import can_be_cut
 from graphsplit.core.hosts import host_devices
 from graphsplit.core.layouts import Cut, MeshDivision, Replicate, Shard, in_groups
 from graphsplit.core.variables.parted_variables import name_of, parts_of_variable

@@ -12,7 +12,7 @@ from graphsplit.core.device_mesh import BATCH_AXIS, DeviceMesh, MeshAxes
 from graphsplit.core.devices import short_name
 from graphsplit.core.layouts import MeshDivision, Nested, along_axis, axis_of
 from graphsplit.core.patterns import meant
-from graphsplit.core.sizes.symbolic_sizes import has_sizes
+from graphsplit.core.sizes import has_sizes
 from graphsplit.core.variables.parted_variables import parts_of
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.program.asked_layouts import asked_of, is_of_gradient

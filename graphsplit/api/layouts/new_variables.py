@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from graphsplit.api.layouts.divisions import can_be_parted, can_move, held_of
 from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout, spelling_of
-from graphsplit.api.layouts.layout_targets import variables_of
-from graphsplit.api.layouts.variable_layouts import check_patterns, lay_out, layout_by_name
+from graphsplit.api.layouts.variable_layouts import check_patterns, lay_out, layout_by_name, variables_of
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, devices_of, mesh_axes
 from graphsplit.core.hosts import host_devices
 from graphsplit.core.initial_values import InitialValue, give_values, initial_value

@@ -17,8 +17,7 @@ from graphsplit.api.layouts.divisions import (
     replicated,
 )
 from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout, names_host, spelling_of
-from graphsplit.api.layouts.lying_in_stages import as_it_lies, places_in_stages, stays
-from graphsplit.api.layouts.lying_together import slots_in
+from graphsplit.api.layouts.learned_layouts import as_it_lies, places_in_stages, slots_in, stays
 from graphsplit.api.layouts.variable_layouts import wanted_layouts
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
 from graphsplit.core.devices import available_devices, short_name

@@ -1,8 +1,10 @@
-"""Writing files: beside first, then put in place in one step, so that nothing is ever half written or lost.
+"""Files: written beside first, then put in place in one step, so that nothing is ever half written or lost.
 
 Every file and folder that graphsplit writes goes through `replacing`. One rule holds for all of them: what is in the
 way is replaced only if it is known to be of the same kind and origin (`Recognizer`), and until the new one is whole,
-and whenever writing fails, the old one stays and nothing else is left behind. Nothing here imports TensorFlow.
+and whenever writing fails, the old one stays and nothing else is left behind.
+
+Models are found by the names of their files alone. Nothing here reads them, or imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -215,3 +217,42 @@ def _exchange(one: str, other: str) -> bool:
         return False
     here = _AT_WORKING_DIRECTORY
     return rename(here, os.fsencode(one), here, os.fsencode(other), _EXCHANGE) == 0
+
+
+GRAPH_SUFFIXES = (".pb", ".pbtxt")
+
+
+def model_file(directory: str) -> Path:
+    """Return the file that holds the graph of the SavedModel in a directory."""
+    folder = Path(directory)
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise ArgumentError(f"{directory!r} {what}; give the directory of a SavedModel, or a graph's .pb or .pbtxt.")
+    for name in ("saved_model.pb", "saved_model.pbtxt", "saved_model.cpb"):
+        if (folder / name).is_file():
+            return folder / name
+    there = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+    raise ArgumentError(
+        f"{directory!r} is not a SavedModel: it has no saved_model.pb; it holds {there}. "
+        "Keras models are written as one by model.export(directory)."
+    )
+
+
+def is_graph_file(path: str) -> bool:
+    """Return whether a path is called like the file of a graph, and not that of a SavedModel's directory."""
+    return path.endswith(GRAPH_SUFFIXES) and not Path(path).is_dir()
+
+
+def why_other_kind(path: Path, source: str) -> str:
+    """Return why a path holds another kind of thing than is made of `source`, "" if it does not."""
+    kind = kind_of(path)
+    if Path(source).is_dir():
+        return "" if kind == "a directory" else f"is {kind}, not a SavedModel's directory"
+    return "" if kind == "a plain file" else f"is {kind}, not a graph's file"
+
+
+def check_graph_file(path: str) -> None:
+    """Raise `ArgumentError` unless there is a file at `path`."""
+    kind = kind_of(Path(path).resolve())
+    if kind != "a plain file":
+        raise ArgumentError(f"{path!r} {f'is {kind}' if kind else 'does not exist'}; give a GraphDef as .pb or .pbtxt.")

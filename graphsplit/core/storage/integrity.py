@@ -21,7 +21,7 @@ import tensorflow as tf
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from graphsplit.core.storage.model_files import model_file
+from graphsplit.core.storage.files import model_file
 from graphsplit.core.storage.stored_models import asset_names, check_graph
 from graphsplit.errors import ArgumentError, bullet_list
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
-from graphsplit.core.protos.graphdefs import MetaGraphDef, functions_named, source_of
-from graphsplit.core.storage.model_files import model_file
+from graphsplit.core.protos import MetaGraphDef, functions_named, source_of
+from graphsplit.core.storage.files import model_file
 from graphsplit.core.tensorflow_internals import new_saved_model, op_definition
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 

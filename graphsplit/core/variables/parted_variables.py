@@ -38,10 +38,9 @@ from graphsplit.core.tensorflow_internals import (
     value_at_call,
     variable_without_value,
 )
-from graphsplit.core.variables.divided_values import pieces_of, whole_of
-from graphsplit.core.variables.host_tensors import host_tensor, indices_of
 from graphsplit.core.variables.parted_classes import are_raw, give_parts, raw_handles, take_parts
 from graphsplit.core.variables.running_calls import calls
+from graphsplit.core.variables.values import host_tensor, indices_of, pieces_of, whole_of
 from graphsplit.errors import ArgumentError, UnsupportedError, WorkerLostError, bullet_list
 
 OWN_TRACE = "_graphsplit_own_trace"

@@ -17,7 +17,7 @@ import tensorflow as tf
 from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Shard, is_whole
 from graphsplit.emission.axes.classes import with_cut_classes
 from graphsplit.planning import passes
-from graphsplit.planning.costs.break_even import COPY_BYTES
+from graphsplit.planning.costs.work import COPY_BYTES
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program

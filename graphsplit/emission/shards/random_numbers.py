@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.protos.graphdefs import constant_node, copied, make_node
-from graphsplit.core.protos.node_writer import Writer
+from graphsplit.core.protos import Writer, constant_node, copied, make_node
 from graphsplit.errors import CheckError
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Draw

@@ -16,9 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.layouts import EvenCut, Shard
-from graphsplit.core.protos.graphdefs import constant_node
-from graphsplit.core.protos.node_writer import Writer, host_of
-from graphsplit.core.sizes.polynomials import (
+from graphsplit.core.polynomials import (
     Monomial,
     Polynomial,
     Symbol,
@@ -28,7 +26,8 @@ from graphsplit.core.sizes.polynomials import (
     substituted,
     values_at,
 )
-from graphsplit.core.sizes.symbolic_sizes import OWN, ROWS
+from graphsplit.core.protos import Writer, constant_node, host_of
+from graphsplit.core.sizes import OWN, ROWS
 from graphsplit.errors import CheckError
 
 BEGIN = Symbol("first row", 0, 0, 0)

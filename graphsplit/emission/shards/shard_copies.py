@@ -1,4 +1,7 @@
-"""A shard's copy of an operation: its operands resized, its numbers drawn, the functions that it calls its own."""
+"""A shard's copy of an operation: its operands resized, its numbers drawn, the functions that it calls its own.
+
+Of constants every device makes its own, whole or its piece, instead of being sent it.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,20 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.layouts import PARTIAL_MEAN, Shard
-from graphsplit.core.protos.graphdefs import copied, make_node
-from graphsplit.core.protos.node_writer import Writer
-from graphsplit.core.sizes.polynomials import Polynomial, Symbol, as_entries
-from graphsplit.core.sizes.symbolic_sizes import OWN, ROWS
-from graphsplit.emission.draft import Draft
-from graphsplit.emission.emitted_graph import Origin
+from graphsplit.core.layouts import PARTIAL_MEAN, Layout, Shard
+from graphsplit.core.polynomials import Polynomial, Symbol, as_entries
+from graphsplit.core.protos import Writer, constant_node, constant_value, copied, make_node
+from graphsplit.core.sizes import OWN, ROWS
+from graphsplit.emission.emitted_graph import Draft, Origin
 from graphsplit.emission.shards import random_numbers
 from graphsplit.emission.shards.row_counts import BEGIN, RowCounts
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.propagation.local_plan import LocalPlan
+from graphsplit.planning.propagation.control_flow import LocalPlan
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names, hand_over, rename_functions
-from graphsplit.program.program import Op
+from graphsplit.program.program import SIZES, Op
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import DROPPED, LEFT_OUT, LIST, ZEROS, Place, Shift
 from graphsplit.rules.families.random import PartDrawn, note_part, part_drawn
@@ -41,7 +43,7 @@ class ShardCopies:
       mesh: the shards.
       random: `"exact"` or `"independent"`.
       functions: takes the functions that loops and branches call, by name.
-      emit_local: makes the function in which a shard runs a body: see `local_emitter`.
+      emit_local: makes the function in which a shard runs a body: see `emitter`.
     """
 
     def __init__(
@@ -277,3 +279,63 @@ def bring_loop_inputs(node: Any, draft: Draft, devices: Sequence[str]) -> None:
         copy = make_node(name, "Identity", [node.input[i]], device, T=tf.as_dtype(dtype))
         draft.add(copy, origin._replace(role="part"))
         node.input[i] = name
+
+
+_ROLE = "constant"
+
+
+class Constants:
+    """The constants that have been written, by device."""
+
+    def __init__(self, draft: Draft, counts: RowCounts, mesh: Mesh):
+        self._draft = draft
+        self._counts = counts
+        self._mesh = mesh
+        self._made: dict[tuple[int, Layout | None, int | None, str], str] = {}
+        self._first: dict[str, int] = {}
+        self._copies: dict[tuple[int, int | None], int] = {}
+
+    def get(self, op: Op, layout: Layout, d: int | None, device: str) -> str:
+        """Return the reference of a constant on a device, for shard `d` or (None) for what runs once; make it once."""
+        cut = layout if isinstance(layout, Shard) else None
+        if d is not None and cut is None and op.type == "Const" and not self._counts.waits_for(d):
+            d = self._first.setdefault(device, d)  # shards of one device share what is the same for all
+        key = (op.index, cut, d, device)
+        if key not in self._made:
+            self._made[key] = self._make(op, cut, d, device)
+        return self._made[key]
+
+    def _make(self, op: Op, cut: Shard | None, d: int | None, device: str) -> str:
+        name, origin = self._name(op, cut, d), Origin(op.index, d, _ROLE)
+        if cut is not None:
+            assert d is not None
+            value = own_rows(constant_value(op.node), cut, self._mesh.rows, d)
+            self._draft.add(constant_node(name, value, op.out_dtypes[0], device), origin)
+        elif op.type == SIZES:
+            assert op.yields is not None
+            return self._counts.operand(name, d, op.yields, op.out_dtypes[0])
+        else:
+            wait = "" if d is None else self._counts.waits_for(d)
+            self._draft.copy(op, name, device, [wait] if wait else [], d, _ROLE)
+        return name
+
+    def _name(self, op: Op, cut: Shard | None, d: int | None) -> str:
+        number = self._copies[op.index, d] = self._copies.get((op.index, d), -1) + 1
+        if d is None:
+            return f"{self._draft.scope}/constant_{number}/{op.name}"
+        return self._draft.prefixes[d] + op.name + (f"/{'slice' if cut else 'copy'}_{number}" if cut or number else "")
+
+
+def own_rows(value: np.ndarray, layout: Shard, rows: tuple[int, ...], d: int) -> np.ndarray:
+    """Return shard `d`'s piece of every block of `value`."""
+    pieces = layout.pieces(rows)
+    if value.size and not any(value.strides):  # one number repeated: nothing to pick, and it stays one number
+        shape = list(value.shape)
+        shape[layout.axis] = sum(block[d] for block in pieces)
+        return np.broadcast_to(value.reshape(-1)[0], shape)
+    chosen, start = [], 0
+    for block in pieces:
+        first = start + sum(block[:d])
+        chosen.append(np.arange(first, first + block[d]))
+        start += sum(block)
+    return np.take(value, np.concatenate(chosen), layout.axis)

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.layouts import Layout, Shard
-from graphsplit.core.protos.graphdefs import (
+from graphsplit.core.protos import (
     constant_value,
     inputs_of,
     output_names,
@@ -22,7 +22,7 @@ from graphsplit.core.protos.graphdefs import (
     source_of,
     split_reference,
 )
-from graphsplit.core.sizes.symbolic_sizes import Shape
+from graphsplit.core.sizes import Shape
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.planning.costs.work import Described
 from graphsplit.planning.plan import Plan

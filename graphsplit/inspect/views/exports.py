@@ -14,8 +14,7 @@ import tensorflow as tf
 from graphsplit.core.devices import short_name
 from graphsplit.core.storage import files, forms
 from graphsplit.inspect.findings import find_warnings
-from graphsplit.inspect.graph import PlacementGraph
-from graphsplit.inspect.questions import layer_names
+from graphsplit.inspect.graph import PlacementGraph, layer_names
 from graphsplit.inspect.views.pages import page_html
 from graphsplit.inspect.views.pictures import picture
 

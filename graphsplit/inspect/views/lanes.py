@@ -1,4 +1,7 @@
-"""Lanes: what stands side by side in pictures of a placement. A device, or the shards and the stage that it runs."""
+"""Lanes: what stands side by side in pictures of a placement. A device, or the shards and the stage that it runs.
+
+And the colours of devices, the same in all pictures and pages.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from graphsplit.core.devices import short_name
-from graphsplit.inspect.graph import PlacementGraph
-from graphsplit.inspect.questions import natural_order
+from graphsplit.inspect.graph import PlacementGraph, natural_order
 from graphsplit.inspect.records import PlacedOp
 from graphsplit.planning.amounts import count_text
 
@@ -166,3 +168,16 @@ def alike_lanes(placement: PlacementGraph, lane_of: Mapping[str, Lane]) -> list[
     home = home_device(placement.ops.values())
     at_home = {lane.shards for lane in work if lane.device == home}  # (one pipeline is shown, in all of its stages)
     return [Alike(max(lanes, key=lambda lane: lane.shards not in at_home), tuple(lanes)) for lanes in together.values()]
+
+
+# Okabe and Ito's palette, made for colour-blind readers (jfly.uni-koeln.de/color), then Tableau's for more devices.
+COLORS = (
+    *("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#b8a200", "#7f7f7f"),
+    *("#1f77b4", "#9467bd", "#8c564b", "#17becf", "#2ca02c", "#bcbd22", "#e377c2", "#d62728"),
+)
+
+
+def device_colors(devices: Iterable[str]) -> dict[str, str]:
+    """Return a colour for each device."""
+    ordered = sorted(devices, key=natural_order)
+    return {device: COLORS[i % len(COLORS)] for i, device in enumerate(ordered)}

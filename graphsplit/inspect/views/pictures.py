@@ -7,8 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from graphsplit.inspect.graph import PlacementGraph
-from graphsplit.inspect.views.colors import device_colors
-from graphsplit.inspect.views.lanes import Lane
+from graphsplit.inspect.views.lanes import Lane, device_colors
 from graphsplit.inspect.views.summaries import BACKWARD, Box, LaneFlow, Summary, summarize
 from graphsplit.inspect.views.tables import format_flops, shorten
 from graphsplit.planning.amounts import count_text, format_bytes

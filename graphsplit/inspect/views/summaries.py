@@ -7,8 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from graphsplit.inspect.graph import PlacementGraph
-from graphsplit.inspect.questions import layer_names, reading_order
+from graphsplit.inspect.graph import PlacementGraph, layer_names, reading_order
 from graphsplit.inspect.records import NO_DATA, PlacedOp
 from graphsplit.inspect.views.lanes import Alike, Lane, alike_lanes, lanes_of
 from graphsplit.planning.amounts import count_text

@@ -2,31 +2,38 @@
 
 Keras is asked for the layout of each variable: its patterns are regular expressions, searched for in one version and
 matched in full in another, and two that match are an error. No variable is marked, since Keras prefers such a mark to
-all later maps.
+all later maps. What is not cut, which Keras calls replicated, stays where it was made, on GPUs too.
 
-What is not cut, which Keras calls replicated, stays where it was made, on GPUs too.
+Keras names the axes of a mesh as its user likes, and says which one the rows of the batch go along. A layout names an
+axis for each dimension of a variable. What of that cannot be done as it is asked for is said, in `Asked.instead`; and
+plans, which a map's author reads, tell what the map leaves out.
 """
 
 from __future__ import annotations
 
+import re
 import warnings
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.layouts.divisions import is_sharded
-from graphsplit.api.layouts.layout_spellings import VariableLayout
-from graphsplit.api.layouts.layout_targets import slots_of, variables_of, variables_with_owners
+from graphsplit.api.layouts.divisions import can_be_parted, is_sharded
+from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout
 from graphsplit.api.layouts.new_variables import NewVariables
-from graphsplit.api.layouts.variable_layouts import lay_out
+from graphsplit.api.layouts.variable_layouts import lay_out, slots_of, variables_of, variables_with_owners
+from graphsplit.api.layouts.with_layout import with_layout
+from graphsplit.core.device_mesh import DeviceMesh, MeshAxes, device_mesh
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.keras_internals import compilation_of, give_shape, layout_map_of, make_slots
+from graphsplit.core.patterns import near
 from graphsplit.core.user_code import user_stack_level
-from graphsplit.core.variables.parted_variables import parts_of_variable
+from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
 from graphsplit.errors import bullet_list
-from graphsplit.keras.distribution.meshes import Asked, MeshOfKeras, mesh_of
+from graphsplit.keras.distribution.replacements import to_backend_mesh
+from graphsplit.planning.amounts import format_bytes
 
 
 class DistributedLayouts:
@@ -191,3 +198,164 @@ def _of_head(variable: tf.Variable, slots: Mapping[int, tf.Variable], asked: Map
 def _present_layout(variable: tf.Variable) -> VariableLayout:
     parts = parts_of_variable(variable)
     return parts.layout if parts is not None else "sharded" if is_sharded(variable) else "home"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a variable is to lie.
+
+    Attributes:
+      layout: that of graphsplit.
+      instead: what is done otherwise than Keras' layout says; "" if nothing is.
+    """
+
+    layout: VariableLayout
+    instead: str = ""
+
+
+@dataclass(frozen=True)
+class MeshOfKeras:
+    """A distribution's mesh.
+
+    Attributes:
+      devices: full names, row by row.
+      mesh: it as ours, without axes of one device.
+      why_not: why there is none, and variables are divided over all devices and gathered; "" where there is one.
+    """
+
+    devices: tuple[str, ...]
+    mesh: DeviceMesh | None
+    why_not: str = ""
+
+    def layout_of(self, variable: tf.Variable, axes: Sequence[str | None]) -> Asked:
+        """Return how a variable is to lie for which Keras has these axes.
+
+        Raises:
+          ArgumentError: if they name an axis twice.
+        """
+        if len(self.devices) == 1 or not any(axes):
+            return Asked("home")
+        if self.mesh is None:
+            return Asked("sharded")
+        own = [name if name in self.mesh.sizes else None for name in axes]  # (others have one device)
+        check_layout(own, self.mesh)
+        if not can_be_parted(variable):
+            return Asked("home", f"TensorFlow cannot cut {variable.dtype.name}: it stays whole")
+        short = self._too_short(own, variable.shape)
+        instead = [
+            f"dimension {k} has {variable.shape[k]} entr{'y' if variable.shape[k] == 1 else 'ies'} for "
+            f"{self.mesh.others[axis]} devices along {axis!r}: it stays whole"
+            for k, axis in short.items()
+        ]
+        own = [None if k in short else axis for k, axis in enumerate(own)]
+        return Asked(tuple(own) if any(own) else "home", "; ".join(instead))
+
+    def _too_short(self, own: Sequence[str | None], shape: Any) -> dict[int, str]:
+        """Return the dimensions, with their axes, that have fewer entries than such an axis has devices."""
+        assert self.mesh is not None
+        named = [(k, axis) for k, axis in enumerate(own[: len(shape)]) if axis in self.mesh.others]
+        return {k: str(axis) for k, axis in named if axis and (shape[k] is None or shape[k] < self.mesh.others[axis])}
+
+    def of_output(self, tensor: tf.Tensor, axes: Sequence[str | None]) -> tuple[tf.Tensor, str]:
+        """Return what a layer returns, asked to lie as Keras has it; and why it does not, or "".
+
+        Its rows lie as those of the batch do, whatever the axes say of the first dimension.
+        """
+        if self.mesh is None:
+            return tensor, self.why_not
+        shape, batch, others = tensor.shape, self.mesh.batch_axis, self.mesh.others
+        if shape.rank != len(axes):
+            return tensor, f"it has {len(axes)} dimensions, and the output {shape.rank}"
+        if batch in axes[1:]:
+            return tensor, f"{batch!r}, the batch's axis, cuts the rows of an output, which are its first dimension"
+        if not others:
+            return tensor, ""
+        names = [name if name in others else None for name in axes]
+        for k, axis in self._too_short(names, shape).items():
+            entries = "an unknown number of" if shape[k] is None else shape[k]
+            return tensor, f"dimension {k} has {entries} entries for {others[axis]} devices"
+        return with_layout(tensor, tuple(names)), ""
+
+
+def mesh_of(distribution: Any) -> MeshOfKeras:
+    """Return the mesh of a distribution.
+
+    Args:
+      distribution: of Keras. The batch of a `DataParallel` goes over all of its devices, whatever the axes.
+    """
+    import keras
+
+    mesh, devices = distribution.device_mesh, to_backend_mesh(distribution.device_mesh)
+    batch_axis = str(distribution.get_data_layout((1,)).axes[0])
+    sizes = tuple([(str(name), int(n)) for name, n in zip(mesh.axis_names, mesh.shape, strict=True) if n > 1])
+    if isinstance(distribution, keras.distribution.DataParallel):
+        return MeshOfKeras(devices, None, "the batch goes over all of them")
+    return MeshOfKeras(devices, device_mesh(MeshAxes(sizes, batch_axis), devices) if sizes else None)
+
+
+_LARGE = 0.01  # of the bytes of a model: matrices alike count together, so that many layers hide none
+_MOST_NAMED = 8
+
+
+def notes_on_map(model: Any, distribution: Any, mesh: MeshOfKeras, of_outputs: Collection[Any]) -> tuple[str, ...]:
+    """Return the notes on a distribution's layout map, as a model has it: none if there is no map.
+
+    Args:
+      model: built.
+      distribution: of Keras.
+      mesh: its mesh.
+      of_outputs: the layouts, as they are in the map, that Keras has found for outputs of layers.
+    """
+    if layout_map_of(distribution) is None:
+        return ()
+    notes = [f"{_listed(names)}: {instead}" for instead, names in _otherwise(model, distribution, mesh).items()]
+    if idle := idle_entries(model, distribution, of_outputs):
+        notes.append(f"entries of the layout map that match no variable and no layer's output: {idle}")
+    return (*notes, *_left_out(model, distribution))
+
+
+def idle_entries(model: Any, distribution: Any, of_outputs: Collection[Any]) -> str:
+    """Return the entries of a layout map that match nothing, each with what is near it; see `notes_on_map`."""
+    if (layout_map := layout_map_of(distribution)) is None:
+        return ""
+    owners = [owner for _, owner in variables_with_owners(model) if hasattr(owner, "path")]
+    used = {id(layout_map[owner.path]) for owner in owners} | {id(layout) for layout in of_outputs}
+    names = [".*" + "/".join(variable.path.split("/")[-2:]) for variable in model.variables]
+    idle = [pattern for pattern in layout_map if id(layout_map[pattern]) not in used]
+    alike = [(pattern, near(pattern, names)) for pattern in idle]
+    return ", ".join([f"{p!r} (similar: {', '.join(found)})" if found else repr(p) for p, found in alike])
+
+
+def _otherwise(model: Any, distribution: Any, mesh: MeshOfKeras) -> dict[str, list[str]]:
+    """Return the names of variables that do not lie as the map says, by what is done instead."""
+    asked = asked_of(model, distribution, mesh)
+    found: dict[str, list[str]] = {}
+    for variable, _ in variables_with_owners(model):
+        if instead := asked[id(variable)].instead:
+            found.setdefault(instead, []).append(name_of(variable))
+    return found
+
+
+def _left_out(model: Any, distribution: Any) -> Iterable[str]:
+    """Yield a note for the large matrices that no pattern matches; those whose names differ in numbers are one."""
+    alike: dict[tuple[str, Any], list[Any]] = {}
+    for variable in model.variables:
+        if len(variable.shape) > 1 and not any(distribution.get_variable_layout(variable).axes):
+            alike.setdefault((re.sub(r"\d+", "*", variable.path), tuple(variable.shape)), []).append(variable)
+    all_bytes = sum(map(_bytes_of, model.variables))
+    for (name, shape), found in sorted(alike.items(), key=lambda item: -sum(map(_bytes_of, item[1]))):
+        size = sum(map(_bytes_of, found))
+        if size >= _LARGE * all_bytes:
+            named = found[0].path if len(found) == 1 else f"{len(found)} of {name}"
+            share = f"{format_bytes(size)}, {100 * size / all_bytes:.4g} % of the model"
+            yield f"no pattern of the layout map matches {named} {list(shape)}, {share}: stored whole on one device"
+
+
+def _bytes_of(variable: Any) -> int:
+    value = variable.value
+    return int(value.dtype.size) * int(value.shape.num_elements() or 0)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more

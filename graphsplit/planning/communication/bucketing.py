@@ -15,14 +15,14 @@ from collections.abc import Collection, Iterable, Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.gpus.kernel_devices import can_be_cut
+from graphsplit.core.gpus import can_be_cut
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import PARTIAL_SUM, Layout, Partial, SingleDevice
 from graphsplit.errors import CheckError
 from graphsplit.planning.communication.transfers import Collective
-from graphsplit.planning.costs.break_even import BUCKET_BYTES, BUCKET_BYTES_BETWEEN_HOSTS, FEWEST_IN_BUCKET, SMALL_BYTES
+from graphsplit.planning.costs.work import BUCKET_BYTES, BUCKET_BYTES_BETWEEN_HOSTS, FEWEST_IN_BUCKET, SMALL_BYTES
 from graphsplit.planning.steps import Move, Step
-from graphsplit.program.graph.walks import reached, readers_of
+from graphsplit.program.graph.graph import reached, readers_of
 from graphsplit.program.program import Op, Program, Tensor
 
 

@@ -23,7 +23,7 @@ from graphsplit.core.layouts import (
     group_of,
     is_whole,
 )
-from graphsplit.core.sizes.symbolic_sizes import has_sizes
+from graphsplit.core.sizes import has_sizes
 from graphsplit.planning.communication.transfers import (
     Collective,
     Concatenation,
@@ -38,7 +38,7 @@ from graphsplit.planning.communication.transfers import (
     rewritten,
 )
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.propagation.averages import entries_averaged
+from graphsplit.planning.propagation.backward_propagation import entries_averaged
 from graphsplit.planning.steps import Move
 from graphsplit.program.program import Program, Tensor
 

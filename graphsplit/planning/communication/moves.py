@@ -23,7 +23,7 @@ from graphsplit.core.layouts import (
     group_of,
     is_whole,
 )
-from graphsplit.planning.costs.break_even import COPY_BYTES
+from graphsplit.planning.costs.work import COPY_BYTES
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.state import State

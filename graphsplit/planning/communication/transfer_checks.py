@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from graphsplit.core.hosts import by_host, host_name
 from graphsplit.core.layouts import Layout, Partial, Replicate, Shard, SingleDevice, group_of
-from graphsplit.core.sizes.symbolic_sizes import STAND_IN
+from graphsplit.core.sizes import STAND_IN
 from graphsplit.errors import CheckError
 from graphsplit.planning.communication.transfers import (
     Collective,
@@ -26,7 +26,7 @@ from graphsplit.planning.communication.transfers import (
     Zeros,
 )
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.propagation.averages import entries_averaged
+from graphsplit.planning.propagation.backward_propagation import entries_averaged
 from graphsplit.planning.steps import Move
 from graphsplit.program.program import Program, Tensor
 

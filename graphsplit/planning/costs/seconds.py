@@ -113,7 +113,7 @@ def sample_key(node: Any, inputs: Sequence[Described], outputs: Sequence[Describ
     """Return what tells operations apart that take different times: type, attributes, what they read and make.
 
     >>> import tensorflow as tf
-    >>> from graphsplit.core.protos.graphdefs import make_node
+    >>> from graphsplit.core.protos import make_node
     >>> sample_key(make_node("y", "Relu", ["x"], T=tf.float32), [((2, 3), tf.float32)], [((2, 3), tf.float32)])
     'Relu float32[2,3] -> float32[2,3]'
     """

@@ -1,4 +1,9 @@
-"""Work: what one execution of an operation does, in floating-point operations and in bytes read and written."""
+"""Work: what one execution of an operation does, in floating-point operations and in bytes read and written.
+
+Whether it depends on data (arguments, draws, rows), or follows from variables alone; and from where on it pays to
+spread it, or to send something packed. Planning decides these before it knows a machine, by measurements that are named
+here. What follows for a machine is told by prediction: `gs.predict`, `plan="auto"`.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.sizes.symbolic_sizes import Shape
+from graphsplit.core.sizes import Shape, is_same
 from graphsplit.planning.costs.families import FREE, PASSED_ON, family_of
 from graphsplit.program.flops import count_flops, has_flops
+from graphsplit.program.graph.graph import reached
 from graphsplit.program.program import Op, Program
+from graphsplit.rules.families.random import is_random
 
 Described = tuple[Shape | None, tf.DType]
 """Shape and dtype of a tensor."""
@@ -141,3 +148,79 @@ def flops_of_all(program: Program) -> int:
 def _as_planned(shape: Shape | None) -> Shape | None:
     """Return a shape as numbers: unknown sizes as what they count as while planning."""
     return None if shape is None else tuple([None if size is None else int(size) for size in shape])
+
+
+def data_in(program: Program, batch: int) -> list[bool]:
+    """Return of each operation whether it depends on more than variables: arguments, draws, rows born on the way."""
+    found: list[bool] = []
+    for op in program.ops:
+        found.append(is_data(op, found, program, batch))
+    return found
+
+
+def is_data(op: Op, before: Sequence[bool], program: Program, batch: int) -> bool:
+    """Return whether an operation depends on more than variables, given that of those before it."""
+    if op.type == "Placeholder":
+        return bool(op.out_dtypes[0] != tf.resource)
+    if any(before[tensor.op] for tensor in op.inputs) or is_random(op.type):
+        return True
+    if any(program.ops[t.op].out_dtypes[t.index] == tf.resource for t in op.inputs):
+        return False
+    had = any(is_same(size, batch) for shape in op.in_shapes for size in shape or ())
+    has = any(is_same(size, batch) for shape in op.out_shapes for size in shape or ())
+    return has and not had and not (_rearranges(op) and _follows_from_variables(op, program))
+
+
+def _rearranges(op: Op) -> bool:
+    """Return whether an operation gives the entries that it reads, no more and no fewer: a reshape, a concatenation.
+
+    A weight that is reshaped so that an axis is as long as the batch has no rows all the same.
+    """
+    read = [shape for i, shape in enumerate(op.in_shapes) if i not in op.constants]
+    counts = [_entries(shape) for shape in (*read, *op.out_shapes)]
+    return None not in counts and sum(counts[: len(read)]) == sum(counts[len(read) :])  # type: ignore[arg-type]
+
+
+def _entries(shape: Shape | None) -> int | None:
+    known = shape is not None and all(type(size) is int for size in shape)
+    return math.prod(shape) if known and shape is not None else None  # type: ignore[arg-type]
+
+
+def _follows_from_variables(op: Op, program: Program) -> bool:
+    """Return whether an operation reads the value of a variable, or what follows from one."""
+    ops = program.ops
+    behind = reached([tensor.op for tensor in op.inputs], lambda i: [tensor.op for tensor in ops[i].inputs])
+    return any(tf.resource in ops[i].out_dtypes for i in behind)
+
+
+SMALL_BYTES = 16_384
+"""Up to this size tensors travel packed. `python -m benchmarks.packing`: a fifth faster on 8 devices; of four times the
+size, even. Nor is what is smaller sent in another way to save bytes: rows of a table, columns in exchange for rows."""
+
+BUCKET_BYTES = 65_536
+"""The most bytes of a bucket of sums, unless somebody asks for another size. `python -m benchmarks.packing
+--buckets`, 32 layers on 4 devices: without buckets 1.18 of the time, with those of 8 kB 1.00, of 1 MB 1.03."""
+
+BUCKET_BYTES_BETWEEN_HOSTS = 524_288
+"""The most of one whose sums pass from host to host. Between two processes on loopback a transfer takes 0.15 to 0.2 ms
+whatever it carries, and then 500 to 800 MB/s pass: it costs as much as 114 kB (0.175 ms at 650 MB/s). Of a transfer of
+4.6 times that, 18 % is the start; and it takes 1 ms, little to wait for of a step that takes at least 7 there."""
+
+FEWEST_IN_BUCKET = 4
+"""A bucket of fewer takes as many nodes as it saves."""
+
+FLOPS_PER_BYTE = 1
+"""That must be spread for each byte moved: a product with four columns pays, with one it does not."""
+
+LEAST_OTHER_FLOPS = 1_000_000
+"""For which anything is cut that has neither the batch's rows nor an argument's."""
+
+LEAST_OTHER_BYTES = 65_536
+"""As many bytes of such a thing."""
+
+LEAST_SHARE = 0.01
+"""Of all work: where less is done whole, nobody looks for what could be cut of it."""
+
+COPY_BYTES = 1024
+"""Less than this is not worth a thought: the copy of a tensor between devices costs as much, whatever it carries. So
+each shard makes it by itself, a sum of it is added up in one place, and it decides nothing along an axis of a mesh."""

@@ -2,5 +2,5 @@
 
 What enters: a program, layouts of its arguments, the mesh. What leaves: a step for each operation: on the shards, on
 one device, or not at all. `forward_propagation` asks the rules, `backward_propagation` asks the readers;
-`control_flow`, `row_loops` and `local_plan` do so for bodies.
+`control_flow` does so for bodies.
 """

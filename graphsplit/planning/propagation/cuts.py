@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from graphsplit.core.layouts import Layout, OtherRows, Shard, is_whole
-from graphsplit.core.sizes.symbolic_sizes import Shape, is_same, quotient
-from graphsplit.planning.costs.break_even import (
+from graphsplit.core.sizes import Shape, is_same, quotient
+from graphsplit.planning.costs.work import (
     COPY_BYTES,
     FLOPS_PER_BYTE,
     LEAST_OTHER_BYTES,
     LEAST_OTHER_FLOPS,
     LEAST_SHARE,
+    flops_of,
+    is_data,
 )
-from graphsplit.planning.costs.work import flops_of
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.forward_propagation import ForwardPropagation, NaturalForms
-from graphsplit.planning.work import is_data
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.undefined_outputs import undefined_outputs
 from graphsplit.rules import Answer, Sharded, answer_for_output

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from graphsplit.core.gpus.kernel_devices import can_be_cut
+from graphsplit.core.gpus import can_be_cut
 from graphsplit.core.layouts import (
     PARTIAL_MEAN,
     PARTIAL_SUM,
@@ -23,8 +23,8 @@ from graphsplit.core.layouts import (
     Shard,
     is_whole,
 )
-from graphsplit.core.sizes.symbolic_sizes import has_sizes
-from graphsplit.planning.costs.break_even import SMALL_BYTES
+from graphsplit.core.sizes import has_sizes
+from graphsplit.planning.costs.work import SMALL_BYTES
 from graphsplit.planning.variables.laid_variables import of_variable
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Op, Program, Tensor

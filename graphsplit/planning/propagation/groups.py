@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from graphsplit.core.layouts import PARTIAL_SUM, Replicate
-from graphsplit.core.sizes.symbolic_sizes import has_sizes
+from graphsplit.core.sizes import has_sizes
 from graphsplit.planning.costs.work import flops_of
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from graphsplit.core.layouts import REPLICATE, Partial, Shard, is_whole
-from graphsplit.planning.costs.break_even import SMALL_BYTES
+from graphsplit.planning.costs.work import SMALL_BYTES
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.forward_propagation import NaturalForms
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import RowsMoved
-from graphsplit.program.graph.walks import reached
+from graphsplit.program.graph.graph import reached
 from graphsplit.program.program import Op, Program, Tensor
 
 _LOOKUPS = frozenset({"GatherV2", "GatherNd"})  # from the first operand, by the second

@@ -17,12 +17,12 @@ from graphsplit.errors import ArgumentError, CheckError, bullet_list
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.costs.families import family_of
 from graphsplit.planning.costs.seconds import seconds_of
+from graphsplit.planning.costs.work import data_in
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.schedule.chains import Chain, Room, Sent, cut
 from graphsplit.planning.schedule.gradient_pairs import backward_ops, pair, sources_of
 from graphsplit.planning.schedule.scheduling import COSTLY
 from graphsplit.planning.steps import Step
-from graphsplit.planning.work import data_in
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.stages import Stage
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from graphsplit.planning.costs.work import flops_of
 from graphsplit.planning.schedule.scheduling import seeds_of
-from graphsplit.program.graph.walks import readers_of
+from graphsplit.program.graph.graph import readers_of
 from graphsplit.program.program import Op, Program, Tensor
 
 

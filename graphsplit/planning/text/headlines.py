@@ -1,17 +1,28 @@
 """The first line of a plan: how much runs on the shards, what is sent, and which of these a step waits for.
 
 Times come from a model of one machine, and are only compared with each other.
+
+Shares count everything that runs, optimizers and reductions included, and say what of the batch does not run on the
+shards, whichever way it came home. What is at home and follows from rows has a cause: the first operation on its way
+that made or read them there. Rows are known by where they come from: they were gathered, or born in an operation from
+nothing that had them, and they last as long as an axis has the batch's length, or a multiple of it. What follows from
+variables alone has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
+from graphsplit.core.layouts import Shard
+from graphsplit.core.sizes import is_same, quotient
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
+from graphsplit.planning.costs.seconds import seconds_of
+from graphsplit.planning.costs.work import data_in, flops_of
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.shares import Shares
-from graphsplit.planning.traffic import Traffic
-from graphsplit.program.program import Op
+from graphsplit.planning.device_bytes import Traffic
+from graphsplit.program.program import Op, Program, Tensor
 
 _LINK_BYTES_PER_S = 1e10  # PCIe 4: between GPUs of one machine without faster links
 _LAUNCH_S = 5e-6  # to start a kernel from the host
@@ -94,3 +105,138 @@ def limits(plan: Decisions, shares: Shares, sends: Traffic) -> dict[str, float]:
         "communication": through / _LINK_BYTES_PER_S,
         "launching operations": launched * _LAUNCH_S,
     }
+
+
+_BORN = "rows are made in it, and too little work follows to split them"
+_FOLLOWS = "it reads rows that are whole"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why work on the batch is at home.
+
+    Attributes:
+      op: the first operation there that makes or reads rows.
+      reason: why it is at home.
+      followers: what follows from it at home and has rows.
+      flops: of all of these.
+    """
+
+    op: Op
+    reason: str
+    followers: tuple[Op, ...]
+    flops: int
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What runs where, of all that runs: sharded on the shards, the rest once, on whole values.
+
+    Attributes:
+      flops, sharded_flops: floating-point operations, bodies of loops once.
+      bytes, sharded_bytes: of all results.
+      seconds, sharded_seconds: on a reference device; of what runs on the shards and once, on the shards.
+      causes: of work on the batch at home, those of the costliest first.
+    """
+
+    flops: int
+    sharded_flops: int
+    bytes: int
+    sharded_bytes: int
+    seconds: float
+    sharded_seconds: float
+    causes: tuple[Cause, ...]
+
+    @property
+    def at_home(self) -> float:
+        """The share of all floating-point operations that work on the batch and run at home."""
+        return sum(cause.flops for cause in self.causes) / self.flops if self.flops else 0.0
+
+
+def shares_of(plan: Decisions) -> Shares:
+    """Return how much of a plan runs on the shards, and what keeps the rest of the work on the batch from it."""
+    counted: list[Any] = [0] * len(_COUNTED)
+    causes: list[Cause] = []
+    for op, step in zip(plan.program.ops, plan.steps, strict=True):
+        if step.bodies:
+            inside = [shares_of(body) for body in step.bodies.values()]
+            own = [sum([getattr(one, name) for one in inside]) for name in _COUNTED]
+            causes += [cause for one in inside for cause in one.causes]
+        elif step.home or step.shards:
+            sharded, flops, own_bytes = not step.home, flops_of(op), sum(op.out_bytes)
+            seconds = seconds_of(plan.program, op)
+            on_shards = (flops * sharded, own_bytes * sharded, seconds * bool(step.shards))
+            own = [flops, own_bytes, seconds, *on_shards]
+        else:
+            continue
+        counted = [a + b for a, b in zip(counted, own, strict=True)]
+    causes += _Causes(plan).causes()
+    causes.sort(key=lambda cause: -cause.flops)
+    return Shares(**dict(zip(_COUNTED, counted, strict=True)), causes=tuple(causes))
+
+
+_COUNTED = ("flops", "bytes", "seconds", "sharded_flops", "sharded_bytes", "sharded_seconds")
+
+
+class _Causes:
+    """Follows rows through what is at home."""
+
+    def __init__(self, plan: Decisions):
+        self._plan = plan
+        self._program: Program = plan.program
+        self._blamed: dict[int, int] = {}  # operations at home that have rows -> their cause
+        self._has_data = data_in(plan.program, plan.batch)
+
+    def causes(self) -> list[Cause]:
+        plan = self._plan
+        if not plan.mesh.shards or plan.devices == (plan.home,):
+            return []
+        for op, step in zip(plan.program.ops, plan.steps, strict=True):
+            # (rows are looked up where their table is, or a part of it)
+            is_beside = op.device or op.index in plan.owners.groups
+            if step.home and not step.bodies and not step.for_rows and not is_beside:
+                cause = self._cause_of(op)
+                if cause is not None:
+                    self._blamed[op.index] = cause
+        groups: dict[int, list[Op]] = {}
+        for position, cause in self._blamed.items():
+            groups.setdefault(cause, []).append(self._program.ops[position])
+        return [self._cause(self._program.ops[first], ops) for first, ops in groups.items()]
+
+    def _cause(self, first: Op, ops: list[Op]) -> Cause:
+        reads = any(self._made_in_pieces(tensor) for tensor in first.inputs)
+        reason = self._plan.steps[first.index].reason or (_FOLLOWS if reads else _BORN)
+        return Cause(first, reason, tuple([op for op in ops if op is not first]), sum(map(flops_of, ops)))
+
+    def _cause_of(self, op: Op) -> int | None:
+        """Return the operation that is to blame for the rows that one at home has, if it has any."""
+        if op.is_constant or op.type == "Placeholder":
+            return None
+        blamed = [self._blamed[t.op] for t in op.inputs if t.op in self._blamed and self._has_rows(t)]
+        if blamed:
+            return blamed[0]
+        if any(self._made_in_pieces(tensor) for tensor in op.inputs):
+            return op.index
+        given = any(self._is_captured(t) for i, t in enumerate(op.inputs) if i not in op.constants)
+        born = self._has_data[op.index] and not any(self._has_data[tensor.op] for tensor in op.inputs)
+        rows = any(self._has_rows(Tensor(op.index, k), exactly=True) for k in range(len(op.out_shapes)))
+        return op.index if given or (born and rows and not self._plan.steps[op.index].shards) else None
+
+    def _made_in_pieces(self, tensor: Tensor) -> bool:
+        step = self._plan.steps[tensor.op]
+        if step.for_rows:
+            return not step.for_rows.adds
+        return not step.home and step.shards is not None and isinstance(step.shards.gives[tensor.index], Shard)
+
+    def _is_captured(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is a capture or a constant with the batch's rows. (No argument: see `split`.)"""
+        op = self._program.ops[tensor.op]
+        captured = op.is_constant or tensor.op in self._program.captures
+        return captured and self._has_rows(tensor, exactly=True)
+
+    def _has_rows(self, tensor: Tensor, exactly: bool = False) -> bool:
+        shape, batch = self._program.shape(tensor), self._plan.batch
+        if exactly:
+            return any(is_same(size, batch) for size in shape or ())
+        counts = [quotient(size, batch) for size in shape or () if size is not None]
+        return any(isinstance(count, int) and count > 0 for count in counts)

@@ -7,10 +7,9 @@ from collections import Counter
 from graphsplit.core.devices import short_name
 from graphsplit.planning.amounts import count_text, format_bytes
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.memory import alive_on
+from graphsplit.planning.device_bytes import alive_on, traffic
 from graphsplit.planning.tasks import few_tasks_of
 from graphsplit.planning.text.headlines import sharding_devices
-from graphsplit.planning.traffic import traffic
 
 
 def compare(plan: Decisions, other: Decisions) -> str:

@@ -14,27 +14,23 @@ from fractions import Fraction
 
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import short_name
-from graphsplit.core.gc_pause import collection_paused
+from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Cut, MeshDivision, Nested, Replicate, along_axis, axis_of
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.memory import alive_on, held_bytes
+from graphsplit.planning.device_bytes import STAGES, Traffic, alive_on, along, giving_devices, held_bytes, traffic
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.flow import meeting_points
 from graphsplit.planning.propagation.owners import computing_devices
-from graphsplit.planning.shares import Cause, Shares, shares_of
 from graphsplit.planning.state import devices_of_handles, state_on
 from graphsplit.planning.tasks import COPY, Tasks, few_tasks_of
 from graphsplit.planning.text.advice import advice_on
-from graphsplit.planning.text.headlines import headline
-from graphsplit.planning.text.held_text import held_text
-from graphsplit.planning.text.kernels_text import compiled_text, host_kernels_text
-from graphsplit.planning.text.stage_texts import stages_text
-from graphsplit.planning.text.variables_text import burden_of_variables
-from graphsplit.planning.traffic import STAGES, Traffic, along, giving_devices, traffic
+from graphsplit.planning.text.headlines import Cause, Shares, headline, shares_of
+from graphsplit.planning.text.held_text import burden_of_variables, held_text
+from graphsplit.planning.text.sections import compiled_text, host_kernels_text, stages_text
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
-from graphsplit.program.graph.walks import reached, readers_of
+from graphsplit.program.graph.graph import reached, readers_of
 from graphsplit.program.program import Op
 
 _FINEST_SHARE = 100  # shares of an unknown number of rows are printed as fractions with at most this denominator

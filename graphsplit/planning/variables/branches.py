@@ -17,8 +17,8 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from graphsplit.core.protos.graphdefs import make_node
-from graphsplit.core.sizes.symbolic_sizes import Shape, has_sizes
+from graphsplit.core.protos import make_node
+from graphsplit.core.sizes import Shape, has_sizes
 from graphsplit.planning.program_writing import ProgramWriter
 from graphsplit.program.graph.function_calls import function_names
 from graphsplit.program.program import Op, Program, Tensor

@@ -41,7 +41,7 @@ from graphsplit.core.layouts import (
     cut_in,
     group_of,
 )
-from graphsplit.core.protos.graphdefs import constant_value
+from graphsplit.core.protos import constant_value
 from graphsplit.planning.variables.gathering import read_again
 from graphsplit.planning.variables.laid_variables import READS, WRITES_ROWS, copies_of
 from graphsplit.planning.variables.part_by_part import JOINS, PartByPart, part_by_part

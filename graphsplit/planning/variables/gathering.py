@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from graphsplit.core.layouts import Cut, Shard
 from graphsplit.planning.variables.part_by_part import PartByPart, part_by_part
-from graphsplit.program.graph.walks import reached
+from graphsplit.program.graph.graph import reached
 from graphsplit.program.program import Op, Program, Tensor
 
 _SMALL = 16_384  # bytes: such are put together once, and kept (biases travel as one, see `bucketing`)

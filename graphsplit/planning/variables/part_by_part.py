@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Partial, Shard, group_of
-from graphsplit.core.sizes.symbolic_sizes import has_sizes
+from graphsplit.core.sizes import has_sizes
 from graphsplit.planning.variables.laid_variables import of_variable
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Declined, Sharded, answer, answer_for_output, partial_operands, rule_of

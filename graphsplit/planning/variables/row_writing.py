@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.layouts import Replicate, Shard
-from graphsplit.core.protos.graphdefs import make_node
+from graphsplit.core.protos import make_node
 from graphsplit.planning.program_writing import ProgramWriter
 from graphsplit.program.program import Op, Tensor
 from graphsplit.rules import Sharded

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from graphsplit.core.sizes.symbolic_sizes import has_sizes
+from graphsplit.core.sizes import has_sizes
 from graphsplit.planning.variables.laid_variables import READS, WRITES
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Op, Program, Tensor

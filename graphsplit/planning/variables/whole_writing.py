@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.layouts import Layout, Shard, copies_of_pieces
-from graphsplit.core.protos.graphdefs import make_node
+from graphsplit.core.protos import make_node
 from graphsplit.planning.variables.gathering import AT_A_TIME
 from graphsplit.planning.variables.part_by_part import PartByPart
 from graphsplit.planning.variables.row_writing import RowWriter

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.gpus.kernel_devices import RegisteredKernel, fits, kernel_of
+from graphsplit.core.gpus import RegisteredKernel, fits, kernel_of
 from graphsplit.core.tensorflow_internals import op_definition, registered_xla_kernels
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, functions_called
 
@@ -71,7 +71,7 @@ def _xla_kernels(op_type: str, kind: str) -> tuple[RegisteredKernel, ...]:
 def holds_variants(node: Any) -> bool:
     """Return whether an operation reads or makes lists of tensors, which XLA keeps in a form of its own.
 
-    >>> from graphsplit.core.protos.graphdefs import make_node
+    >>> from graphsplit.core.protos import make_node
     >>> holds_variants(make_node("l", "TensorListReserve", ["shape", "count"], element_dtype=tf.float32))
     True
     """

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from graphsplit.core.sizes.polynomials import Polynomial, UndecidedError, is_symbolic
-from graphsplit.core.sizes.symbolic_sizes import as_exact, has_sizes
+from graphsplit.core.polynomials import Polynomial, UndecidedError, is_symbolic
+from graphsplit.core.sizes import as_exact, has_sizes
 
 MOST_ELEMENTS = 1024
 Values = Sequence[np.ndarray]

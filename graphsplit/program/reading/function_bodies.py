@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.protos.graphdefs import constant_value, functions_named
-from graphsplit.core.sizes.polynomials import Point, Polynomial, Symbol
-from graphsplit.core.sizes.symbolic_sizes import Shape, agreed, are_same, has_sizes, shape_at, with_sizes, without_sizes
-from graphsplit.program.graph.function_calls import function_names
-from graphsplit.program.graph.inlining import function_graph, inline_calls
+from graphsplit.core.polynomials import Point, Polynomial, Symbol
+from graphsplit.core.protos import constant_value, functions_named
+from graphsplit.core.sizes import Shape, agreed, are_same, has_sizes, shape_at, with_sizes, without_sizes
+from graphsplit.program.graph.function_calls import function_graph, function_names, inline_calls
 from graphsplit.program.program import Op, Program, Provenance
 from graphsplit.program.reading.shape_inference import Findings, InferenceError
 from graphsplit.program.reading.trip_counts import origin

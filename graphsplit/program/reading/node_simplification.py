@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.protos.graphdefs import inputs_of, make_node
-from graphsplit.core.sizes.symbolic_sizes import Shape, are_same, has_sizes, is_one, is_same
+from graphsplit.core.protos import inputs_of, make_node
+from graphsplit.core.sizes import Shape, are_same, has_sizes, is_one, is_same
 from graphsplit.program.program import Op, Tensor
 
 SIMPLIFIED = frozenset({"ConcatV2", "EnsureShape", "Squeeze"})

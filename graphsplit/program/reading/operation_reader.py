@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.protos.graphdefs import constant_node, constant_value, split_reference
-from graphsplit.core.sizes.polynomials import Symbol, is_symbolic, values_planned
-from graphsplit.core.sizes.symbolic_sizes import (
+from graphsplit.core.polynomials import Symbol, is_symbolic, values_planned
+from graphsplit.core.protos import constant_node, constant_value, split_reference
+from graphsplit.core.sizes import (
     Shape,
     Size,
     are_same,
@@ -28,9 +28,8 @@ from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import SIZES, Op, Program, Provenance, Tensor, is_repeatable, is_stateful
 from graphsplit.program.reading.constant_folding import FOLDABLE, fold
 from graphsplit.program.reading.function_bodies import Bodies, Elements
-from graphsplit.program.reading.made_rows import rows_made
 from graphsplit.program.reading.node_simplification import SIMPLIFIED, is_known, simplified, untile
-from graphsplit.program.reading.shape_inference import HELPER, Findings, Integers, known_shape
+from graphsplit.program.reading.shape_inference import HELPER, Findings, Integers, known_shape, rows_made
 from graphsplit.program.reading.tensor_lists import Lists
 from graphsplit.program.reading.trip_counts import pushed_counters, turns_of
 from graphsplit.program.row_numbers import NUMBERED, InOrder, RowNumbers

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.sizes.polynomials import Point, Symbol
-from graphsplit.core.sizes.symbolic_sizes import (
+from graphsplit.core.garbage_collection import collection_paused
+from graphsplit.core.polynomials import Point, Symbol
+from graphsplit.core.sizes import (
     ROWS,
     Shape,
     as_exact,

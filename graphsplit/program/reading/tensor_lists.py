@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.sizes.polynomials import Polynomial, Symbol
-from graphsplit.core.sizes.symbolic_sizes import Shape, Size, as_exact, has_sizes, joined_shapes, merged, with_sizes
+from graphsplit.core.polynomials import Polynomial, Symbol
+from graphsplit.core.sizes import Shape, Size, as_exact, has_sizes, joined_shapes, merged, with_sizes
 from graphsplit.core.tensorflow_internals import resource_value
 from graphsplit.program.program import Op, Tensor
 from graphsplit.program.reading.function_bodies import ITEM, Elements, Given, grows

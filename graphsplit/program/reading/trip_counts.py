@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphsplit.core.sizes.symbolic_sizes import Size, as_size, is_same
+from graphsplit.core.sizes import Size, as_size, is_same
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
-from graphsplit.program.graph.walks import reached
+from graphsplit.program.graph.graph import reached
 
 _PASSES = frozenset({"Identity"})
 

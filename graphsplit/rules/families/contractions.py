@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from graphsplit.core.sizes.symbolic_sizes import is_same
+from graphsplit.core.sizes import is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Dims, Factors, Resize
 from graphsplit.rules.families.elementwise import broadcast_dims, result_dims

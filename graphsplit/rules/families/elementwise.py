@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from graphsplit.core.layouts import PARTIAL_MEAN, PARTIAL_SUM, Layout
-from graphsplit.core.sizes.symbolic_sizes import Shape, are_same, is_one, is_same
+from graphsplit.core.sizes import Shape, are_same, is_one, is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import ELEMENTS, Declined, Dim, Dims, Factors
 from graphsplit.rules.known import ranked

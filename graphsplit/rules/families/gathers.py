@@ -10,13 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, Layout, Shard, joined
-from graphsplit.core.sizes.symbolic_sizes import Shape, is_at_least, is_one, is_same
+from graphsplit.core.sizes import Shape, is_at_least, is_one, is_same
 from graphsplit.program.program import Op
-from graphsplit.rules.blocks import beside, blocks_between
 from graphsplit.rules.factors import SKIPPED, ZEROS, Dim, Factors, Numbered, Resize
 from graphsplit.rules.known import axes_in, known, ranked, shape_if_known, shape_operand
-from graphsplit.rules.own_rows import own_rows
 from graphsplit.rules.registry import Answer, Sharded, register
+from graphsplit.rules.rows import beside, blocks_between, own_rows
 
 _PICKED = 200  # the factor whose entries are numbered: no axis has this number
 

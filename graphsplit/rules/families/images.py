@@ -5,13 +5,13 @@ from __future__ import annotations
 import operator
 from dataclasses import replace
 
-from graphsplit.core.sizes.symbolic_sizes import quotient
+from graphsplit.core.sizes import quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Dims, Factors, Part, Resize
 from graphsplit.rules.families.rowwise import by_core_ranks
 from graphsplit.rules.known import known, ranked, shape_operand
-from graphsplit.rules.own_rows import own_rows
 from graphsplit.rules.registry import register
+from graphsplit.rules.rows import own_rows
 
 _CHANNEL = 3
 _PIXELS: Dims = (None, None, None, _CHANNEL)

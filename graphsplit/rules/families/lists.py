@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from graphsplit.core.sizes.symbolic_sizes import is_same
+from graphsplit.core.sizes import is_same
 from graphsplit.program.program import Op
 from graphsplit.program.reading.shape_inference import ELEMENT_SHAPE
 from graphsplit.rules.factors import ELEMENTS, LIST, Dims, Factors, Resize

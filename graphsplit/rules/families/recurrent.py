@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Shard
-from graphsplit.core.sizes.symbolic_sizes import Shape
+from graphsplit.core.sizes import Shape
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Factors
 from graphsplit.rules.registry import Answer, Sharded, register

@@ -10,8 +10,8 @@ import tensorflow as tf
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import DROPPED, Declined, Dims, Factors, Numbered, Resize
 from graphsplit.rules.known import axes_in, but, known, ranked, shape_operand
-from graphsplit.rules.own_rows import own_rows, own_segments
 from graphsplit.rules.registry import register
+from graphsplit.rules.rows import own_rows, own_segments
 
 _REDUCTION = {"Sum": "sum", "Mean": "mean", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
 

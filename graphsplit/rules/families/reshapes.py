@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from graphsplit.core.sizes.polynomials import UndecidedError
-from graphsplit.core.sizes.symbolic_sizes import Shape, is_at_least, is_same, quotient
+from graphsplit.core.polynomials import UndecidedError
+from graphsplit.core.sizes import Shape, is_at_least, is_same, quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Dim, Dims, Factors, Part, Resize
 from graphsplit.rules.known import ranked, shape_operand

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from graphsplit.core.sizes.symbolic_sizes import Shape, are_same, is_one
+from graphsplit.core.sizes import Shape, are_same, is_one
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Dims, Factors
 from graphsplit.rules.families.elementwise import broadcast_dims, result_dims

@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 
 from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard, is_whole
-from graphsplit.core.sizes.symbolic_sizes import are_same, is_at_least, is_same
+from graphsplit.core.sizes import are_same, is_at_least, is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Dims, Factors
 from graphsplit.rules.known import NotKnownError, known, ranked
-from graphsplit.rules.own_rows import own_rows
 from graphsplit.rules.registry import Answer, Sharded, register
+from graphsplit.rules.rows import own_rows
 
 _JOINED: dict[str, tuple[Layout, Layout]] = {  # how the tensor is read, and what joins the devices' parts
     "TensorScatterAdd": (PARTIAL_SUM, PARTIAL_SUM),

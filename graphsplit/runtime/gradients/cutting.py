@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from graphsplit.core.protos.graphdefs import make_node, output_type, source_of, split_reference, with_inputs
+from graphsplit.core.protos import make_node, output_type, source_of, split_reference, with_inputs
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.emission.emitted_graph import EmittedGraph
-from graphsplit.runtime.empty_shards import DeadTensors, dead_tensors, waiting_for
-from graphsplit.runtime.executable import Function, runtime_function
+from graphsplit.runtime.executable import DeadTensors, Function, dead_tensors, runtime_function, waiting_for
 
 
 @dataclass(frozen=True, eq=False)

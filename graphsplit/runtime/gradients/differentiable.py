@@ -27,7 +27,7 @@ from graphsplit.core.tensorflow_internals import (
     tapes_watch_twice,
 )
 from graphsplit.core.variables.running_calls import calls
-from graphsplit.emission.axes.on_mesh import program_on_mesh
+from graphsplit.emission.axes.columns import program_on_mesh
 from graphsplit.emission.emitter import emit
 from graphsplit.errors import UnsupportedError
 from graphsplit.planning.mesh import Mesh

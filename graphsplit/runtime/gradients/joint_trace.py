@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core import structures
-from graphsplit.core.sizes.symbolic_sizes import Shape
+from graphsplit.core.sizes import Shape
 from graphsplit.core.tensorflow_internals import (
     captured_once_more,
     captures_of_graph,
@@ -19,7 +19,7 @@ from graphsplit.core.tensorflow_internals import (
     take_other_input,
 )
 from graphsplit.core.variables.parted_classes import raw_handles
-from graphsplit.program.graph.walks import reached, readers_of
+from graphsplit.program.graph.graph import reached, readers_of
 from graphsplit.program.program import Program
 from graphsplit.tracing.trace import Trace, captures_in_order, read_graph
 

@@ -23,8 +23,8 @@ from graphsplit.core.tensorflow_internals import (
     set_graph_gradient,
     stateless_call,
 )
-from graphsplit.core.variables.divided_values import gradient_of, pieces_of, whole_of
 from graphsplit.core.variables.parted_variables import assign, read_handle
+from graphsplit.core.variables.values import gradient_of, pieces_of, whole_of
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.handles import asked_of_workers, captured, origins_of
 from graphsplit.tracing.trace import Trace

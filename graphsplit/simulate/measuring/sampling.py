@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.shards.sizes import sizes_of
-from graphsplit.inspect.recorded.recorded_steps import Timeline
+from graphsplit.inspect.recorded import Timeline
 from graphsplit.planning.costs.families import FREE, PASSED_ON
 from graphsplit.planning.costs.machine import Sample
 from graphsplit.planning.costs.seconds import sample_key
@@ -16,7 +16,7 @@ from graphsplit.planning.costs.work import Described, Work, work_of
 from graphsplit.planning.plan import Plan
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.program import Op
-from graphsplit.simulate.prediction.bodies import body_operations
+from graphsplit.simulate.prediction.task_costs import body_operations
 
 _INSIDE = {"cond": "cond", "body": "body", "then_branch": "then", "else_branch": "else"}
 _OF_SHARD = "/shard_/"  # in the names of what a body's copy for a shard has of its own

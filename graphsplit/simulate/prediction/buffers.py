@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from graphsplit.core.sizes.intervals import alive
+from graphsplit.core.intervals import alive
 from graphsplit.simulate.prediction.replay import TaskTimes
 
 

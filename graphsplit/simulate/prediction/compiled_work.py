@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import replace
 from typing import NamedTuple
 
-from graphsplit.core.sizes.intervals import alive
+from graphsplit.core.intervals import alive
 from graphsplit.emission.clusters import find_clusters
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.costs.families import FREE, PASSED_ON
@@ -20,7 +20,7 @@ from graphsplit.planning.costs.work import Work
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.tasks import OPERATION, Result
 from graphsplit.planning.waits import ordered_tasks_of
-from graphsplit.program.graph.walks import in_order
+from graphsplit.program.graph.graph import in_order
 
 ASSUMED = (
     "XLA: a compiled part is launched once, elementwise operations are fused, other kernels are as fast as without "

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from graphsplit.errors import CheckError
-from graphsplit.program.graph.walks import readers_of
+from graphsplit.program.graph.graph import readers_of
 
 
 @dataclass(frozen=True)

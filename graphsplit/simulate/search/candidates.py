@@ -10,7 +10,7 @@ from graphsplit.core.device_mesh import BATCH_AXIS, LAYOUTS, MeshAxes
 from graphsplit.core.patterns import pattern_of
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.options import Options
-from graphsplit.planning.recomputation import Recompute
+from graphsplit.planning.schedule.recomputation import Recompute
 
 SAVINGS: Mapping[str, Mapping[Any, float]] = {
     "recompute": {None: 1.0, 0.5: 0.5, "blocks": 0.0},

@@ -1,31 +1,48 @@
-"""The plan that `memory=` or `plan="auto"` chooses for a traced function, and the variables laid out as it has them."""
+"""The plan that `memory=` or `plan="auto"` chooses for a traced function, and the variables laid out as it has them.
+
+`choose` says what is compared, and by which machine. If nothing fits, `refuse` says what comes closest, what takes the
+bytes, and what would help most.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import tensorflow as tf
 
 from graphsplit.api.calls.chosen_devices import check_no_others
 from graphsplit.api.calls.plan_requests import PlanRequest, plan_as_if
 from graphsplit.api.layouts.divisions import can_be_parted
-from graphsplit.api.layouts.lying_together import slots_in
+from graphsplit.api.layouts.learned_layouts import slots_in
 from graphsplit.api.layouts.new_variables import slots_for_host
 from graphsplit.api.layouts.variable_layouts import lay_out, wanted_layouts
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh, device_mesh
 from graphsplit.core.progress import phase
-from graphsplit.core.sizes.symbolic_sizes import Size
+from graphsplit.core.sizes import Size
 from graphsplit.core.variables.parted_variables import bytes_of_variable, name_of, parts_of_variable
-from graphsplit.errors import UnsupportedError
+from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.planning.amounts import count_text, format_bytes
+from graphsplit.planning.costs.machine import Machine
+from graphsplit.planning.costs.machine_files import known_machines
+from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import state_of
-from graphsplit.simulate.search.automatic import AS_THEY_ARE, choose, machine_like, table_for
-from graphsplit.simulate.search.candidates import Candidate
+from graphsplit.simulate.search.candidates import (
+    Candidate,
+    Table,
+    counts_of_devices,
+    large_names,
+    meshes_of,
+    savings_left_open,
+)
 from graphsplit.simulate.search.mesh_layouts import Variable
-from graphsplit.simulate.search.plan_search import Choice
-from graphsplit.simulate.search.question import Question
+from graphsplit.simulate.search.plan_search import Choice, Looked, Question, Search
 from graphsplit.tracing.trace import Trace, captured_variables
 
 
@@ -135,3 +152,181 @@ def variables_to_cut(trace: Trace) -> list[Variable]:
         for k, own in owners.items()
     ]
     return [own for own in found if names[own.name] == 1]  # (two of one name cannot lie differently)
+
+
+AS_THEY_ARE = "as they are"
+
+
+def choose(question: Question, before: Choice | None = None) -> Choice:
+    """Return the fastest plan that fits; the one that ran before, for other sizes, if it fits here, too.
+
+    Raises:
+      ArgumentError: if nothing fits: with what comes closest, and what would help.
+    """
+    search = Search(question)
+    choice = (before and search.again(before.chosen)) or search.run()
+    if choice is None:
+        refuse(search)
+    return choice
+
+
+def table_for(
+    options: Options,
+    rows: int,
+    devices: int,
+    fewest: int,
+    sizes: Mapping[str, int],
+    slots: Sequence[str] = (),
+) -> Table:
+    """Return what may differ between plans.
+
+    Args:
+      options: those that the function has.
+      rows: of the batch.
+      devices: how many there are.
+      fewest: the smallest number of devices: those on which variables lie.
+      sizes: bytes of the variables that may be laid out, by name; nothing, if they lie in parts already.
+      slots: those that may be on the host of the devices, if it has a memory of its own.
+    """
+    mesh = options.mesh
+    savings = savings_left_open(options, -(-rows // (devices if mesh.is_of_rows else mesh.rows)))
+    layouts = LAYOUTS if sizes and options.lays_out else (AS_THEY_ARE,)
+    if not mesh.is_of_rows:
+        return Table((devices,), layouts, savings, meshes=(mesh,), is_on_mesh=True)
+    if options.stages is not None:
+        return Table((devices,), layouts, savings)
+    may_be = layouts == LAYOUTS and not options.jit_compile
+    meshes, own = meshes_of(devices, rows) if may_be else (), tuple(slots) if layouts == LAYOUTS else ()
+    if options.plan is None:
+        return Table((devices,), layouts, savings, meshes=meshes, slots=own)
+    stages = tuple([count for count in dict.fromkeys((devices, 2)) if count > 1 and devices % count == 0])
+    large = large_names(sizes) if options.lays_out else ()
+    return Table(counts_of_devices(fewest, devices), layouts, savings, stages, large, meshes, slots=own)
+
+
+def machine_like(named: Machine | None, devices: Sequence[str]) -> Machine:
+    """Return the machine by which speed is predicted: the one that is named, or the one that looks like this one.
+
+    Raises:
+      UnsupportedError: for GPUs that no machine file describes.
+      ArgumentError: for a machine of another kind than the devices.
+    """
+    kind = devices[0].rpartition("device:")[2].partition(":")[0]
+    if named is not None:
+        found = named
+    elif kind == "CPU":
+        known = known_machines()["cpu"]
+        found = replace(known, host=replace(known.host, threads=os.cpu_count() or 1))
+    else:
+        found = _gpu_machine()
+    if found.device.kind != kind:
+        raise ArgumentError(
+            f"plan={found.name!r}: the machine has {found.device.kind} devices, but the function runs on "
+            f"{devices[0]!r}. Name a machine of that kind, or other devices."
+        )
+    return replace(found, devices=max(found.devices, len(devices)))
+
+
+def _gpu_machine() -> Machine:
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        raise ArgumentError(
+            "The search for a plan predicts speed, and this process has none of the GPUs that the function runs on. "
+            "Name the machine that has them: plan='8xA100-SXM4-80GB'; `graphsplit machines` lists all."
+        )
+    details = tf.config.experimental.get_device_details(gpus[0])
+    model = str(details.get("device_name", "GPU"))
+    found = machine_of_gpu(model)
+    if found is not None:
+        return found
+    raise UnsupportedError(
+        f"The search for a plan predicts speed, and no machine file describes {model!r}. Write one by "
+        "`graphsplit calibrate -o here.toml`, and name it: plan='here.toml'."
+    )
+
+
+def machine_of_gpu(model: str) -> Machine | None:
+    """Return the machine with a model of GPU, as the driver calls that; of several variants the most like it.
+
+    >>> machine_of_gpu("NVIDIA A100-SXM4-80GB").device.name
+    'A100-SXM4-80GB'
+    """
+    words = re.split(r"[\s-]", model)
+    named = [(found.device.name.split("-"), found) for found in known_machines().values()]
+    alike = [(sum(part in words for part in parts), found) for parts, found in named if parts[0] in words]
+    return max(alike, key=lambda pair: pair[0])[1] if alike else None
+
+
+_LARGEST = 3
+_MOST_TIMES = 8  # as many devices as there are: more are not tried
+
+
+def refuse(search: Search) -> NoReturn:
+    """Raise the error of a search in which nothing fits."""
+    question = search.question
+    count = len(search.looked)
+    planned = {candidate: own for candidate, own in search.looked.items() if own.step_s < math.inf}
+    least = min(planned, key=lambda candidate: planned[candidate].peak_bytes)
+    found = planned[least]
+    limit, devices = format_bytes(int(question.limit)), count_text(question.table.devices[0], "device")
+    plain = min(planned, key=lambda candidate: (bool(candidate.mesh), planned[candidate].peak_bytes))
+    helps = [
+        _of_largest_part(search, least, found),
+        _of_more_devices(search, plain),
+    ]  # (large meshes are slow)
+    raise ArgumentError(
+        f"{question.title} does not fit: each device may hold {limit}. Of {count_text(count, 'plan')} for up to "
+        f"{devices} the smallest, {least}, needs {format_bytes(found.peak_bytes)} on its fullest device:\n"
+        f"{bullet_list(_parts(found))}\nWhat would help most:\n{bullet_list([text for text in helps if text])}"
+    )
+
+
+def _parts(found: Looked) -> list[str]:
+    """Return of what the bytes of the fullest device consist, the most first."""
+    memory = found.fullest
+    alive = "activations and received tensors"
+    if memory.largest:
+        named = ", ".join(f"{name!r} {format_bytes(size)}" for name, size in memory.largest[:_LARGEST])
+        alive = f"{alive}: {named}, ..."
+    pairs = [(memory.state_bytes, "variables"), (memory.argument_bytes, "arguments"), (memory.live_bytes, alive)]
+    return [f"{format_bytes(size)} {what}" for size, what in sorted(pairs, key=lambda pair: -pair[0]) if size]
+
+
+def _of_largest_part(search: Search, least: Candidate, found: Looked) -> str:
+    """Return what makes the largest part smaller."""
+    memory, question = found.fullest, search.question
+    grows = memory.live_bytes + memory.argument_bytes
+    if memory.state_bytes > min(grows, question.limit):
+        more = "" if least.layout == "sharded" else ", or sharded variables: set_variable_layout(..., 'sharded')"
+        return f"smaller variables: of lower precision, or with an optimizer of fewer slots{more}"
+    rows = int(question.rows * max(question.limit - memory.state_bytes, 0) / grows) if grows else 0
+    return (
+        f"a smaller batch: at most {count_text(rows, 'row')} instead of {question.rows}" if rows else "smaller layers"
+    )
+
+
+def _of_more_devices(search: Search, least: Candidate) -> str:
+    """Return the smallest number of devices that would do, found by doubling and then by halving; "" for none."""
+    question, each = search.question, least.columns
+    few = many = question.table.devices[0] // each
+    least = replace(least, layout=question.table.layouts[-1], stages=1, others=())
+    while True:
+        few, many = many, 2 * many
+        is_there = question.machine.network is not None or many * each <= question.machine.most_devices
+        if many * each > _MOST_TIMES * question.table.devices[0] or not is_there:
+            return ""
+        if _would(search, least, many):
+            break
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if _would(search, least, middle) else (middle, many)
+    found = least.with_rows(many)
+    return f"{many * each} devices: {found}, {format_bytes(search.looked[found].peak_bytes)} on each"
+
+
+def _would(search: Search, least: Candidate, rows: int) -> bool:
+    """Return whether so many devices, or rows of a mesh, would do; of n times as many each holds 1/n of the state."""
+    more = least.with_rows(rows)
+    if search.look_at(least).fullest.state_bytes * least.devices / more.devices > search.question.limit:
+        return False
+    return search.fits(more)

@@ -1,5 +1,7 @@
 """The search: candidates are planned and predicted, and the fastest of those that fit is taken.
 
+What is asked (a `Question`) is a function, a machine, the memory of its devices, and what may differ between plans.
+
 Numbers of devices and layouts of all variables come first. Where one does not fit, it is tried with more and more of
 what saves memory, in each way, until it fits; what saves more than one that fits only takes longer, and is left out.
 Where the fastest sends or waits for a good part of the step, single variables may lie otherwise. Where one did not fit
@@ -10,7 +12,7 @@ that a rough estimate finds fastest; then stages.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from graphsplit.core.device_mesh import MeshAxes
@@ -19,11 +21,43 @@ from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.mesh import mesh_of
+from graphsplit.planning.plan import Plan
+from graphsplit.program.program import Program
 from graphsplit.simulate.prediction.buffers import Memory
 from graphsplit.simulate.prediction.predictions import predict_plan
-from graphsplit.simulate.search.candidates import Candidate, axes_to_cut_along, least_state
-from graphsplit.simulate.search.mesh_layouts import Along, Laid, MeshLayouts
-from graphsplit.simulate.search.question import Question
+from graphsplit.simulate.search.candidates import Candidate, Table, axes_to_cut_along, least_state
+from graphsplit.simulate.search.mesh_layouts import Along, Laid, MeshLayouts, Variable
+
+MakePlan = Callable[[Sequence[str], Candidate], Plan]
+"""The names of devices, and what is to be planned for them -> the plan."""
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A function that is to fit.
+
+    Attributes:
+      title: the function's name.
+      rows: of its batch; 0 for none.
+      sizes: bytes of its variables.
+      machine: by which speed is predicted.
+      limit: bytes that each device may hold.
+      table: what may differ between plans; the rest is as the user gave it.
+      make_plan: makes a candidate's plan. Nothing runs, and nothing is moved for it.
+      program: the function, for one device.
+      variables: those that may be cut along an axis of a mesh.
+    """
+
+    title: str
+    rows: int
+    sizes: Sequence[int] = field(repr=False)
+    machine: Machine = field(repr=False)
+    limit: float
+    table: Table
+    make_plan: MakePlan = field(repr=False)
+    program: Program | None = field(default=None, repr=False)
+    variables: Sequence[Variable] = field(default=(), repr=False)
+
 
 _SHOWN = 8
 _UNKNOWN = "known only when it runs, counted as the least: {}"

@@ -1,0 +1,326 @@
+"""Bytes of devices while a plan runs once: how many are alive at a time, and how many leave and reach each device.
+
+Alive is what operations make, activations and gradients, what loops keep in lists for their gradients, and what moves
+consist of (`transfers`): pieces, sums, and what a device is sent. Arguments, variables and constants are there before.
+What a kernel needs besides is not known, and an operation that writes its result over its operand is counted with both.
+
+Everything is there from the task that makes it to the last one that reads it (`tasks`), and what is returned to the
+end; but of a sum that shards of one device give to in turns there is one buffer, to which each adds as it comes.
+
+Traffic is what the plan's moves send.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from graphsplit.core.hosts import host_name
+from graphsplit.core.intervals import alive
+from graphsplit.planning.communication.transfers import Relay, Slice, Sum
+from graphsplit.planning.costs.buffers import NO_BUFFER, SAME_BUFFER
+from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.propagation.owners import computing_devices
+from graphsplit.planning.tasks import COPY, OPERATION, SEND, PlannedTask, Tasks, few_tasks_of
+from graphsplit.program.program import Op, Tensor
+
+_AXIS = {"Split": 0, "SplitV": 2}  # which operand is the axis along which an operation cuts
+_ALIGNED_BYTES = 64
+
+
+class LiveBuffer(NamedTuple):
+    """What is alive on a device for a while.
+
+    Attributes:
+      device: which.
+      bytes: how large it is.
+      task: what makes it.
+      first, last: the numbers of the tasks that make it, and that read it last.
+    """
+
+    device: str
+    bytes: int
+    task: PlannedTask
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Alive:
+    """What is alive on a device when that is most.
+
+    Attributes:
+      buffers: all of it.
+    """
+
+    buffers: tuple[LiveBuffer, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """How much that is."""
+        return sum([buffer.bytes for buffer in self.buffers])
+
+    @property
+    def activations(self) -> int:
+        """How much of it operations have made; the rest is moved."""
+        return sum([buffer.bytes for buffer in self.buffers if buffer.task.is_made])
+
+
+def live_bytes(plan: Decisions) -> dict[str, int]:
+    """Return the most bytes that are alive at a time on each device; sizes that are not known count as planned."""
+    return {device: alive.bytes for device, alive in alive_on(plan, few_tasks_of(plan)).items()}
+
+
+def alive_on(plan: Decisions, tasks: Tasks) -> dict[str, Alive]:
+    """Return what is alive on each device when most is.
+
+    Args:
+      plan: what runs.
+      tasks: of the plan.
+    """
+    buffers: dict[str, list[LiveBuffer]] = {}
+    for buffer in _buffers(plan, tasks):
+        buffers.setdefault(buffer.device, []).append(buffer)
+    most = {device: _most(own) for device, own in buffers.items()}
+    return {own: alive for device, alive in most.items() for own in tasks.alike.devices.get(device, (device,))}
+
+
+class ResultBuffers(NamedTuple):
+    """In which buffers the results of tasks lie.
+
+    Attributes:
+      made: the task that makes each, and which of its results it is.
+      of: of each task the number of each result's buffer; None for what takes none.
+    """
+
+    made: list[tuple[int, int]]
+    of: list[list[int | None]]
+
+
+def result_buffers(
+    plan: Decisions, tasks: Sequence[PlannedTask], is_copied: Callable[[PlannedTask], bool] = lambda _: True
+) -> ResultBuffers:
+    """Return in which buffers the results of tasks lie; several names of one value in one.
+
+    Args:
+      plan: what runs.
+      tasks: each behind those that it reads.
+      is_copied: whether what is sent takes memory where it arrives.
+    """
+    made: list[tuple[int, int]] = []
+    of: list[list[int | None]] = []
+    for n, task in enumerate(tasks):
+        if is_copied(task) if task.kind == SEND else _has_own(plan, task):
+            of.append(list(range(len(made), len(made) + len(task.bytes))))
+            made += [(n, k) for k in range(len(task.bytes))]
+            continue
+        reads = () if _has_none(plan, task) else [of[read.task][read.index] for read in task.reads if read is not None]
+        of.append([next((k for k in reads if k is not None), None)] * len(task.bytes))
+    return ResultBuffers(made, of)
+
+
+def _buffers(plan: Decisions, found: Tasks) -> list[LiveBuffer]:
+    """Return all buffers, by who makes them."""
+    made, of = result_buffers(plan, found.tasks)
+    last = [n for n, _ in made]
+    reads = [(read, n) for n, task in enumerate(found.tasks) for read in task.reads if read is not None]
+    for read, n in [*reads, *[(read, len(found.tasks)) for read in found.returned]]:
+        k = of[read.task][read.index]
+        if k is not None:
+            last[k] = n
+    _let_pieces_wait(plan, found, of, last)
+    return [
+        LiveBuffer(task.device, task.bytes[k] * _times(found, task), task, n, end)
+        for (n, k), end in zip(made, last, strict=True)
+        if (task := found.tasks[n]).bytes[k]
+    ]
+
+
+def _times(found: Tasks, task: PlannedTask) -> int:
+    """Return how many of what a task makes are there: of what is received as many as those that the sender tells of."""
+    read = task.reads[0] if task.kind == SEND else None
+    return 1 if read is None else found.alike.times(found.tasks[read.task].device)
+
+
+def _let_pieces_wait(plan: Decisions, found: Tasks, of: Sequence[Sequence[int | None]], last: list[int]) -> None:
+    """Let the pieces of shards whose tasks are not listed be there as long as that of the shard that tells of them."""
+    if not found.alike.told_by:
+        return
+    for n, task in enumerate(found.tasks):
+        if isinstance(task.value, Slice) and task.value.split.layout is not None and task.value.split.block_of is None:
+            for k, own in enumerate(of[n]):
+                d = k % plan.mesh.shards
+                if own is not None and task.bytes[k] and d in found.alike.told_by:
+                    teller = of[n][k - d + found.alike.told_by[d]]
+                    last[own] = last[own if teller is None else teller]
+
+
+def _has_none(plan: Decisions, task: PlannedTask) -> bool:
+    return task.kind == OPERATION and task.op is not None and plan.program.ops[task.op].type in NO_BUFFER
+
+
+def _has_own(plan: Decisions, task: PlannedTask) -> bool:
+    """Return whether what a task makes is no other name of what it reads."""
+    if task.kind == OPERATION and task.op is not None:
+        return _has_buffer(op := plan.program.ops[task.op]) and not _cuts_rows(op)
+    value = task.value
+    if isinstance(value, Slice) and task.op is not None and value.split.axis == 0:
+        return not _are_rows(plan.program.ops[task.op])
+    return not isinstance(value, Relay) and not (isinstance(value, Sum) and value.turn is not None)
+
+
+def _cuts_rows(op: Op) -> bool:
+    """Return whether an operation cuts rows, and what it makes are pieces of the buffer that it reads."""
+    return op.type in _AXIS and int(op.constants.get(_AXIS[op.type], 1)) == 0 and _are_rows(op)
+
+
+def _are_rows(op: Op) -> bool:
+    """Return whether pieces of a tensor are pieces of its buffer.
+
+    TensorFlow copies none if each row begins where buffers may begin (`split_v_op.cc`, `ComputeEasyCases`).
+    """
+    shape = op.out_shapes[0]
+    if shape is None or None in shape:
+        return False
+    return int(math.prod([size or 0 for size in shape[1:]])) * int(op.out_dtypes[0].size or 1) % _ALIGNED_BYTES == 0
+
+
+def _most(buffers: list[LiveBuffer]) -> Alive:
+    """Return what is alive when most is."""
+    at, _ = max(alive([(b.first, b.last + 1, b.bytes) for b in buffers]), key=lambda step: step[1])
+    return Alive(tuple([b for b in buffers if b.first <= at <= b.last]))
+
+
+def held_bytes(plan: Decisions) -> int:
+    """Return the most bytes that the shards hold while all of them wait for each other."""
+    level = {i: phase.level for phase in plan.phases for i in phase.ops}
+    last: dict[Tensor, int] = {}
+    for op in plan.sharded_ops:
+        for tensor in _own(plan, op):
+            last[tensor] = max(level[op.index], last.get(tensor, 0))
+    held = [(level[t.op], p, plan.program.bytes(t)) for t, p in last.items() if _has_buffer(plan.program.ops[t.op])]
+    return max([size for _, size in alive(held)], default=0)
+
+
+def _has_buffer(op: Op) -> bool:
+    return op.type not in NO_BUFFER and op.type not in SAME_BUFFER
+
+
+def _own(plan: Decisions, op: Op) -> Iterator[Tensor]:
+    """Return what a shard reads of what it made itself."""
+    shards = plan.steps[op.index].shards
+    assert shards is not None
+    for i, (tensor, want) in enumerate(zip(op.inputs, shards.wants, strict=True)):
+        made = plan.steps[tensor.op].shards
+        if i not in shards.makes and made is not None and made.gives[tensor.index] == want:
+            yield tensor
+
+
+STAGES = "between stages"
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes by device, full names.
+
+    Attributes:
+      sent: what leaves it for other devices.
+      received: what reaches it from other devices.
+      between_hosts: how much of all that passes from host to host.
+      by_kind: all that is sent, by the kind of move, and of what is sent between columns by the axis: see `along`.
+      unknown: the kinds of which something is sent whose size follows from data. It counts as no bytes.
+      giving: devices of which only arguments come, within their host.
+    """
+
+    sent: dict[str, int] = field(default_factory=dict)
+    received: dict[str, int] = field(default_factory=dict)
+    between_hosts: int = 0
+    by_kind: dict[str, int] = field(default_factory=dict)
+    unknown: frozenset[str] = frozenset()
+    giving: frozenset[str] = frozenset()
+
+    @property
+    def within_hosts(self) -> int:
+        """The bytes that devices send to others of their host."""
+        return sum(self.sent.values()) - self.between_hosts
+
+    @property
+    def through(self) -> dict[str, tuple[int, int]]:
+        """What each device sends and receives, without their host's memory, to which each has a link."""
+        devices = [device for device in dict.fromkeys([*self.sent, *self.received]) if device not in self.giving]
+        return {device: (self.sent.get(device, 0), self.received.get(device, 0)) for device in devices}
+
+    @property
+    def busiest(self) -> tuple[str, int, int]:
+        """The device through which most bytes go, the bytes that it sends, and those that it receives."""
+        through = self.through
+        device = max(through, key=lambda device: sum(through[device]), default="")
+        return (device, *through.get(device, (0, 0)))
+
+
+def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
+    """Return the bytes that one call moves between devices.
+
+    A tensor that several operations of a device read is sent there once, as TensorFlow's runtime does. Sizes that are
+    not known count as planned. What loops at home move in each turn is not in it.
+
+    Args:
+      plan: which.
+      tasks: of the plan; None: they are made.
+    """
+    sent: dict[str, int] = {}
+    received: dict[str, int] = {}
+    between_hosts, by_kind, unknown = 0, {COPY: 0}, set[str]()
+    found = tasks or few_tasks_of(plan)
+    for task in found.tasks:
+        size = task.bytes[0] if task.kind == SEND else 0
+        if task.kind != SEND or task.reads[0] is None:
+            continue
+        source = found.tasks[task.reads[0].task].device
+        kind = _kind(plan, source, task)
+        if not size and _follows_from_data(plan, task):
+            unknown.add(kind)
+        if size:
+            senders, receivers = found.alike.times(source), found.alike.times(task.device)
+            by_kind[kind] = by_kind.get(kind, 0) + size * senders * receivers
+            sent[source] = sent.get(source, 0) + size * receivers
+            received[task.device] = received.get(task.device, 0) + size * senders
+            between_hosts += size * senders * receivers if host_name(source) != host_name(task.device) else 0
+    hosts = set(map(host_name, plan.devices))
+    giving = frozenset([device for device in giving_devices(plan) if host_name(device) in hosts])
+    return Traffic(_of_each(sent, found), _of_each(received, found), between_hosts, by_kind, frozenset(unknown), giving)
+
+
+def giving_devices(plan: Decisions) -> frozenset[str]:
+    """Return the devices of which only arguments come: the host's memory, to which each device has a link."""
+    given, of_ops = set(plan.program.inputs), plan.owners.of_ops
+    live = [i for i, step in enumerate(plan.steps) if step.home and i not in given]
+    running = {device for i in live for device in plan.owners.devices(i)}
+    lying = {of_ops[i] for i in given}
+    return frozenset(lying - running - computing_devices(plan.program, plan.mesh, plan.home))
+
+
+def _follows_from_data(plan: Decisions, task: PlannedTask) -> bool:
+    """Return whether something is sent of an operation that makes tensors whose shapes follow from data."""
+    shapes = () if task.op is None else plan.program.ops[task.op].out_shapes
+    return any(shape is None or None in shape for shape in shapes)
+
+
+def _of_each(amounts: Mapping[str, int], tasks: Tasks) -> dict[str, int]:
+    """Return amounts by device, those also of devices for which others stand."""
+    devices = tasks.alike.devices
+    return dict(sorted((own, size) for device, size in amounts.items() for own in devices.get(device, (device,))))
+
+
+def along(*axes: str) -> str:
+    """Return what sends along an axis, or several at once, are called: no kind of move is, whatever axes are called."""
+    return f"along {' and '.join(map(repr, axes))}"
+
+
+def _kind(plan: Decisions, source: str, task: PlannedTask) -> str:
+    """Return the kind of move for which something is sent from a device, or between which places of a shard."""
+    if task.sent_for != OPERATION:
+        return task.sent_for
+    return along(*plan.mesh.axes_between(source, task.device)) if plan.mesh.columns else STAGES

@@ -1,0 +1,128 @@
+"""Sections that some plans have: stages that were cut automatically, what XLA compiles, what has no kernel for GPUs.
+
+Of stages it is told where each begins and why, and what it needs from others. What has no kernel for GPUs TensorFlow
+runs on the host, and copies there and back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from graphsplit.core.devices import short_name
+from graphsplit.core.gpus import has_moving_kernel, kernel_devices
+from graphsplit.planning.amounts import size_text
+from graphsplit.planning.communication.transfers import Concatenation, Slice, Sum, Value
+from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.propagation.owners import computing_devices
+from graphsplit.program.graph.compilability import why_not_compiled
+from graphsplit.program.graph.function_calls import is_compiled
+from graphsplit.program.program import SIZES, Op, Tensor
+from graphsplit.program.stages import Stage
+
+
+def stages_text(plan: Decisions) -> list[str]:
+    """Return lines for the printed plan; none if no stages were asked for."""
+    cuts = plan.stage_cuts
+    if cuts is None:
+        return []
+    if not cuts.stages:
+        return ["  no stages: nothing runs on the shards"]
+    sent = size_text(plan.program, [tensor for stage in cuts.stages for tensor in stage.received])
+    slowest = f"the slowest takes {cuts.balance:.2f} times the mean"
+    asked = len(cuts.asked.devices)
+    fewer = f" instead of {asked}, as too little runs on the shards" if len(cuts.stages) < asked else ""
+    count = "1 stage" if len(cuts.stages) == 1 else f"{len(cuts.stages)} stages"
+    lines = [f"  cut into {count}{fewer}, {slowest}; {sent} sent between them"]
+    for cut in cuts.stages:
+        begin = f"from {_place(plan, plan.program.ops[cut.first])}"
+        begin += f", named by {cut.asked!r}" if cut.asked else ""
+        time = f"{100 * cut.share:.1f} % of the time"
+        got = f", receives {size_text(plan.program, cut.received)}" if cut.received else ""
+        lines.append(f"    stage {cut.stage}: {begin}; {time}{got}{_reads(plan, cut.stage)}")
+    return lines
+
+
+def _place(plan: Decisions, op: Op) -> str:
+    where = plan.program.line_of(op)
+    return f"{op.type} {op.name!r}" + (f" ({where})" if where else "")
+
+
+def _reads(plan: Decisions, stage: Stage) -> str:
+    """Say how many bytes of variables a stage reads from other devices."""
+    program = plan.program
+    found: dict[str, dict[Tensor, None]] = {}
+    for op in plan.sharded_ops:
+        if op.stage == stage:
+            for tensor in op.inputs:
+                device = plan.owners.of_ops[tensor.op] or plan.home
+                if program.ops[tensor.op].type == "ReadVariableOp" and device not in stage.devices:
+                    found.setdefault(device, {})[tensor] = None
+    texts = [f"{size_text(program, own)} of variables from {short_name(d)}" for d, own in sorted(found.items())]
+    return f", reads {' and '.join(texts)}" if texts else ""
+
+
+_REDUCTIONS = {
+    "sum": "AddN",
+    "mean": "AddN",
+    "max": "Maximum",
+    "min": "Minimum",
+    "prod": "Mul",
+    "all": "LogicalAnd",
+    "any": "LogicalOr",
+}
+
+
+def host_kernels_text(plan: Decisions) -> str:
+    """Return how many operations of which types these are, moves included; "" if there are none."""
+    devices = computing_devices(plan.program, plan.mesh, plan.home) | plan.owners.all_devices
+    if not any("GPU" in device for device in devices):
+        return ""
+    asked = [op for op in plan.program.ops if op.type not in ("Placeholder", SIZES) and _on_gpu(plan, op)]
+    found = Counter(op.type for op in asked if "GPU" not in kernel_devices(op.node))
+    for collective in plan.collectives:
+        tensor = collective.moves[0].tensor
+        dtype = plan.program.ops[tensor.op].out_dtypes[tensor.index]
+        made = {_made_by(value) for value in collective.values if "GPU" in value.device}
+        if not all(has_moving_kernel(op_type, dtype, "GPU") for op_type in made if op_type):
+            found[f"{collective.kind} of {dtype.name}"] += len(collective.moves)
+    return ", ".join(f"{count} {what}" for what, count in found.most_common())
+
+
+def _on_gpu(plan: Decisions, op: Op) -> bool:
+    step = plan.steps[op.index]
+    if step.home and any("GPU" in (device or plan.home) for device in plan.owners.devices(op.index)):
+        return True
+    return step.shards is not None and any("GPU" in device for device in plan.mesh.devices_of(op))
+
+
+def _made_by(value: Value) -> str:
+    """Return the type of the operation that makes a value; copies need none."""
+    if isinstance(value, Slice):
+        return "SplitV"
+    if isinstance(value, Concatenation):
+        return "ConcatV2"
+    return _REDUCTIONS[value.reduction] if isinstance(value, Sum) else ""
+
+
+_NO_WORK = frozenset({"Placeholder", "Const", "NoOp", "ReadVariableOp", "Identity", SIZES})
+
+
+def compiled_text(plan: Decisions) -> list[str]:
+    """Return what is compiled, what is not and why, and what unknown sizes cost; nothing unless XLA was asked for."""
+    if not plan.jit_compile:
+        return []
+    kind = "GPU" if "GPU" in "".join((*plan.devices, plan.home)) else "CPU"
+    functions = {function.signature.name: function for function in plan.program.library.function}
+    ops = [op for op in (*plan.sharded_ops, *plan.home_ops) if op.type not in _NO_WORK and not is_compiled(op.node)]
+    split = plan.turns_split
+    left: Counter[tuple[str, str]] = Counter()
+    for op in ops:
+        if why := why_not_compiled(op.node, functions, kind):
+            left[op.type, why] += 1
+        elif op.index in split:
+            left[op.type, "the devices exchange data in each of its turns"] += 1
+    lines = [f"  compiled by XLA between moves: {len(ops) - left.total()} of {len(ops)} operations that compute"]
+    lines += [f"    not compiled: {count} x {name}: {why}" for (name, why), count in left.most_common()]
+    if plan.program.symbols:
+        lines.append("    compiled again for each new size of a shard")
+    return lines
