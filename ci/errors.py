@@ -13,13 +13,13 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 REFUSALS = ("UnsupportedError", "CannotBeSplitError")
 TOPICS = {  # what files are about, by how their paths begin, in the order of the page
-    "Calls": ("api", "core/containers", "core/devices"),
+    "Calls": ("api", "core/structures", "core/devices"),
     "Layouts and meshes": ("api/layouts", "core/variables", "core/device_mesh"),
     "Gradients": ("runtime", "planning"),
     "Keras models": ("keras",),
-    "Predictions": ("simulate", "planning/option_checks"),
+    "Predictions": ("simulate", "planning/options"),
     "SavedModels and graphs": ("serving", "core/storage", "core/protos"),
-    "Several machines": ("workers", "api/input"),
+    "Several machines": ("workers", "api/input_pipelines"),
     "Pictures, timelines, demonstrations": ("inspect", "cli", "core/requirements"),
 }
 HEAD = """\

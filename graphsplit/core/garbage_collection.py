@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from itertools import chain, compress, repeat
 from typing import Any
 
-_MANY = 300_000  # young objects
-
 
 @contextlib.contextmanager
 def collection_paused() -> Iterator[None]:
@@ -17,10 +15,6 @@ def collection_paused() -> Iterator[None]:
 
     A program of 10^5 operations is millions of small objects, none of them garbage. The collector walks them again and
     again, for most of the time that planning takes. The graph that TensorFlow traces is as large.
-
-    Afterwards, if they are many, all of these count as old, so that the next allocation does not walk them either (a
-    fifth of the time in which a graph for 64 devices is written). What a user has frozen stays frozen: then they stay
-    young.
     """
     if not gc.isenabled():
         yield
@@ -29,9 +23,6 @@ def collection_paused() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_count()[0] > _MANY and not gc.get_freeze_count():  # (which counts one by one)
-            gc.freeze()
-            gc.unfreeze()  # into the oldest generation
         gc.enable()
 
 

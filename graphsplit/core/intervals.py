@@ -1,4 +1,4 @@
-"""Intervals of time."""
+"""Intervals, of time or of positions: what they cover, and how much is there at a time."""
 
 from __future__ import annotations
 

@@ -82,9 +82,8 @@ def check_no_distributed_values(name: str, arguments: structures.Container) -> N
     for path, leaf in structures.walk(arguments):
         if not isinstance(leaf, structures.TensorLeaf):
             kind = leaf.spec.value_type if isinstance(leaf, structures.CompositeLeaf) else type(leaf.value)
-            if issubclass(kind, tf.distribute.DistributedValues) and not hasattr(
-                kind, "assign"
-            ):  # (variables have that)
+            is_variable = hasattr(kind, "assign")
+            if issubclass(kind, tf.distribute.DistributedValues) and not is_variable:
                 found.append(f"{path}: {kind.__name__}")
     if found:
         raise ArgumentError(

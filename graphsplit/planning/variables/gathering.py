@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from graphsplit.core.layouts import Cut, Shard
+from graphsplit.planning.costs.work import SMALL_BYTES
 from graphsplit.planning.variables.part_by_part import PartByPart, part_by_part
 from graphsplit.program.graph.graph import reached
 from graphsplit.program.program import Op, Program, Tensor
 
-_SMALL = 16_384  # bytes: such are put together once, and kept (biases travel as one, see `bucketing`)
 AT_A_TIME = 2
 """How many of the largest values there is room for."""
 
@@ -45,5 +45,5 @@ def _reads(program: Program, finder: PartByPart, op: Op) -> Iterator[Tensor]:
     for tensor in () if beside else dict.fromkeys(op.inputs):
         how = finder.how.get(tensor.op)
         is_cut = how is not None and not how.shift and isinstance(how.gives[tensor.index], Shard)
-        if is_cut and program.bytes(tensor) > _SMALL:
+        if is_cut and program.bytes(tensor) > SMALL_BYTES:
             yield tensor

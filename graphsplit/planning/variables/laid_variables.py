@@ -56,6 +56,8 @@ def _of_rows(program: Program, op: Op, own: Layout) -> Sharded | None:
         return Sharded((own, REPLICATE, REPLICATE), ())
     if not isinstance(own, Shard) or numbers is None or not rows:
         return None
+    if len(numbers) > 7:  # (`GatherNd`, by which a part picks its rows, takes no more coordinates)
+        return None
     if own.axis > 0:
         return Sharded((own, REPLICATE, own.along(len(numbers) + own.axis - 1)), ())
     most = program.dtype(op.inputs[1]).max

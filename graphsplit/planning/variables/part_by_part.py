@@ -14,13 +14,13 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Partial, Shard, group_of
 from graphsplit.core.sizes import has_sizes
+from graphsplit.planning.costs.work import COPY_BYTES
 from graphsplit.planning.variables.laid_variables import of_variable
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Declined, Sharded, answer, answer_for_output, partial_operands, rule_of
 from graphsplit.rules.factors import DROPPED, ZEROS, Dims, Factors
 from graphsplit.rules.registry import Rule
 
-_SMALL = 1024  # bytes: what is no larger is sent whole to the owner of each part
 JOINS = {"sum": "AddN", "max": "Maximum", "min": "Minimum", "prod": "Mul"}
 """How the parts of a result are joined whose entries were reduced over the axis that is cut."""
 
@@ -113,7 +113,7 @@ class _PartFinder:
         A matrix is orthogonalized by such: all parts would need all others again and again. So it is put together once,
         and what follows is whole until a variable takes it.
         """
-        rule, large = self._rule(op), [t for t in op.inputs if self._program.bytes(t) > _SMALL]
+        rule, large = self._rule(op), [t for t in op.inputs if self._program.bytes(t) > COPY_BYTES]
         divided = [tensor for tensor in large if tensor in self._cut]
         once = [tensor for tensor in large if tensor.op in self._once]
         if rule is None or not (divided or once):
@@ -146,7 +146,7 @@ class _PartFinder:
             or not all(isinstance(layout, (Shard, Partial)) for layout in found.gives)
             or any(len(layout.blocks) > 1 for layout in (*found.wants, *found.gives) if isinstance(layout, Shard))
             or any(self._cut.get(tensor, want) != want for tensor, want in wanted)
-            or any(tensor in self._cut or self._program.bytes(tensor) > _SMALL for tensor in whole)
+            or any(tensor in self._cut or self._program.bytes(tensor) > COPY_BYTES for tensor in whole)
         )
         return not cannot
 

@@ -1,4 +1,4 @@
-"""Functions that operations call: which, with which arguments, and new names for changed ones.
+"""Functions that operations call: which, with which arguments, new names for changed ones, and bodies in their place.
 
 Calls are replaced by what is called (`inline_calls`): a flat graph, whose effects keep their order.
 """
