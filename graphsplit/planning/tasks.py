@@ -245,14 +245,12 @@ class _Copies(NamedTuple):
     Attributes:
       devices: of each copy.
       readers: of its operands; None for what the device makes for itself.
-      together: whether all shards run it as one.
     """
 
     op: Op
     devices: Sequence[str]
     readers: Sequence[_Reader | None]
     has_columns: bool
-    together: bool
 
 
 class _TaskWriter:
@@ -263,6 +261,7 @@ class _TaskWriter:
         self._left_out = {plan.mesh.devices[d] for d in alike.told_by}
         self._plan = plan
         self._ops = plan.program.ops
+        self._together = {i for i, step in enumerate(plan.steps) if step.shards is not None and step.shards.together}
         self._at: list[dict[Copy, int]] = [{} for _ in self._ops]
         self._copies: dict[tuple[int, bool], _Copies] = {}
         self._givers: dict[tuple[Operand, bool], Callable[[Copy], Result | None]] = {}
@@ -307,18 +306,14 @@ class _TaskWriter:
             for own in self._plan.owners.devices(i):
                 self.run(i, own)
             return
-        numbers = self._at[i]
+        d, numbers = None if i in self._together else d, self._at[i]
         if d in numbers:
             return
         shard = d if isinstance(d, int) else None
         key = i, shard is not None
         if key not in self._copies:
             self._copies[key] = self._copies_of(self._ops[i], shard is not None)
-        op, devices, readers, has_columns, together = self._copies[key]
-        if together:
-            d = shard = None
-            if d in numbers:
-                return
+        op, devices, readers, has_columns = self._copies[key]
         device = d if isinstance(d, str) else devices[d or 0]
         places = [device] * len(readers) if not has_columns else self._read_at(op, d, device)
         pairs = zip(readers, places, strict=True)
@@ -354,7 +349,7 @@ class _TaskWriter:
             beside = [operand and self._beside(operand, devices) for operand in operands]
             readers = [r and r._replace(beside=own) for r, own in zip(readers, beside, strict=True)]
         has_columns = bool(self._plan.mesh.columns) and op.has_columns  # (along an axis it is planned as any other)
-        return _Copies(op, devices, readers, has_columns, is_together(self._plan, op.index))
+        return _Copies(op, devices, readers, has_columns)
 
     def _beside(self, operand: Operand, devices: Sequence[str]) -> Tensor | None:
         """Return the tensor that is read if shards that run on these devices have made it there themselves."""
