@@ -106,3 +106,25 @@ def test_no_order_against_what_waits():
         plan = gs.parallelize(of(tf.Variable(tf.eye(8, dtype=tf.float64)), waits), devices=3).plan(given(7)[0])
         [mean] = [op.index for op in plan.program.ops if op.type == "Mean"]
         assert bool(find_order(plan.program, plan.steps, {Tensor(mean, 0)})) != waits
+
+
+def test_casts_of_weights_that_shards_read_wait_for_nobody():
+    """A weight in another precision is made once and sent: behind a layer of the shards, all would wait for it."""
+    weights = [tf.Variable(tf.random.stateless_normal((300, 300), [k, 1])) for k in range(14)]
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            y = tf.cast(x, tf.bfloat16)
+            for w in weights:
+                y = tf.tanh(y @ tf.cast(w, tf.bfloat16))
+            loss = tf.reduce_mean(tf.cast(y, tf.float32) ** 2)
+        for w, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            w.assign_sub(0.1 * gradient)
+        return loss
+
+    plan = gs.parallelize(step, devices=3, variables="home").plan(tf.ones((6, 300)))
+    casts = [op for op in plan.program.ops if op.type == "Cast" and op.out_shapes[0] == (300, 300)]
+    read_by_shards = {t.op for op, s in zip(plan.program.ops, plan.steps, strict=True) if s.shards for t in op.inputs}
+    sent = [op for op in casts if op.index in read_by_shards and plan.steps[op.index].home]
+    assert len(sent) == len(weights)
+    assert not any(op.controls for op in sent)

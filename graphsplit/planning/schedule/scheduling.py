@@ -112,6 +112,7 @@ def with_late_operations(program: Program, steps: Sequence[Step]) -> Program:
     waits: dict[int, int] = {}
     readers, reads, seeds = _first_readers(program, steps), _reads(program), seeds_of(program)
     place, ready, runs = _places(program)
+    sent = _sent_to_shards(program, steps)  # (a wait for a shard, and the way back to it, would be two ways more)
 
     def fits(op: Op, i: int) -> bool:
         is_before = i < op.index and seeds[i] == seeds[op.index]
@@ -119,7 +120,7 @@ def with_late_operations(program: Program, steps: Sequence[Step]) -> Program:
 
     for op in reversed(program.ops):
         soon = ready[op.index] + _SOON
-        if place[op.index] <= soon or op.index not in readers:
+        if place[op.index] <= soon or op.index not in readers or op.index in sent:
             continue
         freed = [t for t in op.inputs if all(i == op.index or place[i] <= soon for i in reads[t])]
         if not _holds_more(program, op, freed):
@@ -134,6 +135,18 @@ def with_late_operations(program: Program, steps: Sequence[Step]) -> Program:
             waits[op.index] = max(found)
     ops = [replace(op, controls=(*op.controls, waits[op.index])) if op.index in waits else op for op in program.ops]
     return replace(program, ops=tuple(ops)) if waits else program
+
+
+def _sent_to_shards(program: Program, steps: Sequence[Step]) -> set[int]:
+    """Return what runs once, not behind anything on the shards, and is read by them: weights in another precision."""
+    behind, sent = set[int](), set[int]()
+    for op in program.ops:
+        if steps[op.index].shards or not behind.isdisjoint(op.sources):
+            behind.add(op.index)
+    for op in reversed(program.ops):
+        if steps[op.index].shards or op.index in sent:
+            sent.update([t.op for t in op.inputs if steps[t.op].home and t.op not in behind])
+    return sent
 
 
 def _places(program: Program) -> tuple[list[int], list[int], list[int]]:
