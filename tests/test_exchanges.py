@@ -93,3 +93,57 @@ def test_unknown_numbers_of_rows_go_through_one_device() -> None:
     kinds = {move.kind for move in parallel.plan(x).moves}
     assert "gather" in kinds
     assert not kinds & {"all-gather", "all-to-all", "reduce-scatter"}
+
+
+# Of shards that take turns on a device
+
+
+def paired(x: tf.Tensor, y: tf.Tensor) -> Any:
+    """A loss for which each row meets all others, and its gradients: that of what is gathered is transposed."""
+    with tf.GradientTape() as tape:
+        tape.watch([x, y])
+        a, b = tf.tanh(x @ W), tf.tanh(y @ W)
+        scores = a @ tf.transpose(b) / 8
+        loss = tf.reduce_mean(tf.reduce_logsumexp(scores, 1) - tf.reduce_sum(a * b, 1) / 8)
+    return loss, tape.gradient(loss, [x, y])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"shares": [3, 1, 2]}, {"micro_batches": 2}, {"micro_batches": 3, "shares": [0, 1, 4]}]
+)
+def test_what_devices_send_each_other_does_not_grow_with_their_micro_batches(options: Any) -> None:
+    given = rows(61, 64), tf.reverse(rows(61, 64), [0])
+    plan = assert_law(lambda: (paired, []), [given], devices=3, at_home=None, **options)
+    alone = gs.parallelize(paired, devices=3, **{**options, "micro_batches": 1}).plan(*given)
+    assert traffic(plan).busiest == traffic(alone).busiest
+    kinds = [move.kind for move in plan.moves]
+    assert {"all-gather", "all-to-all", "reduce-scatter"} <= {*kinds}, str(plan)
+    assert all(move.kind != "reduce" or plan.program.bytes(move.tensor) < 100 for move in plan.moves), "in pieces"
+
+
+def test_rows_of_two_batches_one_after_the_other_go_from_each_to_each() -> None:
+    def both(x: tf.Tensor, y: tf.Tensor) -> Any:
+        z = tf.tanh(tf.concat([x @ W, y @ U], 0))
+        return tf.reduce_logsumexp(z @ tf.transpose(z), 1)
+
+    for options in ({}, {"micro_batches": 2}):
+        plan = assert_law(lambda: (both, []), [(rows(61, 64), rows(61, 64))], devices=3, at_home=None, **options)
+        assert "all-gather" in [move.kind for move in plan.moves], str(plan)
+
+
+def test_what_a_stage_exchanges_stays_on_its_devices() -> None:
+    def first(x: tf.Tensor, y: tf.Tensor) -> Any:
+        return tf.tanh(x @ W), tf.tanh(y @ W)
+
+    def last(x: tf.Tensor, y: tf.Tensor) -> Any:
+        return tf.reduce_logsumexp(tf.tanh(x @ U) @ tf.transpose(tf.tanh(y @ U)), 1)
+
+    one, two = gs.on_device(first, ["CPU:0", "CPU:1"]), gs.on_device(last, ["CPU:2", "CPU:3"])
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> Any:
+        return two(*one(x, y))
+
+    plan = assert_law(lambda: (step, []), [(rows(60, 64), rows(60, 64))], devices=2, at_home=None, micro_batches=2)
+    assert "all-gather" in [move.kind for move in plan.moves], str(plan)
+    into = {read.device[-5:] for c in plan.collectives if c.kind == "all-gather" for own in c.reads for read in own}
+    assert into == {"CPU:2", "CPU:3"}

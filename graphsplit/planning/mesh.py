@@ -60,10 +60,19 @@ class Mesh:
     def exchanging(self) -> int:
         """How many shards can send each other parts of what they have: all, or 0.
 
-        Their numbers of rows must be known. (What shards make that take turns on a device is put together, or added up,
-        as they come.)
+        Their numbers of rows must be known, and they must be on several devices. (Those of one device put together, or
+        add up, what they have before it is sent.)
         """
-        return self.shards if self.rows and self.shards > 1 and len(set(self.positions)) == self.shards else 0
+        return self.shards if self.rows and len(set(self.positions)) > 1 else 0
+
+    @functools.cached_property
+    def by_device(self) -> Sequence[Sequence[int]]:
+        """The shards of each device, in order.
+
+        >>> Mesh(("a", "a", "b"), (1, 1, 1), (2, 2, 1), (0, 0, 1)).by_device
+        [[0, 1], [2]]
+        """
+        return [[*own] for _, own in itertools.groupby(range(self.shards), self.positions.__getitem__)]
 
     @property
     def has_turns(self) -> bool:

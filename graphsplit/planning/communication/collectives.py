@@ -90,7 +90,6 @@ class _ValueWriter:
         self._size = program.bytes(tensor)
         self._shape = program.shape(tensor)
         self._made_on = mesh.devices_of(self._op)
-        self._near = mesh.devices_near(self._op)
         self._copies: dict[str, int] = {}
 
     def _add(self, value: Value) -> int:
@@ -102,7 +101,7 @@ class _ValueWriter:
         if isinstance(layout, SingleDevice):
             return self._add(Own((), self._device(layout), self._size, tensor=self._tensor, layout=layout))
         if group_of(layout):
-            return self._copy(layout, self._near[0])
+            return self._copy(layout, self._made_on[0])
         by = self._mesh.copy_for(target.device) if isinstance(target, SingleDevice) else 0
         return self._own(by, layout)
 
@@ -127,7 +126,7 @@ class _ValueWriter:
 
     def _devices_of(self, layout: Layout) -> Sequence[str]:
         """Return the devices that have a value in a layout."""
-        return [self._device(layout)] if isinstance(layout, SingleDevice) else group_of(layout) or self._near
+        return [self._device(layout)] if isinstance(layout, SingleDevice) else group_of(layout) or self._made_on
 
     def _owns(self, layout: Layout, shards: Iterable[int] | None = None) -> list[int]:
         """Return what shards have, all of them if it is not said which."""
@@ -154,7 +153,7 @@ class _ValueWriter:
         """Each shard slices what it has, and takes its own piece."""
         target = _shard(move.target)
         if group_of(move.source):
-            owns = [self._copy(move.source, device) for device in self._near]
+            owns = [self._copy(move.source, device) for device in self._made_on]
             return self._read([self._pieces(own, target, [d])[0] for d, own in enumerate(owns)])
         return self._read([self._pieces(self._own(d, move.source), target, [d], d)[0] for d in self._shards])
 
@@ -164,17 +163,18 @@ class _ValueWriter:
         return [Read(self._in_order(self._owns(source), source, device), device)]
 
     def all_gathered(self, move: Move) -> list[Read]:
-        """Each shard concatenates what all have."""
-        source = _shard(move.source)
-        owns = self._owns(source)
-        devices = self._devices_of(move.target)
-        return [Read(self._in_order(owns, source, device), device) for device in devices]
+        """Each device concatenates what all have."""
+        source, devices = _shard(move.source), self._devices_of(move.target)
+        by_device = self._mesh.by_device if len(source.blocks) == 1 else [[d] for d in self._shards]
+        owns = [self._together(own, source) for own in by_device]
+        found = {device: self._in_order(owns, source, device) for device in dict.fromkeys(devices)}
+        return [Read(found[device], device) for device in devices]
 
     def exchanged(self, move: Move) -> list[Read]:
         """Each shard slices what it has for all others, and concatenates what it gets."""
         source, target = _shard(move.source), _shard(move.target)
         sent = self._sent_to_each(source, target)
-        pairs = zip(self._near, zip(*sent, strict=True), strict=True)
+        pairs = zip(self._made_on, zip(*sent, strict=True), strict=True)
         return self._read([self._in_order(own, source, device) for device, own in pairs])
 
     def reduced(self, move: Move) -> list[Read]:
@@ -186,7 +186,7 @@ class _ValueWriter:
         """Each shard slices what it has for all others, and adds up what it gets."""
         source = _partial(move.source)
         sent = self._sent_to_each(source, _shard(move.target))
-        pairs = zip(self._near, zip(*sent, strict=True), strict=True)
+        pairs = zip(self._made_on, zip(*sent, strict=True), strict=True)
         return self._read([self._sum(own, source, device) for device, own in pairs])
 
     def all_reduced(self, move: Move) -> list[Read]:
@@ -200,7 +200,7 @@ class _ValueWriter:
             sent = [self._pieces(own, cut, parts, d) for d, own in enumerate(owns)]
             sums = [self._sum(own, source, group_of(cut)[k], True) for k, own in enumerate(zip(*sent, strict=True))]
             return [Read(self._in_order(sums, cut, device), device) for device in move.target.devices]
-        return self._read([self._sum(owns, source, device) for device in self._near])
+        return self._read([self._sum(owns, source, device) for device in self._made_on])
 
     def _added_up_near(self, owns: Sequence[int], source: Partial, copies: Replicate) -> Sequence[int]:
         """Return the sums of what those shards have that read one copy, each where that is; with one copy for all, it.
@@ -220,16 +220,23 @@ class _ValueWriter:
         known = self._shape is not None and None not in self._shape and not has_sizes(self._shape)
         found = [own]
         for d in self._shards[1:]:
-            of, device = ((), self._near[d]) if known else ((own,), self.values[own].device)
+            of, device = ((), self._made_on[d]) if known else ((own,), self.values[own].device)
             found.append(self._add(Zeros(of, device, self._size, d)))
         return self._read(found)
 
     def _read(self, values: Sequence[int]) -> list[Read]:
-        return [Read(value, device) for value, device in zip(values, self._near, strict=True)]
+        return [Read(value, device) for value, device in zip(values, self._made_on, strict=True)]
 
     def _sent_to_each(self, source: Layout, target: Shard) -> list[list[int]]:
-        """Return what each shard has for each: sliced where it is."""
-        return [self._pieces(self._own(d, source), target, self._shards, d) for d in self._shards]
+        """Return what each device has for each shard: sliced where it is."""
+        by_device = self._mesh.by_device
+        return [self._pieces(self._together(own, source), target, self._shards, own[0]) for own in by_device]
+
+    def _together(self, shards: Sequence[int], layout: Layout) -> int:
+        """Return what shards have that take turns on a device, as one value there."""
+        owns = self._owns(layout, shards)
+        device = self.values[owns[0]].device
+        return self._sum(owns, layout, device) if isinstance(layout, Partial) else self._in_order(owns, layout, device)
 
     def _pieces(self, whole: int, layout: Shard, wanted: Sequence[int], holder: int | None = None) -> list[int]:
         """Return the pieces of a value that some shards get: sliced where it is, concatenated where they are."""

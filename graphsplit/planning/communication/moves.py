@@ -62,8 +62,8 @@ def is_direct(source: Layout, target: Layout, mesh: Mesh) -> bool:
     if not mesh.exchanging:
         return False
     if isinstance(source, Shard):
-        across = target == REPLICATE or (isinstance(target, Shard) and target.axis != source.axis)
-        return across and len(source.blocks) == 1
+        across = isinstance(target, Shard) and target.axis != source.axis and len(source.blocks) == 1
+        return across or target == REPLICATE
     return isinstance(source, Partial) and source == PARTIAL_SUM and isinstance(target, Shard)
 
 

@@ -181,9 +181,7 @@ class _Check:
             yield move.target.device or self._home, self._given(move, None)
             return
         op = self._program.ops[move.tensor.op]
-        is_sent = isinstance(move.target, Replicate) and isinstance(move.source, SingleDevice)
-        near = self._mesh.devices_of(op) if is_sent else self._mesh.devices_near(op)
-        devices = group_of(move.target) or near
+        devices = group_of(move.target) or self._mesh.devices_of(op)
         for_all = self._given(move, None) if isinstance(move.target, Replicate) else None
         for d, device in enumerate(devices):
             yield device, for_all or self._given(move, d)

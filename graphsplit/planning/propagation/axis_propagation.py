@@ -64,9 +64,10 @@ class AxisForward(ForwardPropagation):
             else:
                 self._append_home(op, given.reason)
 
-    def _tensors_wanted_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:
-        wanted = self._read_whole(outputs)
-        return wanted | forks(self.program, wanted, behind_moves=True)
+    def tensors_wanted_whole(self) -> set[Tensor]:
+        """Return the outputs that somebody reads whole."""
+        wanted = self._read_whole(self.whole_outputs)
+        return wanted | forks(self.program, wanted, lambda _: True)
 
     def _append_home(self, op: Op, reason: str) -> None:
         self._append(None, reason, tuple([self._seen_whole(op, k) for k in range(len(op.out_shapes))]))

@@ -27,7 +27,7 @@ from graphsplit.planning.costs.work import (
     is_data,
 )
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.propagation.forward_propagation import ForwardPropagation, NaturalForms
+from graphsplit.planning.propagation.forward_propagation import ForwardPropagation, NaturalForms, read_in_pieces
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.undefined_outputs import undefined_outputs
 from graphsplit.rules import Answer, Sharded, answer_for_output
@@ -46,7 +46,7 @@ def with_cuts(program: Program, mesh: Mesh, independent: bool, make: Pass) -> Na
       independent: whether shards may draw random numbers of their own.
       make: see `Pass`.
     """
-    natural = make(ForwardPropagation).run()
+    natural = _reduced_in_pieces(program, mesh, make, make(ForwardPropagation).run())
     if mesh.shards < 2 or _share_at_home(program, natural) < LEAST_SHARE:
         return natural
     known = natural.wanted_whole
@@ -57,6 +57,12 @@ def with_cuts(program: Program, mesh: Mesh, independent: bool, make: Pass) -> Na
         return natural
     settled = [answers.get(op.index, natural.answers[op.index]) for op in program.ops]
     return make(ForwardPropagation, settled=settled, wanted_whole=known, cuts=cuts).run()
+
+
+def _reduced_in_pieces(program: Program, mesh: Mesh, make: Pass, natural: NaturalForms) -> NaturalForms:
+    """Return the natural forms in which sums that shards read in pieces are reduced in pieces, though they are moved."""
+    again = make(ForwardPropagation, in_pieces=read_in_pieces(program, natural)) if mesh.exchanging else None
+    return natural if again is None or again.tensors_wanted_whole() == natural.wanted_whole else again.run()
 
 
 def _share_at_home(program: Program, natural: NaturalForms) -> float:

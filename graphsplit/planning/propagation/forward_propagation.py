@@ -123,6 +123,7 @@ class ForwardPropagation:
       settled: how operations run on the shards that have been decided upon, by position; None where nothing has.
       wanted_whole: the outputs that somebody reads whole, if that is known from an earlier pass.
       exchanging: how many shards can send each other parts of what they have; 0 if they cannot.
+      in_pieces: whole values that operations on the shards read in pieces, if that is known from an earlier pass.
     """
 
     program: Program
@@ -135,6 +136,7 @@ class ForwardPropagation:
     settled: Sequence[Sharded | None] = ()
     wanted_whole: Collection[Tensor] | None = None
     exchanging: int = 0
+    in_pieces: Collection[Tensor] = ()
     _answers: list[Sharded | None] = field(default_factory=list, init=False)
     _reasons: list[str] = field(default_factory=list, init=False)
     _seen: list[tuple[Layout, ...]] = field(default_factory=list, init=False)
@@ -153,7 +155,7 @@ class ForwardPropagation:
     def run(self) -> NaturalForms:
         """Return the natural forms."""
         if self.wanted_whole is None:
-            self.wanted_whole = self._tensors_wanted_whole(self.whole_outputs)
+            self.wanted_whole = self.tensors_wanted_whole()
         arguments = self._arguments()
         for op in self.program.ops:
             given = arguments.get(op.index)
@@ -305,9 +307,10 @@ class ForwardPropagation:
         stays = layout in _LINEAR and Tensor(op.index, output) not in (self.wanted_whole or ())
         return PARTIAL_SUM if stays else self._seen_whole(op, output)
 
-    def _tensors_wanted_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:
-        wanted = self._read_whole(outputs)
-        return wanted | forks(self.program, wanted)
+    def tensors_wanted_whole(self) -> set[Tensor]:
+        """Return the outputs that somebody reads whole."""
+        wanted = self._read_whole(self.whole_outputs)
+        return wanted | forks(self.program, wanted, self.in_pieces.__contains__)
 
     def _read_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:
         wanted = {*outputs, *[tensor for op in self.program.ops if op.device for tensor in op.inputs]}
@@ -316,6 +319,13 @@ class ForwardPropagation:
                 partial = partial_operands(op, self.may_grow)
                 wanted.update([t for i, t in enumerate(op.inputs) if i not in partial] if partial else op.inputs)
         return wanted
+
+
+def read_in_pieces(program: Program, natural: NaturalForms) -> set[Tensor]:
+    """Return the whole values that operations on the shards read in pieces."""
+    given = [(op, own) for op, own in zip(program.ops, natural.answers, strict=True) if own is not None]
+    reads = [(t, want) for op, own in given for t, want in zip(op.inputs, own.wants, strict=True)]
+    return {t for t, want in reads if isinstance(want, Shard) and is_whole(natural.layout(t))}
 
 
 def with_operand(rule: Rule, op: Op, layouts: Sequence[Layout], operand: int) -> Answer:
@@ -332,11 +342,12 @@ class LocalForwardPropagation(ForwardPropagation):
     def _append_home(self, op: Op, reason: str) -> None:
         self._append(None, reason, (REPLICATE,) * len(op.out_shapes))
 
-    def _tensors_wanted_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:
-        return self._read_whole(outputs)
+    def tensors_wanted_whole(self) -> set[Tensor]:
+        """Return the outputs that somebody reads whole."""
+        return self._read_whole(self.whole_outputs)
 
 
-def forks(program: Program, wanted: Collection[Tensor], behind_moves: bool = False) -> set[Tensor]:
+def forks(program: Program, wanted: Collection[Tensor], behind_moves: Callable[[Tensor], bool]) -> set[Tensor]:
     """Return the tensors that are reduced for no more than what linear readers make of them.
 
     A partial sum stays partial through linear ops and is reduced behind them. Behind a fork that is more than once (a
@@ -347,8 +358,8 @@ def forks(program: Program, wanted: Collection[Tensor], behind_moves: bool = Fal
     Args:
       program: what is planned.
       wanted: what must be whole anyway.
-      behind_moves: whether what is only reshaped is reduced behind that: where every device has what is whole, that
-        costs no more, and who reads it in parts has it reduced in parts.
+      behind_moves: whether what only becomes a tensor by being reshaped is reduced behind that: where every device has
+        what is whole, that costs no more, and who reads it in pieces has it reduced in pieces.
     """
     found: set[Tensor] = set()
     apart = {op.inputs[0] for op in program.ops if op.divides and op.type == "SplitV"}  # parts of variables
@@ -361,7 +372,8 @@ def forks(program: Program, wanted: Collection[Tensor], behind_moves: bool = Fal
             if reached and not is_apart:
                 size = program.bytes(tensor)
                 is_fork = len(reached) > 1 and 0 < size <= sum(map(program.bytes, reached))
-                if is_fork or (not behind_moves and _is_only_moved(program, size, dtype, reached)):
+                is_moved = _is_only_moved(program, size, dtype, reached) and not behind_moves(next(iter(reached)))
+                if is_fork or is_moved:
                     found.add(tensor)
             behind.update({tensor: False} if is_apart or tensor in wanted or tensor in found else reached)
         if not behind:

@@ -44,7 +44,7 @@ def _wrong(program: Program, cuts: Mapping[str, MeshDivision], mesh: Mesh) -> di
     staying = {name: own for name, own in cuts.items() if is_staying(own)}
     if mesh.shards and not mesh.rows:
         return dict.fromkeys(staying, "the number of rows is not known when it is planned")
-    if not mesh.exchanging:
+    if not mesh.exchanging or mesh.has_turns:
         why = "devices have several micro-batches" if mesh.has_turns else "the rows are not shared out"
         return dict.fromkeys(staying, why)
     columns = [[own[p] for p in mesh.positions] for own in mesh.columns] or [[*mesh.devices]]
