@@ -12,8 +12,9 @@ import tensorflow as tf
 
 import graphsplit as gs
 from benchmarks.partitions import bytes_between
-from graphsplit.core.layouts import part_ranges
+from graphsplit.core.layouts import cut_in, part_ranges
 from graphsplit.core.tensorflow_internals import partition_graphs
+from graphsplit.core.variables.arrangements import lying_now
 from graphsplit.core.variables.parted_variables import parts_of_variable, read_handle
 from graphsplit.emission import check_emitted, emit
 from tests.helpers.float64 import float64  # noqa: F401 (a fixture)
@@ -71,7 +72,7 @@ def assert_copies_equal(own: tf.Variable, copies: int) -> None:
     handles, ranges = parts.handles(), part_ranges(parts.division, list(map(range, own.shape)))
     for handle, entries in zip(handles, ranges, strict=True):
         found.setdefault(str(entries), []).append(read_handle(handle, own.dtype).numpy())
-    assert [len(values) for values in found.values()] == [copies] * parts.cut.parts
+    assert [len(values) for values in found.values()] == [copies] * cut_in(parts.division).parts
     assert all(np.array_equal(values[0], other) for values in found.values() for other in values[1:])
 
 
@@ -132,7 +133,7 @@ def test_adam_with_clipping(mesh: dict[str, int]):
     assert len(large) == 12
     for own in [own for own in ours if parts_of_variable(own) is not None]:
         assert_copies_equal(own, copies)
-    assert all(parts_of_variable(own).cut.parts == parts for own in large)
+    assert all(lying_now(own).cut.parts == parts for own in large)
     held: dict[str, int] = {}
     for own in ours:
         lying = parts_of_variable(own)
@@ -145,7 +146,7 @@ def test_adam_with_clipping(mesh: dict[str, int]):
     plan.check()
     check_emitted(plan, emit(plan))
     assert f"{next(iter(set(mesh) - {'fsdp'}))}={copies}, fsdp={parts}" in str(plan)
-    groups = parts_of_variable(large[0]).groups
+    groups = lying_now(large[0]).groups
     group_of = {device: k for k, group in enumerate(groups) for device in group}
     between = bytes_between(graphs, plan)
     crossing = sum(size for (a, b), size in between.items() if group_of[a] != group_of[b])
@@ -265,7 +266,7 @@ def tied() -> tuple[list[tf.Variable], Callable[..., Any]]:
 def test_rows_of_a_table():
     parallel = assert_law(tied, "sharded", MESH, [ids_of(5), ids_of(7)])
     variables = list(parallel._variables_so_far())
-    assert any(parts_of_variable(own).cut.parts == 2 for own in variables)
+    assert any(lying_now(own).cut.parts == 2 for own in variables)
     for own in variables:
         parallel(ids_of(5))
         assert_copies_equal(own, 2)

@@ -57,6 +57,7 @@ FENCED = ["core/keras_internals.py", "core/tensorflow_internals.py", "core/varia
 PUBLIC_IN_PYTHON = {"_asdict", "_exit", "_fields", "_getframe", "_make", "_replace"}  # the underscore is in its manual
 FRIENDS = {  # of a `ParallelFunction`, which other files of its layer and the next one share
     *(
+        "_arrangement",
         "_find",
         "_flatten",
         "_get",

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.core.variables.arrangements import lying_now
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission import check_emitted, emit
 from tests.helpers.law import assert_close
@@ -35,7 +36,7 @@ def layouts_of(variables: Sequence[Any]) -> set[str]:
     """Return the layouts of variables of more than 256 bytes; "" is none."""
     values = [v if isinstance(v, tf.Variable) else v.value for v in variables]
     large = [value for value in values if value.shape.num_elements() > 64]
-    held = [(parts_of_variable(v), getattr(v, "_graphsplit_stays", "")) for v in large]
+    held = [(parts_of_variable(v), lying_now(v).stays) for v in large]
     return {stays if parts is None else parts.layout for parts, stays in held}
 
 

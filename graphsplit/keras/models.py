@@ -21,7 +21,7 @@ from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.layouts.automatic import why_they_stay
 from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, names_host
 from graphsplit.api.layouts.new_variables import variable_layout
-from graphsplit.api.layouts.variable_layouts import idle_patterns, set_variable_layout, variables_of
+from graphsplit.api.layouts.variable_layouts import decide_target, idle_patterns, variables_of
 from graphsplit.core.devices import short_name
 from graphsplit.core.keras_internals import (
     SharedState,
@@ -35,6 +35,7 @@ from graphsplit.core.keras_internals import (
 from graphsplit.core.patterns import SLOTS
 from graphsplit.core.storage.files import kind_of, replacing
 from graphsplit.core.user_code import user_stack_level
+from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.errors import UnsupportedError
 from graphsplit.inspect.placements import Placement
@@ -200,16 +201,22 @@ class ParallelModel(SharedState):
             self._functions.clear()  # they have the weights of before
             object.__setattr__(self, "_quantization", quantization)
         if force or self._function(kind) is None:
-            self._lay_out(kind)
-            self._set_function(kind, self._eager(kind) if self.template.run_eagerly else self._batch_function(kind))
+            asks = self._asks(kind)
+            function = self._eager(kind) if self.template.run_eagerly else self._batch_function(kind)
+            if isinstance(step := getattr(function, "step", None), ParallelFunction):
+                step._asks = asks
+            elif asks is not None:
+                asks(lies := Arrangement())
+                lies.apply()
+            self._set_function(kind, function)
         return self._function(kind)
 
-    def _lay_out(self, kind: str) -> None:
-        """Lay out what the model has by now; an optimizer makes its slots first."""
+    def _asks(self, kind: str) -> Callable[[Arrangement], None] | None:
+        """Return what decides how all lies that the model has by now; an optimizer makes its slots first."""
         where, optimizer = self.model_devices, getattr(self.template, "optimizer", None)
         if where.variables == "home" and not where.options.is_automatic:
             if where.options.variables != AUTO or why_they_stay(where.devices, where.options):
-                return
+                return None
             optimizer = optimizer if kind == "train" else None
         # (where slots do not fit on a device, they are never there: each goes to the host before the next is made)
         on_host = names_host(where.variables) and tf.executing_eagerly()
@@ -217,10 +224,15 @@ class ParallelModel(SharedState):
             make_slots(optimizer, self.template.trainable_variables)
         if where.variables == "home":
             variables_of(self.template)  # (its variables get the names by which slots are found)
-            return
-        mesh = where.options.mesh.asked or None
+            return None
+        target, mesh = self.template, where.options.mesh.asked or None
         layout = where.variables if optimizer is not None else self._without_patterns_of_slots(where.variables)
-        set_variable_layout(self.template, layout, where.devices, mesh=mesh)
+
+        def decide(lies: Arrangement) -> None:
+            decide_target(lies, target, layout, where.devices, mesh)
+
+        decide(Arrangement())  # (what is wrong with it is said now)
+        return decide
 
     def _without_patterns_of_slots(self, layout: Any) -> Any:
         """Return a layout without the patterns that fit nothing: `compile` may bring an optimizer that they fit."""

@@ -11,10 +11,11 @@ import tensorflow as tf
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.layouts import Cut, MeshDivision, Replicate
 from graphsplit.core.tensorflow_internals import resource_value
+from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import layout_changes, parts_of
 from graphsplit.program.program import Op, Program
-from graphsplit.tracing.trace import Trace
+from graphsplit.tracing.trace import Trace, captured_variables
 
 
 class Captured(NamedTuple):
@@ -139,30 +140,27 @@ def _parts_of(size: int, division: MeshDivision) -> list[int]:
     return [part for own, column in pairs for part in _parts_of(column, own)]
 
 
-def state_of(trace: Trace) -> State:
-    """Return where the variables and tables are that a traced function captured, and how they are several."""
-    changes = layout_changes()
-    pairs = zip(trace.program.captures, trace.captures, strict=True)
-    held = {trace.program.ops[i].name: parts.division for i, handle in pairs if (parts := parts_of(handle)) is not None}
+def state_of(trace: Trace, lies: Arrangement | None = None) -> State:
+    """Return where the variables and tables are that a traced function captured, and how they are several.
+
+    Args:
+      trace: the function.
+      lies: how variables are to lie; None for as they do.
+    """
+    changes, lies = layout_changes(), Arrangement() if lies is None else lies
+    is_here = tf.executing_eagerly() or lies.home  # (in a graph they are whole: it may use them itself)
+    divisions = lies.divisions(captured_variables(trace)) if is_here else {}
+    held = {trace.program.ops[i].name: division for i, division in divisions.items()}
+    if lies.home:
+        pairs = zip(trace.program.captures, trace.captures, strict=True)
+        names = [trace.program.ops[i].name for i, handle in pairs if handle.dtype == tf.resource]
+        return State(dict.fromkeys(names, lies.home), divisions=held)
     return State(_devices(trace), divisions=held, changes=changes)
 
 
 def state_elsewhere(_: Trace) -> State:
     """Return where variables and tables are in a process that has the devices, and makes all else at home."""
     return State()
-
-
-def state_as_if(trace: Trace, held: Mapping[str, MeshDivision], home: str) -> State:
-    """Return where variables would be if they lay otherwise, on devices that need not exist.
-
-    Args:
-      trace: the function.
-      held: how variables would be cut or copied, by the names of their placeholders.
-      home: the device of all others.
-    """
-    pairs = zip(trace.program.captures, trace.captures, strict=True)
-    devices = {trace.program.ops[i].name: home for i, handle in pairs if handle.dtype == tf.resource}
-    return State(devices, divisions=held)
 
 
 def _devices(trace: Trace) -> dict[str, str]:

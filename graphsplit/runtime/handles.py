@@ -11,6 +11,7 @@ import tensorflow as tf
 from graphsplit.core.devices import task_of
 from graphsplit.core.initial_values import check_values
 from graphsplit.core.tensorflow_internals import tape_watches
+from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import VariableParts, are_any_parts, layout_changes, parts_of
 from graphsplit.core.variables.running_calls import calls
@@ -30,10 +31,19 @@ class LayoutsChangedError(UnsupportedError):
 
 
 class Layouts:
-    """How the variables lay that a function captured, when it was planned."""
+    """How the variables lie that a function captured: as they did when it was planned, or as was decided then.
 
-    def __init__(self, trace: Trace, plan: Plan):
+    Args:
+      trace, plan: of the function.
+      lies: what was decided; None for nothing.
+
+    Attributes:
+      lies: see there; once it is applied, as they lie.
+    """
+
+    def __init__(self, trace: Trace, plan: Plan, lies: Arrangement | None = None):
         self._trace = trace
+        self.lies = Arrangement() if lies is None else lies
         self._found: Sequence[VariableParts | None] | None = layouts_of(trace)
         self._changes = layout_changes()
         if plan.state.changes not in (None, self._changes):  # how they lay while it was planned, nobody knows any more
@@ -45,8 +55,35 @@ class Layouts:
         changes = layout_changes()
         if self._found is None or (self._changes != changes and self._found != layouts_of(self._trace)):
             return False
+        if not (self.lies.is_applied or self.lies.holds):
+            return False
         self._changes = changes
         return True
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to be moved. (What is planned for devices that are not here does not run.)"""
+        return self.lies.is_applied or bool(self.lies.home)
+
+    def settle(self) -> None:
+        """Move the variables to where it was decided that they lie, if they have not been moved: before a call.
+
+        Raises:
+          LayoutsChangedError: if they no longer lie as they did when it was decided.
+          UnsupportedError: if some would have to move while a graph is built.
+        """
+        with calls.lock:
+            if self.settled:
+                return
+            if not self.hold:
+                raise LayoutsChangedError(self._trace.function.name)
+            if not tf.executing_eagerly() and self.lies.moves:
+                raise UnsupportedError(
+                    f"{self.lies.reason}, and this one is in a tf.function, while a graph is built. Call the function "
+                    "once outside before, or lay them out by set_variable_layout."
+                )
+            self.lies.apply()
+            self._found, self._changes = layouts_of(self._trace), layout_changes()
 
 
 @contextlib.contextmanager

@@ -77,7 +77,7 @@ def plan_signature(
     leaves = tuple(structures.TensorLeaf(spec.dtype, known_shape(spec.shape)) for spec in specs.values())
     arguments = structures.Container(dict, tuple(specs), leaves)
     call = as_call(arguments)
-    traced, plan = trace_and_plan(
+    traced, plan, _ = trace_and_plan(
         lambda inputs: function(**inputs), call, arguments, options, devices, devices[0], find_state
     )
     return PlannedSignature(name, function, specs, traced, plan)

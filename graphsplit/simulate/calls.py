@@ -27,6 +27,7 @@ from graphsplit.core.layouts import Shard
 from graphsplit.core.progress import phase
 from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.core.user_code import with_users_traceback
+from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import machine as machine_of
@@ -108,7 +109,7 @@ def predict_call(
     mesh_devices = mesh_as_if(call.options.mesh, names)
     plan = call.plan(names, layout, machine.device.memory_bytes)
     layout = call.options.variables if layout is None else layout
-    notes = (*call.notes, *notes_on_layout(call.trace, layout, names, mesh_devices))
+    notes = (*call.notes, *notes_on_layout(call.lies, call.trace, layout, names, mesh_devices))
     name = layout_name(layout)
     found = predict_plan(plan, machine, title=call.title, layout=name, unknown_size=unknown_size)
     return dataclasses.replace(found, notes=notes)
@@ -156,6 +157,7 @@ class PredictedCall:
       run_trace: traces the function.
       seen: returns arguments as the function sees them while it is traced.
       notes: for predictions.
+      lies: how variables are to lie.
     """
 
     function: Callable[..., Any]
@@ -165,6 +167,7 @@ class PredictedCall:
     run_trace: Callable[[], Trace] = field(repr=False)
     seen: Callable[[structures.Container], structures.Container] = field(repr=False)
     notes: tuple[str, ...] = ()
+    lies: Arrangement = field(default_factory=Arrangement, repr=False)
 
     @property
     def title(self) -> str:
@@ -202,7 +205,7 @@ class PredictedCall:
 
         wide = structures.map_leaves(widen, self.arguments)
         assert isinstance(wide, structures.Container)
-        return _call_of(self.function, self.options, wide, self.seen, self.notes)
+        return replace(_call_of(self.function, self.options, wide, self.seen, self.notes), lies=self.lies)
 
     @collection_paused()
     def plan(self, devices: Sequence[str], layout: Layout = None, memory: float | None = None, **options: Any) -> Plan:
@@ -215,7 +218,9 @@ class PredictedCall:
           **options: instead of those that the function has, `micro_batches=4`.
         """
         chosen = replace(self.options, **options)
-        request = PlanRequest(self.trace, self.splitting, chosen, devices).noting(*variables_elsewhere(self.trace))
+        request = PlanRequest(self.trace, self.splitting, chosen, devices, lies=self.lies).noting(
+            *variables_elsewhere(self.trace)
+        )
         return plan_as_if(request.as_if(chosen, devices), layout, memory=memory)
 
 
@@ -253,7 +258,8 @@ def predicted_call(
     _, tree = structures.flatten(dict(bound.arguments), specs=True)
     assert isinstance(tree, structures.Container)
     seen = fn._seen if isinstance(fn, ParallelFunction) else lambda arguments: arguments
-    return _call_of(function, options, tree, seen, notes)
+    call = _call_of(function, options, tree, seen, notes)
+    return replace(call, lies=fn._arrangement()) if isinstance(fn, ParallelFunction) else call
 
 
 def _call_of(

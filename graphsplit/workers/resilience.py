@@ -20,6 +20,7 @@ from graphsplit.api.layouts.variable_layouts import set_variable_layout
 from graphsplit.core.device_mesh import BATCH_AXIS, MeshAxes
 from graphsplit.core.devices import canonical_name, name_for_runtime, short_name, task_of
 from graphsplit.core.user_code import user_stack_level
+from graphsplit.core.variables.arrangements import forget_stage, lying_now
 from graphsplit.core.variables.parted_variables import assign, move_variable, parts_of_variable
 from graphsplit.errors import ArgumentError, UnsupportedError, WorkerLostError, bullet_list
 from graphsplit.workers.cluster import Cluster, current_cluster, lost_error
@@ -209,8 +210,8 @@ class Resilient(Generic[P, R]):
             self._programs = len(programs)
         self._known.update({id(variable): variable for variable in function._variables_so_far()})
         if not self._lost:
-            lying = [(key, parts) for key, v in self._known.items() if (parts := parts_of_variable(v)) is not None]
-            self._layouts = {key: _Layout(parts.layout, parts.over, parts.reshards) for key, parts in lying}
+            lying = [(key, own) for key, v in self._known.items() if (own := lying_now(v)).division is not None]
+            self._layouts = {key: _Layout(own.layout, own.over, own.reshards) for key, own in lying}
 
     def _lose(self, error: WorkerLostError) -> None:
         """Note which workers are lost, and let each variable hold its value itself.
@@ -306,7 +307,7 @@ class Resilient(Generic[P, R]):
         """Lay the variables out as they were, on the devices that are there."""
         mesh = self._function()._options.mesh
         for variable in self._known.values():
-            variable._graphsplit_stage = ()  # (its devices are another stage's by now; it is known again with the plan)
+            forget_stage(variable)  # (its devices are another stage's by now; it is known again with the plan)
         groups: dict[_Layout, list[tf.Variable]] = {}
         for key, known in self._layouts.items():
             variable, over = self._known[key], self.devices if mesh else tuple(self._alive(known.over))

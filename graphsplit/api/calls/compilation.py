@@ -15,12 +15,12 @@ import tensorflow as tf
 
 from graphsplit.api.calls.argument_splitting import Splitting, open_shapes, open_sparse_shapes, resolve_split
 from graphsplit.api.calls.chosen_devices import check_no_others
-from graphsplit.api.calls.plan_requests import PlanRequest, plan_as_if, plan_laid_out
+from graphsplit.api.calls.plan_requests import PlanRequest, plan_laid_out
 from graphsplit.api.calls.traces import Choices
 from graphsplit.api.layouts.layout_spellings import AUTO
-from graphsplit.api.layouts.learned_layouts import lay_out_as_asked, lay_together
+from graphsplit.api.layouts.learned_layouts import lie_as_asked, lie_together
 from graphsplit.api.layouts.mesh_checks import check_mesh, mesh_lain_on
-from graphsplit.api.layouts.variable_layouts import lay_out_later
+from graphsplit.api.layouts.predicted_layouts import lying_elsewhere
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import device_mesh
 from graphsplit.core.devices import canonical_name, short_name
@@ -28,10 +28,11 @@ from graphsplit.core.gpus import gpu_memory_bytes
 from graphsplit.core.keras_internals import open_scopes
 from graphsplit.core.progress import phase, say
 from graphsplit.core.sizes import has_sizes
+from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.core.variables.parted_variables import layout_changes, parts_of
 from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.state import State, state_of
+from graphsplit.planning.state import State, state_elsewhere
 from graphsplit.program.stages import Stage, check_stages
 from graphsplit.tracing.graph_to_program import CallSizes
 from graphsplit.tracing.trace import Trace, TracedFunction, trace_function
@@ -44,13 +45,14 @@ def trace_and_plan(
     options: Options,
     devices: Sequence[str],
     home: str,
-    find_state: Callable[[Trace], State] = state_of,
+    find_state: Callable[[Trace], State] | None = None,
     notes: Sequence[str] = (),
-    runs: bool = True,
+    is_elsewhere: bool = False,
     choices: Choices | None = None,
     functions: dict[Hashable, TracedFunction] | None = None,
-) -> tuple[Trace, Plan]:
-    """Trace `fn` for one structure of arguments, and decide what runs where.
+    lies: Arrangement | None = None,
+) -> tuple[Trace, Plan, Arrangement]:
+    """Trace `fn` for one structure of arguments, and decide where its variables are to lie, and what runs where.
 
     Args:
       fn: called as the structure `call` of `(args, kwargs)` says.
@@ -58,11 +60,12 @@ def trace_and_plan(
       arguments: the same leaves by the names under which users know them.
       options: all but the devices are taken from here.
       devices, home: full names. They need not exist here. Where the options give no home, see `default_home`.
-      find_state: says where variables and tables of a trace live.
+      find_state: says where variables and tables of a trace live, if not where they lie here.
       notes: for the plan.
-      runs: whether the plan is to run: then an automatic one lays the variables out.
+      is_elsewhere: whether some of the devices are not here.
       choices: automatic ones that were made for the function before; a new one is put there.
       functions: those that were traced before, by what they are valid for; None to trace anew.
+      lies: how variables are to lie by what was asked before; None for as they do.
     """
     splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
     names = [path for path, _ in structures.paths(arguments)]
@@ -76,22 +79,23 @@ def trace_and_plan(
     if mesh is not None and mesh.others and (placed := traced.program.all_stages()):
         mesh = replace(mesh, stages=tuple([stage.devices for stage in placed if len(stage.devices) > 1]))
     check_mesh(traced, mesh)
-    lay_out_later()
+    lies = Arrangement() if lies is None else lies
+    moved = lie_together(lies, traced)
     asks = options.variables not in (None, AUTO)
-    notes = (*notes, *(lay_out_as_asked(traced, options.variables, devices, mesh, runs) if asks else ()))
-    moved = lay_together(traced)
+    if is_elsewhere:
+        lies = lying_elsewhere(lies, traced, devices, mesh, at_home=options.variables is None)
+        find_state = None if asks else state_elsewhere
+    asked = lie_as_asked(lies, traced, options.variables, devices, mesh) if asks else ()
     near = None if options.tuning["default_device"] is None else home
-    request = PlanRequest(traced, splitting, options, devices, near, mesh)
-    request = request.noting(*variables_elsewhere(traced), *notes, *moved)
+    request = PlanRequest(traced, splitting, options, devices, near, mesh, lies, find_state)
+    request = request.noting(*variables_elsewhere(traced), *notes, *asked, *moved)
     if options.is_automatic:
-        return traced, _chosen_plan(request, Choices() if choices is None else choices, arguments, runs)
-    if asks and not runs:
-        return traced, plan_as_if(request, None)
-    request = request.in_stages(find_state)
+        return traced, *_chosen_plan(request, Choices() if choices is None else choices, arguments)
+    request = request.in_stages()
     with phase("planning"):
         if options.variables == AUTO:
-            return traced, plan_laid_out(request, partial(gpu_memory_bytes, devices), find_state, runs)
-        return traced, request.plan(find_state(request.trace))
+            return traced, *plan_laid_out(request, partial(gpu_memory_bytes, devices))
+        return traced, request.plan(), lies
 
 
 def trace_call(
@@ -114,7 +118,7 @@ def trace_call(
     return functions[valid].read(names, open_shapes(splitting, seen, names), sizes)
 
 
-def _chosen_plan(request: PlanRequest, choices: Choices, arguments: Hashable, runs: bool) -> Plan:
+def _chosen_plan(request: PlanRequest, choices: Choices, arguments: Hashable) -> tuple[Plan, Arrangement]:
     """Return the plan that `memory=` or `plan="auto"` chooses for some arguments; see `trace_and_plan`."""
     from graphsplit.simulate.search.chosen_plans import ChosenPlans
 
@@ -124,12 +128,15 @@ def _chosen_plan(request: PlanRequest, choices: Choices, arguments: Hashable, ru
     if arguments not in choices.made:
         choices.made[arguments] = plans.choose(choices.ran)
     choice = choices.made[arguments]
-    if not runs:
-        return plans.as_if(choice)
-    if choices.ran is None or choices.ran.chosen != choice.chosen:
-        say(f"{request.options.asks_for_plan} chose {choice.explain()}")
-    choices.ran = choice
-    return plans.laid_out(choice)
+
+    def ran() -> None:
+        if choices.ran is None or choices.ran.chosen != choice.chosen:
+            say(f"{request.options.asks_for_plan} chose {choice.explain()}")
+        choices.ran = choice
+
+    plan, lies = plans.laid_out(choice)
+    lies.then(ran)
+    return plan, lies
 
 
 def variables_elsewhere(traced: Trace) -> list[str]:

@@ -8,6 +8,7 @@ A wrapped Keras model has parallelized steps: `step_of` returns the one that a q
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import weakref
@@ -40,8 +41,7 @@ from graphsplit.api.calls.outer_graphs import (
     warn_of_variables,
 )
 from graphsplit.api.calls.traces import PerInstance, Signature, Traces
-from graphsplit.api.layouts.automatic import why_they_stay
-from graphsplit.api.layouts.layout_spellings import AUTO
+from graphsplit.api.layouts.variable_layouts import decide_later
 from graphsplit.core import structures
 from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.keras_internals import open_scopes, variables_have_other_values
@@ -49,15 +49,15 @@ from graphsplit.core.progress import phase
 from graphsplit.core.stand_ins import answering
 from graphsplit.core.tensorflow_internals import eager_context_started, in_xla_context, rewritten_by_autograph
 from graphsplit.core.user_code import shortened, with_users_traceback
+from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.emission.clusters import graph_def_that_runs
 from graphsplit.emission.emitter import emit
 from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.state import state_elsewhere, state_of
 from graphsplit.program.program import Program
 from graphsplit.runtime.gradients.differentiable import Differentiable
-from graphsplit.runtime.handles import LayoutsChangedError
+from graphsplit.runtime.handles import Layouts, LayoutsChangedError
 from graphsplit.tracing.trace import inside_trace
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class ParallelFunction(Generic[P, R]):
 
     def _start(self) -> None:
         """Begin without traces."""
+        self._asks: Callable[[Arrangement], None] | None = None  # decides how variables lie once the first call runs
         self._signature = self.__signature__ = signature_of(self._fn)
         self._traces = Traces()
         self._instances = PerInstance(Traces)
@@ -108,13 +109,6 @@ class ParallelFunction(Generic[P, R]):
     def home(self) -> str:
         """The device of whole operations and variables' updates; on several hosts plans may choose another one."""
         return self._chosen.home
-
-    @property
-    def _moves_variables(self) -> bool:
-        """Whether a call may choose where variables lie."""
-        options = self._options
-        stay = options.variables is None or (options.variables == AUTO and why_they_stay(self.devices, options))
-        return not stay or options.is_automatic
 
     @property
     def function(self) -> Callable[P, R]:
@@ -174,13 +168,26 @@ class ParallelFunction(Generic[P, R]):
         """
         while True:
             planned = self._get(arguments)
-            planned = planned if tensors is None else planned.on(tensors)
             try:
+                self._settle(planned)
+                planned = planned if tensors is None else planned.on(tensors)
                 results = run(planned)
             except LayoutsChangedError:
                 continue
             planned.runs += 1
             return structures.unflatten(planned.trace.result, results)
+
+    def _settle(self, planned: Differentiable) -> None:
+        """Move variables to where the planned form has them, before it runs for the first time.
+
+        Raises:
+          LayoutsChangedError: see `Layouts.settle`, as for all else.
+        """
+        if not planned.layouts.settled:
+            with phase(self._name()) if planned.layouts.lies.is_noticed else contextlib.nullcontext():
+                planned.layouts.settle()
+        if not planned.runs:
+            warn_of_variables(self._name(), self._traces, planned.plan)
 
     # (a batch may be any structure)
     def map(self, batches: Iterable[Any] | Callable[[], Iterable[Any]], *, prefetch: int = 1) -> Iterator[R]:
@@ -281,18 +288,18 @@ class ParallelFunction(Generic[P, R]):
     ) -> tuple[Differentiable, list[Any]]:
         """Return the planned form for these arguments, and the tensors among them, or what stands for tensors.
 
-        Without arguments it is the one that ran most, if any has. What moves variables when it runs is planned, if it
-        is only looked at, as if they lay as it wants them, unless they do. (Its gradients, as they lie.)
+        Without arguments it is the one that ran most, if any has. What moves variables when it runs moves none of them
+        as long as it is only looked at.
         """
         if not args and not kwargs:
             if (most := self._traces.ran_most()) is not None:
                 return most, [tf.TensorSpec.from_tensor(tensor) for tensor in most.trace.inputs]
             self._check_takes_nothing()
         tensors, arguments = self._flatten(args, kwargs, specs=True)
-        if self._moves_variables and not runs and self._find(arguments) is None:
-            with self._traces.lock:
-                return self._trace_and_plan(self._cover(arguments), runs=False), tensors
-        return self._get(arguments).on(tensors), tensors
+        planned = self._get(arguments)
+        if runs:
+            self._settle(planned)
+        return planned.on(tensors), tensors
 
     def _check_takes_nothing(self) -> None:
         """Raise `ArgumentError` for a question without arguments that no call answers, and no arguments will do."""
@@ -350,7 +357,7 @@ class ParallelFunction(Generic[P, R]):
         return self.__qualname__ if found is self else super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_traces", "_instances", "_signature", "__signature__", "_chosen")
+        left = ("_traces", "_instances", "_signature", "__signature__", "_chosen", "_asks")
         return {name: value for name, value in self.__dict__.items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -432,22 +439,30 @@ class ParallelFunction(Generic[P, R]):
         return same_batch(splitting, spread(arguments, self._signature))
 
     @collection_paused()
-    def _trace_and_plan(self, arguments: structures.Container, runs: bool = True) -> Differentiable:
+    def _trace_and_plan(self, arguments: structures.Container) -> Differentiable:
         named = spread(arguments, self._signature)
         check_no_distributed_values(self._name(), named)
         check_no_specs(self._name(), named)
         fn = by_bound_arguments(self._traced, self._signature)
         chosen = self._chosen
-        where = chosen.devices, chosen.home, state_elsewhere if chosen.missing else state_of, chosen.notes
-        runs = runs and not chosen.missing
         with phase(self._name()):
             seen, choices = self._seen(arguments), self._traces.choices
             functions = None if seen == arguments else self._traces.functions
-            call = as_call(seen)
-            traced, plan = trace_and_plan(fn, call, named, self._options, *where, runs, choices, functions)
-        if runs:
-            warn_of_variables(self._name(), self._traces, plan)
-        return Differentiable(traced, plan, self._name())
+            where = chosen.devices, chosen.home, None, chosen.notes, bool(chosen.missing)
+            lies = self._arrangement()
+            traced, plan, lies = trace_and_plan(
+                fn, as_call(seen), named, self._options, *where, choices, functions, lies
+            )
+        return Differentiable(traced, plan, self._name(), Layouts(traced, plan, lies))
+
+    def _arrangement(self) -> Arrangement:
+        """Return how variables are to lie by what was asked before they are known to be the function's."""
+        lies = Arrangement()
+        decide_later(lies)
+        if self._asks is not None:
+            self._asks(lies)
+            lies.then(functools.partial(setattr, self, "_asks", None))
+        return lies
 
     def _title(self) -> str:
         """Return what a report calls it: its name, or (a subclass) more."""

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from graphsplit.api.layouts.layout_spellings import AUTO
-from graphsplit.core.devices import canonical_name, copies_take_time
-from graphsplit.core.variables.parted_variables import bytes_of_variable, parts_of_variable
+from graphsplit.core.devices import copies_take_time
+from graphsplit.core.variables.arrangements import Arrangement
+from graphsplit.core.variables.parted_variables import bytes_of_variable
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.options import Options
 from graphsplit.planning.text.held_text import LEAST_BYTES
@@ -46,14 +47,14 @@ class AutomaticLayouts(NamedTuple):
 
 
 def choose_layouts(
-    trace: Trace, slots: Collection[int], devices: Sequence[str], options: Options, runs: bool
+    lies: Arrangement, trace: Trace, slots: Collection[int], devices: Sequence[str], options: Options
 ) -> AutomaticLayouts:
     """Return the layouts of the variables of a traced function.
 
     Args:
+      lies: how they lie.
       trace, devices, options: the function, full names, and what it was asked for.
       slots: the ids of variables that belong to others.
-      runs: whether the variables are to be laid out, and not only planned as if they were.
     """
     variables, own = trace.variables, captured_variables(trace)
     writes = [own[t.op] for op in trace.program.ops if op.writes for t in op.inputs if t.op in own]
@@ -64,26 +65,24 @@ def choose_layouts(
         why = f"the weights are {format_bytes(weights)}"
     if not why and trace.program.all_stages():
         why = "stages have devices of their own"
-    if not why and runs and not tf.executing_eagerly():
+    if not why and not tf.executing_eagerly():
         why = "the function is called inside of a graph"
     if why:
         return AutomaticLayouts((None,) * len(variables), _said(f"they stay where they are, as {why}"))
 
-    before = {id(own): getattr(own, "_graphsplit_automatic", "") for own in variables}  # what was chosen for others
-
     def layout_of(variable: tf.Variable) -> str | None:
-        writes, parts = id(variable) in written, parts_of_variable(variable)
-        is_free = parts is None and not getattr(variable, "_graphsplit_stays", "") and not before[id(variable)]
-        was_only_read = before[id(variable)] == "replicated"
+        writes, before = id(variable) in written, lies.of(variable)
+        is_free = before.division is None and not before.stays and not before.automatic
+        was_only_read = before.automatic == "replicated"
         if not (is_free or (was_only_read and writes)) or not (variable.shape.rank or writes):
             return None  # (a number that is only read: a learning rate)
-        is_there = not runs or canonical_name(variable.device) in devices  # (one of the copies is the variable itself)
+        is_there = lies.device_of(variable) in devices  # (one of the copies is the variable itself)
         return "replicated" if is_there and not writes else "sharded"
 
     layouts = tuple(map(layout_of, variables))
-    lying = [parts for own in variables if before[id(own)] and (parts := parts_of_variable(own)) is not None]
-    chosen = {*layouts, *[parts.layout for parts in lying]}
-    reshards = any(parts.reshards for parts in lying)
+    lying = [own for own in map(lies.of, variables) if own.automatic and own.division is not None]
+    chosen = {*layouts, *[own.layout for own in lying]}
+    reshards = any(own.reshards for own in lying)
     again = " again for the backward pass, to fit into memory" if reshards else " once a call"
     texts = {
         "sharded": f"what the function writes is sharded, and gathered{again}",

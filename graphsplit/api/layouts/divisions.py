@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,16 +10,18 @@ import tensorflow as tf
 
 from graphsplit.api.layouts.layout_spellings import WORDS, LayoutOnMesh, VariableLayout, spelling_of
 from graphsplit.core.device_mesh import DeviceMesh
-from graphsplit.core.devices import canonical_name, task_of
+from graphsplit.core.devices import task_of
 from graphsplit.core.gpus import can_be_cut
 from graphsplit.core.hosts import host_devices
 from graphsplit.core.layouts import Cut, MeshDivision, Replicate, Shard, in_groups
-from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
+from graphsplit.core.variables.arrangements import Arrangement
+from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.planning.variables.partitioning import Held, shares
 
 
 def divisions_on_mesh(
+    lies: Arrangement,
     variables: Sequence[tf.Variable],
     wanted: Sequence[VariableLayout | None],
     mesh: DeviceMesh,
@@ -34,7 +35,7 @@ def divisions_on_mesh(
     """
     named = [(v, own) for v, own in zip(variables, wanted, strict=True) if own is not None and own not in WORDS]
     layouts = [
-        (v, LayoutOnMesh(spelling_of(own), v.shape.as_list(), mesh, reshard, _units(v, slots)))
+        (v, LayoutOnMesh(spelling_of(own), v.shape.as_list(), mesh, reshard, _units(lies, v, slots)))
         for v, own in named
         if v.shape.is_fully_defined()
     ]
@@ -48,23 +49,24 @@ def divisions_on_mesh(
 
 
 def divisions_in_stage(
+    lies: Arrangement,
     variables: Sequence[tf.Variable],
     wanted: Sequence[VariableLayout | None],
     mesh: DeviceMesh,
     slots: Mapping[int, tf.Variable],
-    home: str = "",
 ) -> dict[int, MeshDivision]:
     """Return how variables made elsewhere are several on the devices of a stage, if they are whole or copied there.
 
-    Numbers stay, and integers that are whole: TensorFlow has those of 32 bits on the CPU. `home` as for `replicated`.
+    Numbers stay, and integers that are whole: TensorFlow has those of 32 bits on the CPU.
     """
     away = [
         (v, own)
         for v, own in zip(variables, wanted, strict=True)
         if can_be_parted(v) and v.shape.rank and not v.dtype.is_integer
-        if (home or canonical_name(v.device)) not in mesh.devices
+        if lies.device_of(v) not in mesh.devices
     ]
-    copies = replicated([v for v, own in away if own == "replicated"], mesh.devices, slots, mesh.devices[0])
+    there = Arrangement(mesh.devices[0])
+    copies = replicated(there, [v for v, own in away if own == "replicated"], mesh.devices, slots)
     whole = {id(v): Cut(0, v.shape[0], 1, devices=mesh.devices[:1]) for v, own in away if own == "home"}
     return {**whole, **{id(v): how for v, how in copies}}
 
@@ -96,10 +98,11 @@ def _shared(
     return found
 
 
-def _units(variable: tf.Variable, slots: Mapping[int, tf.Variable]) -> Mapping[tuple[str, int], Shard]:
+def _units(
+    lies: Arrangement, variable: tf.Variable, slots: Mapping[int, tf.Variable]
+) -> Mapping[tuple[str, int], Shard]:
     """Return the units that functions told of a variable, or of the one that it is a slot of; see `LayoutOnMesh`."""
-    head = slots.get(id(variable))
-    return {**getattr(head, "_graphsplit_units", {}), **getattr(variable, "_graphsplit_units", {})}
+    return {**lies.of(slots.get(id(variable), variable)).units, **lies.of(variable).units}
 
 
 def groups_for(layout: Any, mesh: DeviceMesh | None) -> tuple[tuple[str, ...], ...]:
@@ -112,13 +115,13 @@ PLACES: Mapping[Any, Callable[[Sequence[str]], Sequence[str]]] = {"sharded": tup
 
 
 def divided(
+    lies: Arrangement,
     variables: Iterable[tf.Variable],
     devices: Sequence[str],
     slots: Mapping[int, tf.Variable],
     loads: dict[str, int],
     layout: str = "sharded",
     reshard: bool = True,
-    belonging: Callable[[tf.Variable, str], Cut | None] | None = None,
     groups: tuple[tuple[str, ...], ...] = (),
 ) -> list[tuple[tf.Variable, Cut]]:
     """Return how variables are divided over devices, those that are. Slots go to where their variables lie.
@@ -128,7 +131,6 @@ def divided(
       slots: the variables of slots.
       loads: the bytes that each device owns already; theirs are added.
       layout: what is known of variables that lie so already counts.
-      belonging: returns where the slots of a variable belong that is not among these; None: `cut_of`.
       groups: of devices, over each of which they are divided; see `Cut`.
     """
     devices = groups[0] if groups else devices
@@ -139,7 +141,7 @@ def divided(
         head = slots.get(id(variable))
         known = None
         if head is not None and head.shape == variable.shape:
-            known = found[id(head)][1] if id(head) in found else (belonging or cut_of)(head, layout)
+            known = found[id(head)][1] if id(head) in found else lies.cut_of(head, layout)
         if known is None and share is not None:
             on = tuple([devices[d] for d in share.devices])
             known = replace(share.cut, reshard=reshard, devices=on, groups=groups)
@@ -148,39 +150,6 @@ def divided(
             for device, length in zip(known.devices, known.lengths, strict=True):
                 loads[device] = loads.get(device, 0) + own.bytes // known.length * length
     return list(found.values())
-
-
-def cut_of(variable: Any, layout: str) -> Cut | None:
-    """Return how a variable of a layout, one of `PLACES`, is cut: whole on its own device, where it stays there."""
-    parts = parts_of_variable(variable)
-    if parts is not None:
-        return parts.cut if parts.layout == layout else None
-    stays = getattr(variable, "_graphsplit_stays", "") == layout
-    return Cut(0, variable.shape[0], 1, devices=(canonical_name(variable.device),)) if stays else None
-
-
-def has_layout(variable: tf.Variable) -> bool:
-    """Return whether a layout was set for a variable, be it to stay where it is."""
-    return parts_of_variable(variable) is not None or hasattr(variable, "_graphsplit_laid")
-
-
-def is_sharded(variable: tf.Variable) -> bool:
-    """Return whether a variable is laid out as `"sharded"`, in slices or whole on its owner."""
-    return cut_of(variable, "sharded") is not None
-
-
-def owned_bytes(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[str, int]:
-    """Return the bytes that each device owns of variables that are divided."""
-    found = dict.fromkeys(devices, 0)
-    for variable in variables:
-        parts = parts_of_variable(variable)
-        if parts is not None and parts.layout not in ("home", "replicated"):
-            owned = [(device, math.prod(shape)) for device, shape in zip(parts.devices, parts.shapes, strict=True)]
-        else:
-            owned = [(canonical_name(variable.device), variable.shape.num_elements())] if is_sharded(variable) else []
-        for device, count in owned:
-            found[device] = found.get(device, 0) + count * variable.dtype.size
-    return found
 
 
 def held_of(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable]) -> list[Held]:
@@ -199,7 +168,7 @@ def held_of(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable]) 
 
 
 def replicated(
-    variables: Sequence[tf.Variable], devices: Sequence[str], slots: Mapping[int, tf.Variable], home: str = ""
+    lies: Arrangement, variables: Sequence[tf.Variable], devices: Sequence[str], slots: Mapping[int, tf.Variable]
 ) -> list[tuple[tf.Variable, Replicate]]:
     """Return how variables are copied to devices, those that are: all but counters, which change in every step.
 
@@ -208,11 +177,10 @@ def replicated(
     Args:
       variables, devices: which, and to which.
       slots: the variables of slots.
-      home: where all variables count as being; "": where they are.
     """
     several = len({task_of(device) for device in devices}) > 1  # where a counter's only copy may be lost, it has others
     movable = [v for v in variables if can_move(v) and (several or v.shape.rank or not v.dtype.is_integer)]
-    places = {id(v): home or canonical_name(v.device) for v in movable}
+    places = {id(v): lies.device_of(v) for v in movable}
     chosen = [v for v in movable if places[id(v)] in devices and len(devices) > 1]
     found = []
     for variable, share in zip(chosen, shares(held_of(chosen, slots), len(devices)), strict=True):

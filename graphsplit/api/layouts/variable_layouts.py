@@ -16,12 +16,10 @@ import tensorflow as tf
 from graphsplit.api.layouts.divisions import (
     PLACES,
     can_move,
-    cut_of,
     divided,
     divisions_in_stage,
     divisions_on_mesh,
     groups_for,
-    owned_bytes,
     replicated,
 )
 from graphsplit.api.layouts.layout_spellings import (
@@ -31,14 +29,13 @@ from graphsplit.api.layouts.layout_spellings import (
 )
 from graphsplit.core import keras_internals
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, devices_of, mesh_axes
-from graphsplit.core.devices import canonical_name, short_name
+from graphsplit.core.devices import short_name
 from graphsplit.core.keras_internals import is_built
-from graphsplit.core.layouts import Cut, MeshDivision, in_groups
 from graphsplit.core.patterns import SLOTS, fits, fits_variable, near, scopes_and_names, suggesting_options
 from graphsplit.core.tensorflow_internals import has_handle
-from graphsplit.core.variables.copied_variables import VariableCopies
+from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.core.variables.parted_classes import raw_handles
-from graphsplit.core.variables.parted_variables import VariableParts, name_of, parts_of_variable, tell_functions
+from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.core.variables.running_calls import calls
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 
@@ -98,6 +95,21 @@ def set_variable_layout(
     64000.0
     """
     check_eager()
+    lies = Arrangement()
+    with calls.lock:  # no call of another thread begins until all of them lie as they are wanted
+        decide_target(lies, target, layout, devices, mesh, reshard_after_forward)
+        lies.apply()
+
+
+def decide_target(
+    lies: Arrangement,
+    target: Any,
+    layout: VariableLayout | Mapping[str, VariableLayout],
+    devices: int | Sequence[str] | None = None,
+    mesh: Mapping[str, int] | None = None,
+    reshard_after_forward: bool = True,
+) -> None:
+    """Decide what `set_variable_layout` then does; its arguments, and what is told."""
     variables, optimizers = variables_of(target), list(optimizers_of(target))
     if not variables and not (isinstance(target, (list, tuple)) and not target):
         raise ArgumentError(f"set_variable_layout found no variables in {target!r}.")
@@ -109,51 +121,58 @@ def set_variable_layout(
     names = names if mesh_devices is None else mesh_devices.devices
     slots = slots_of(target, variables)
     wanted = wanted_layouts(variables, layout, slots, mesh_devices)
-    lay_out_in_stages(variables, wanted, slots, names, mesh_devices, reshard_after_forward)
+    decide_in_stages(lies, variables, wanted, slots, names, mesh_devices, reshard_after_forward)
     trained = [weakref.ref(variable) for variable in variables]
-    for optimizer in optimizers:
-        _later.pop(optimizer, None)
-        if not is_built(optimizer):
-            _later[optimizer] = functools.partial(
-                _lay_out_slots, weakref.ref(optimizer), trained, layout, names, mesh_devices, reshard_after_forward
-            )
+
+    def remember() -> None:
+        for optimizer in optimizers:
+            _later.pop(optimizer, None)
+            if not is_built(optimizer):
+                _later[optimizer] = functools.partial(
+                    _decide_slots, weakref.ref(optimizer), trained, layout, names, mesh_devices, reshard_after_forward
+                )
+
+    lies.then(remember)
 
 
-_later: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()  # optimizers without slots yet
+_later: weakref.WeakKeyDictionary[Any, Callable[[Arrangement], None]] = weakref.WeakKeyDictionary()
+"""Optimizers that had no slots when a layout was set for them."""
 
 
-def lay_out_later() -> None:
-    """Lay out the slots that optimizers have made since a layout was set for them."""
-    for optimizer, lay in list(_later.items()) if tf.executing_eagerly() else ():
+def decide_later(lies: Arrangement) -> None:
+    """Decide how the slots lie that optimizers have made since a layout was set for them."""
+    for optimizer, decide in list(_later.items()) if tf.executing_eagerly() else ():
         if is_built(optimizer):
-            del _later[optimizer]
-            lay()
+            decide(lies)
+            lies.then(functools.partial(_later.pop, optimizer, None))
 
 
-def _lay_out_slots(
+def _decide_slots(
     reference: weakref.ref[Any],
     trained: Sequence[weakref.ref[tf.Variable]],
     layout: VariableLayout | Mapping[str, VariableLayout],
     devices: Sequence[str],
     mesh: DeviceMesh | None,
     reshard_after_forward: bool,
+    lies: Arrangement,
 ) -> None:
-    """Lay out the slots of an optimizer as `set_variable_layout` was told before it had any."""
+    """Decide how the slots of an optimizer lie, as `set_variable_layout` was told before it had any."""
     optimizer = reference()
     variables = variables_of(optimizer)
     slots = slots_of(optimizer, [own for variable in trained if (own := variable()) is not None])
     patterns = layout if isinstance(layout, Mapping) else {"*": layout}
     wanted = [layout_by_name(variable, patterns, slots.get(id(variable))) for variable in variables]
-    lay_out_in_stages(variables, wanted, slots, devices, mesh, reshard_after_forward)
+    decide_in_stages(lies, variables, wanted, slots, devices, mesh, reshard_after_forward)
 
 
-def stage_known(variable: tf.Variable | None, mesh: DeviceMesh | None) -> tuple[str, ...]:
+def stage_known(lies: Arrangement, variable: tf.Variable | None, mesh: DeviceMesh | None) -> tuple[str, ...]:
     """Return the devices of the stage on a mesh to which a variable is known to belong; none if none is."""
-    devices: tuple[str, ...] = getattr(variable, "_graphsplit_stage", ())
+    devices = () if variable is None else lies.of(variable).stage
     return devices if mesh is not None and devices in mesh.stages else ()
 
 
-def lay_out_in_stages(
+def decide_in_stages(
+    lies: Arrangement,
     variables: Sequence[tf.Variable],
     wanted: Sequence[VariableLayout | None],
     slots: Mapping[int, tf.Variable],
@@ -161,13 +180,14 @@ def lay_out_in_stages(
     mesh: DeviceMesh | None,
     reshard_after_forward: bool,
 ) -> None:
-    """Lay variables out, those that are known to belong to a stage on its devices; see `lay_out`."""
-    places = [stage_known(v, mesh) or stage_known(slots.get(id(v)), mesh) or tuple(devices) for v in variables]
+    """Decide how variables lie, those that are known to belong to a stage on its devices; see `decide`."""
+    known = [(stage_known(lies, v, mesh), stage_known(lies, slots.get(id(v)), mesh)) for v in variables]
+    places = [own or of_head or tuple(devices) for own, of_head in known]
     for place in dict.fromkeys(places):
         own = [k for k, other in enumerate(places) if other == place]
         stage_mesh, laid = None if mesh is None else mesh.of_stage(place), [variables[k] for k in own]
         layouts = [wanted[k] for k in own]
-        lay_out(laid, layouts, slots, place, stage_mesh, reshard_after_forward=reshard_after_forward)
+        decide(lies, laid, layouts, slots, place, stage_mesh, reshard_after_forward=reshard_after_forward)
 
 
 def _check_no_slots(layout: Mapping[str, VariableLayout]) -> None:
@@ -184,7 +204,16 @@ def check_eager() -> None:
         raise UnsupportedError("set_variable_layout is called while a graph is built. Call it outside of tf.function.")
 
 
-def lay_out(
+def lay_out(*given: Any, **options: Any) -> None:
+    """Lay variables out, each as it is wanted; see `decide`."""
+    lies = Arrangement()
+    with calls.lock:  # no call of another thread begins until all of them lie as they are wanted
+        decide(lies, *given, **options)
+        lies.apply()
+
+
+def decide(
+    lies: Arrangement,
     variables: Sequence[tf.Variable],
     wanted: Sequence[VariableLayout | None],
     slots: Mapping[int, tf.Variable],
@@ -195,9 +224,10 @@ def lay_out(
     loads: dict[str, int] | None = None,
     is_automatic: bool = False,
 ) -> None:
-    """Lay variables out, each as it is wanted; see `set_variable_layout`.
+    """Decide how variables lie, each as it is wanted; see `set_variable_layout`.
 
     Args:
+      lies: is told; how they lie before is as it says.
       variables, wanted: which, and the layout of each; None leaves it as it is.
       slots: the variables of slots, by the slots' ids.
       devices: full names.
@@ -206,76 +236,45 @@ def lay_out(
       loads: the bytes that each device owns already, if not of these variables alone; theirs are added.
       is_automatic: whether nobody asked for these layouts.
     """
-    on_mesh = {} if mesh is None else divisions_on_mesh(variables, wanted, mesh, slots, reshard_after_forward)
+    on_mesh = {} if mesh is None else divisions_on_mesh(lies, variables, wanted, mesh, slots, reshard_after_forward)
     if mesh is not None and tuple(devices) in mesh.stages:
-        on_mesh |= divisions_in_stage(variables, wanted, mesh, slots)  # (numbers stay, wherever they were made)
+        on_mesh |= divisions_in_stage(lies, variables, wanted, mesh, slots)  # (numbers stay, wherever they were made)
     else:
-        check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "replicated"], devices)
-    with calls.lock:  # no call of another thread begins until all of them lie as they are wanted
-        wait_for_calls([v for v, own in zip(variables, wanted, strict=True) if own is not None])
-        _lay_out(variables, wanted, slots, devices, on_mesh, reshard_after_forward, loads, mesh)
-        for variable, own in zip(variables, wanted, strict=True):
-            if own is not None:
-                variable._graphsplit_automatic = own if is_automatic else ""
-                variable._graphsplit_laid = own, tuple(devices), mesh, reshard_after_forward  # for slots yet to be made
-
-
-def wait_for_calls(variables: Sequence[tf.Variable]) -> None:
-    """Wait until no call runs that uses variables whose layout is set; see `RunningCalls.wait_for`.
-
-    No handle is held afterwards: `tell_functions` knows by who else holds it whether a function was traced with it.
-    """
-    with raw_handles():
-        calls.wait_for([variable.handle for variable in variables], "A variable whose layout is set")
-
-
-def _lay_out(
-    variables: Sequence[tf.Variable],
-    wanted: Sequence[VariableLayout | None],
-    slots: Mapping[int, tf.Variable],
-    devices: Sequence[str],
-    on_mesh: Mapping[int, MeshDivision],
-    reshard_after_forward: bool,
-    loads: dict[str, int] | None,
-    mesh: DeviceMesh | None,
-) -> None:
-    """Lay variables out; see `lay_out`, and `divisions_on_mesh` for `on_mesh`."""
+        copied = [v for v, own in zip(variables, wanted, strict=True) if own == "replicated"]
+        check_may_be_copies(lies, copied, devices)
     for variable, own in zip(variables, wanted, strict=True):
-        parts, division = parts_of_variable(variable), on_mesh.get(id(variable))
-        over, groups = PLACES.get(own, tuple)(devices), groups_for(own, mesh)
-        lies_so = parts is not None and (
-            (parts.layout, parts.over, parts.groups) == (own, over, groups)
+        if own is None:
+            continue
+        before, division = lies.of(variable), on_mesh.get(id(variable))
+        over, groups = tuple(PLACES.get(own, tuple)(devices)), groups_for(own, mesh)
+        lies_so = before.division is not None and (
+            (before.layout, before.over, before.groups) == (own, over, groups)
             if division is None
-            else parts.division == division
+            else before.division == division
         )
-        if own is not None and parts is not None and not lies_so:
-            parts.release(variable)
-        elif own in PLACES and parts is not None:
-            parts.reshard(reshard_after_forward)  # it stays where it is
-        if own is not None and (groups or own != getattr(variable, "_graphsplit_stays", own)):
-            variable._graphsplit_stays = ""
-    free = [(v, own) for v, own in zip(variables, wanted, strict=True) if parts_of_variable(v) is None]
-    tell_functions([variable for variable, own in free if own not in (None, "home") or id(variable) in on_mesh])
+        if not lies_so:
+            lies.decide(variable, division=None, layout="home", over=())
+        elif own in PLACES:
+            lies.decide(variable, division=before.resharding(reshard_after_forward).division)  # it stays where it is
+        if groups or own != before.stays:
+            lies.decide(variable, stays="")
+    free = [(v, own) for v, own in zip(variables, wanted, strict=True) if lies.of(v).division is None]
     for variable, own in free:
         if (division := on_mesh.get(id(variable))) is not None:
-            VariableParts(variable, division, own).take_apart()
+            lies.divide(variable, division, own)
     copied = [variable for variable, own in free if own == "replicated" and id(variable) not in on_mesh]
-    for variable, how in replicated(copied, devices, slots):
-        VariableCopies(variable, how).take_apart()
+    for variable, how in replicated(lies, copied, devices, slots):
+        lies.divide(variable, how, "replicated")
     for layout, places in PLACES.items():
-        new = [variable for variable, own in free if own == layout and cut_of(variable, layout) is None]
-        owned, groups = owned_bytes(variables, places(devices)) if loads is None else loads, groups_for(layout, mesh)
-        cuts = divided(new, places(devices), slots, owned, layout, reshard_after_forward, groups=groups)
-        for variable, cut in cuts:
-            lay_divided(variable, cut, layout, places(devices))
-
-
-def lay_divided(variable: tf.Variable, cut: Cut, layout: Any, over: Sequence[str]) -> None:
-    """Let an ordinary variable lie as a layout says, one of `PLACES`; see `VariableParts` for `over`."""
-    if cut.devices == (canonical_name(variable.device),) and not cut.groups:
-        variable._graphsplit_stays = layout
-    else:
-        VariableParts(variable, in_groups(cut), layout, over).take_apart()
+        new = [variable for variable, own in free if own == layout and lies.cut_of(variable, layout) is None]
+        owned = lies.owned_bytes(variables, places(devices)) if loads is None else loads
+        over, groups = tuple(places(devices)), groups_for(layout, mesh)
+        for variable, cut in divided(lies, new, over, slots, owned, layout, reshard_after_forward, groups):
+            lies.share_out(variable, cut, layout, over)
+    for variable, own in zip(variables, wanted, strict=True):
+        if own is not None:
+            asked = own, tuple(devices), mesh, reshard_after_forward
+            lies.decide(variable, automatic=own if is_automatic else "", asked=asked)  # for slots yet to be made
 
 
 def wanted_layouts(
@@ -325,12 +324,12 @@ def idle_patterns(layout: Mapping[str, VariableLayout], names: Sequence[str]) ->
     return [pattern for pattern in layout if not any(fits(name, pattern.removeprefix(SLOTS)) for name in names)]
 
 
-def check_may_be_copies(variables: Iterable[tf.Variable], devices: Sequence[str]) -> None:
+def check_may_be_copies(lies: Arrangement, variables: Iterable[tf.Variable], devices: Sequence[str]) -> None:
     """Raise `ArgumentError` if variables that are to be copied are on none of the devices.
 
     Integers may be, and stay: on machines with GPUs, TensorFlow has those of 32 bits on the CPU.
     """
-    places = {name_of(v): canonical_name(v.device) for v in variables if can_move(v) and not v.dtype.is_integer}
+    places = {name_of(v): lies.device_of(v) for v in variables if can_move(v) and not v.dtype.is_integer}
     wrong = [f"{name} on {short_name(device)}" for name, device in places.items() if device not in devices]
     if wrong:
         raise ArgumentError(

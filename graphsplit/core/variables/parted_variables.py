@@ -21,7 +21,6 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name, task_of
-from graphsplit.core.layouts import Cut, MeshDivision, Replicate, cut_in, in_groups, part_ranges, part_shapes
+from graphsplit.core.layouts import MeshDivision, part_ranges, part_shapes
 from graphsplit.core.tensorflow_internals import (
     ask_at_call,
     function_graph,
@@ -99,19 +98,6 @@ class VariableParts:
             made = variable_without_value(name=name, dtype=self._dtype, shape=shape, trainable=False)
             self._empty(made.handle)
             return made
-
-    @property
-    def cut(self) -> Cut:
-        """How it is cut, in each group of devices."""
-        cut = cut_in(self.division)
-        assert isinstance(cut, Cut)
-        return cut
-
-    @property
-    def groups(self) -> tuple[tuple[str, ...], ...]:
-        """The groups of devices each of which has all parts; none if it is one."""
-        cut = cut_in(self.division)
-        return cut.groups if isinstance(cut, Cut) else ()
 
     @property
     def variable(self) -> tf.Variable | None:
@@ -345,17 +331,10 @@ class VariableParts:
             found[handle.device] = found.get(handle.device, 0) + size
         return found
 
-    @property
-    def reshards(self) -> bool:
-        """Whether a device drops the whole after the forward pass, and gets it again for the backward pass."""
-        return not isinstance(self.division, Replicate) and self.division.reshard
-
-    def reshard(self, after_forward: bool) -> None:
+    def reshard(self, division: MeshDivision) -> None:
         """Let what is planned from now on drop the whole after the forward pass, or keep it."""
-        cut = cut_in(self.division)
-        if isinstance(cut, Cut) and cut.reshard != after_forward:
-            self.division = in_groups(replace(cut, reshard=after_forward))
-            _changes[0] += 1
+        self.division = division
+        _changes[0] += 1
 
     def value_without(self, is_lost: Callable[[str], bool]) -> tf.Tensor | None:
         """Return the value as devices have it that are not lost; None if a part of it is gone, or all copies are."""

@@ -14,8 +14,8 @@ import tensorflow as tf
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.layouts.variable_layouts import variables_of
 from graphsplit.core.devices import canonical_name, short_name
-from graphsplit.core.layouts import MeshDivision, Nested, Shard, axis_of, part_ranges
-from graphsplit.core.variables.copied_variables import VariableCopies
+from graphsplit.core.layouts import MeshDivision, Nested, Replicate, Shard, axis_of, part_ranges
+from graphsplit.core.variables.arrangements import lying_now
 from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
 from graphsplit.errors import ArgumentError
 from graphsplit.inspect.views.pages import shape_text
@@ -94,20 +94,21 @@ def _names(devices: Sequence[str]) -> str:
 
 
 def _picture_of_variable(variable: tf.Variable) -> str:
-    parts, title = parts_of_variable(variable), _text(name_of(variable), variable.shape, variable.dtype)
+    parts, cut = parts_of_variable(variable), lying_now(variable).cut
+    title = _text(name_of(variable), variable.shape, variable.dtype)
     if parts is None:
         return _whole(f"{title}, whole", [canonical_name(variable.device)])
-    if isinstance(parts, VariableCopies) or (parts.groups and parts.cut.parts == 1):
+    if isinstance(parts.division, Replicate) or (cut is not None and cut.groups and cut.parts == 1):
         return _whole(f"{title}, replicated", parts.devices)
-    if (isinstance(parts.division, Nested) and not parts.groups) or parts.cut.blocks > 1:
+    if cut is None or cut.blocks > 1:
         return _picture_on_mesh(title, parts.division, variable.shape.as_list())
     if len(parts.devices) == 1:
         return _whole(f"{title}, on one device", parts.devices)
     rows = parts.division.rows if isinstance(parts.division, Nested) else ()
     places = [own.devices for own in rows] or [(device,) for device in parts.devices]
-    text = f", {len(parts.groups)} copies" if parts.groups else ""
-    title += f", sharded along axis {parts.cut.axis} over {parts.cut.parts} devices{text}"
-    return _cut(title, places, parts.cut.lengths, stacked=parts.cut.axis == 0 and (variable.shape.rank or 0) > 1)
+    text = f", {len(cut.groups)} copies" if cut.groups else ""
+    title += f", sharded along axis {cut.axis} over {cut.parts} devices{text}"
+    return _cut(title, places, cut.lengths, stacked=cut.axis == 0 and (variable.shape.rank or 0) > 1)
 
 
 def _cut(title: str, places: Sequence[Sequence[str]], lengths: Sequence[int], *, stacked: bool) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.layouts.divisions import can_be_parted, is_sharded
+from graphsplit.api.layouts.divisions import can_be_parted
 from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout
 from graphsplit.api.layouts.new_variables import NewVariables
 from graphsplit.api.layouts.variable_layouts import lay_out, slots_of, variables_of, variables_with_owners
@@ -30,6 +30,7 @@ from graphsplit.core.devices import canonical_name
 from graphsplit.core.keras_internals import compilation_of, give_shape, layout_map_of, make_slots
 from graphsplit.core.patterns import near
 from graphsplit.core.user_code import user_stack_level
+from graphsplit.core.variables.arrangements import lying_now
 from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
 from graphsplit.errors import bullet_list
 from graphsplit.keras.distribution.replacements import to_backend_mesh
@@ -196,8 +197,7 @@ def _of_head(variable: tf.Variable, slots: Mapping[int, tf.Variable], asked: Map
 
 
 def _present_layout(variable: tf.Variable) -> VariableLayout:
-    parts = parts_of_variable(variable)
-    return parts.layout if parts is not None else "sharded" if is_sharded(variable) else "home"
+    return lying_now(variable).named  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from graphsplit.core.tensorflow_internals import (
     set_graph_gradient,
     tapes_watch_twice,
 )
+from graphsplit.core.variables.parted_variables import layout_changes
 from graphsplit.core.variables.running_calls import calls
 from graphsplit.emission.axes.columns import program_on_mesh
 from graphsplit.emission.emitter import emit
@@ -51,9 +52,13 @@ class Differentiable:
     """A planned function that tapes can differentiate: called on flat tensors.
 
     Threads may call it at the same time: what it lacks is made by one of them.
+
+    Args:
+      trace, plan, name: of the function.
+      layouts: how its variables lie, or are to lie; None for as they did when it was planned.
     """
 
-    def __init__(self, trace: Trace, plan: Plan, name: str):
+    def __init__(self, trace: Trace, plan: Plan, name: str, layouts: Layouts | None = None):
         self.trace = trace
         self.name = name
         self.plan = plan
@@ -63,7 +68,7 @@ class Differentiable:
         self._pairs: dict[tuple[bool, ...], ForwardAndBackward] = {}
         self._has_gradients = bool(differentiable_outputs(trace.program))
         self.runs = 0  # how often it was called
-        self.layouts = Layouts(trace, plan)
+        self.layouts = layouts or Layouts(trace, plan)
         cut = {move.tensor.op for move in plan.moves if isinstance(move.target, Shard)}
         given = zip(plan.program.inputs, plan.input_devices, strict=False)
         self._cut = {k: device for k, (i, device) in enumerate(given) if i in cut}
@@ -89,7 +94,7 @@ class Differentiable:
                 like = replace(self.plan, input_devices=devices)
                 with contextlib.suppress(LayoutsChangedError):  # which this form's call says, too
                     plan = _plan_now(self, self.trace, like, self.plan.input_layouts)
-                    self._elsewhere = Differentiable(self.trace, plan, self.name)
+                    self._elsewhere = Differentiable(self.trace, plan, self.name, self.layouts)
             other = self._elsewhere
             return other if other is not None and other.plan.input_devices == devices else self
 
@@ -431,7 +436,7 @@ class ForwardAndBackward:
     def _gradients_alone(self, g: int) -> Differentiable:
         trace = gradients_only(self.single.trace, self.joint, g)
         layouts = [_layout_of(self.single, k) for k in self.joint.groups[g]]
-        plan = _plan_like(self.single.plan, trace, (*self.single.plan.input_layouts, *layouts))
+        plan = _plan_like(self.single, trace, self.single.plan, (*self.single.plan.input_layouts, *layouts))
         live = {op.index for op in (*plan.home_ops, *plan.sharded_ops)}
         changed = _variables_of(self.single.trace, self.single.plan, self.single.plan.program.writes)
         if plan.program.writes & live or _variables_of(trace, plan, live) & changed:
@@ -474,15 +479,15 @@ def _layout_of(single: Differentiable, output: int) -> Layout:
 def _plan_now(single: Differentiable, trace: Trace, like: Plan, layouts: Sequence[Layout]) -> Plan:
     """Return a plan like another one, for variables that lie as a function was planned for, and lie so now."""
     while True:
-        plan = _plan_like(like, trace, layouts)
+        plan = _plan_like(single, trace, like, layouts)
         with calls.lock:  # layouts change under it: both are planned for the same ones
             if not single.is_current:
                 raise LayoutsChangedError(single.name)
-            if Layouts(trace, plan).hold:
+            if plan.state.changes in (None, layout_changes()):
                 return plan
 
 
-def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
+def _plan_like(single: Differentiable, trace: Trace, plan: Plan, layouts: Sequence[Layout]) -> Plan:
     # shapes of gradients may not follow for every batch size where those of the function do (a note says so)
     split = trace.program.symbols == plan.program.symbols
     mesh, layouts = (plan.mesh, layouts) if split else (Mesh(), [SINGLE_DEVICE] * len(layouts))
@@ -493,7 +498,7 @@ def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
         mesh=mesh,
         home=plan.home,
         input_layouts=layouts,
-        state=state_of(trace),
+        state=state_of(trace, single.layouts.lies),
         asked=asked,
         stages=stages,
         notes=(*plan.notes, *notes),

@@ -21,18 +21,18 @@ from graphsplit.api.calls.plan_requests import PlanRequest, plan_as_if
 from graphsplit.api.layouts.divisions import can_be_parted
 from graphsplit.api.layouts.learned_layouts import slots_in
 from graphsplit.api.layouts.new_variables import slots_for_host
-from graphsplit.api.layouts.variable_layouts import lay_out, wanted_layouts
-from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh, device_mesh
+from graphsplit.api.layouts.variable_layouts import decide, wanted_layouts
+from graphsplit.core.device_mesh import LAYOUTS, device_mesh
 from graphsplit.core.progress import phase
 from graphsplit.core.sizes import Size
-from graphsplit.core.variables.parted_variables import bytes_of_variable, name_of, parts_of_variable
+from graphsplit.core.variables.arrangements import Arrangement
+from graphsplit.core.variables.parted_variables import bytes_of_variable, name_of
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.planning.amounts import count_text, format_bytes
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import known_machines
 from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.state import state_of
 from graphsplit.simulate.search.candidates import (
     Candidate,
     Table,
@@ -69,13 +69,13 @@ class ChosenPlans:
                 f"{options.asks_for_plan} predicts the time of a step, and the size of the batch is not known. Call "
                 "it with tensors of known shapes, without an input_signature or reduce_retracing."
             )
-        laid = [variable for variable in trace.variables if parts_of_variable(variable) is not None]
-        lying = {device for variable in laid if (parts := parts_of_variable(variable)) for device in parts.devices}
+        laid = [own.division for v in trace.variables if (own := self.request.lies.of(v)).division is not None]
+        lying = {device for division in laid for device in division.devices}
         fewest = max([devices.index(device) + 1 for device in lying if device in devices], default=1)
         machine = machine_like(options.machine, devices)
         sizes: dict[str, int] = {}
         for variable in () if laid and before is not None else trace.variables:  # (a layout is chosen once)
-            if parts_of_variable(variable) is None:
+            if self.request.lies.of(variable).division is None:
                 name = name_of(variable)
                 sizes[name] = sizes.get(name, 0) + bytes_of_variable(variable)
         limit = options.memory or machine.device.memory_bytes
@@ -97,39 +97,20 @@ class ChosenPlans:
         layout = None if candidate.layout == AS_THEY_ARE else candidate.layouts
         return plan_as_if(self.request.as_if(options, devices), layout, keep=True)
 
-    def as_if(self, choice: Choice) -> Plan:
-        """Return the plan that was chosen; no variable moves."""
-        plan = self._plan_of(self.request.devices[: choice.chosen.devices], choice.chosen)
-        return replace(plan, notes=(*plan.notes, *choice.notes))
-
-    def laid_out(self, choice: Choice) -> Plan:
-        """Return the plan that was chosen, and lay the variables out as it has them."""
-        chosen, devices = choice.chosen, self.request.devices[: choice.chosen.devices]
-        options = replace(self.request.options.as_given(), **chosen.options)
+    def laid_out(self, choice: Choice) -> tuple[Plan, Arrangement]:
+        """Return the plan that was chosen, and how the variables are to lie for it."""
+        chosen, devices, request = choice.chosen, self.request.devices[: choice.chosen.devices], self.request
+        options, lies = replace(request.options.as_given(), **chosen.options), request.lies.copy()
         mesh = None if options.mesh.is_of_rows else device_mesh(options.mesh, devices)
-        if self.request.trace.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.others):
-            self._lay_out(chosen, devices if mesh is None else mesh.devices, mesh)
-        request = replace(self.request, options=options, devices=devices, home=devices[0], mesh=mesh).in_stages()
-        plan = request.plan(state_of(request.trace))
-        return replace(plan, notes=(*plan.notes, *choice.notes))
-
-    def _lay_out(self, chosen: Candidate, devices: Sequence[str], mesh: DeviceMesh | None) -> None:
-        """Lay out the variables of the function, and their slots, as a plan has them.
-
-        Raises:
-          UnsupportedError: if some would have to move while a graph is built.
-        """
-        variables, slots = list(self.request.trace.variables), slots_in(self.request.trace)
-        wanted = wanted_layouts(variables, chosen.layouts, slots, mesh)
-        kept = [None if parts_of_variable(v) is not None else own for v, own in zip(variables, wanted, strict=True)]
-        if tf.executing_eagerly():
-            lay_out(variables, kept, slots, devices, mesh)
-        elif any(own not in (None, "home") for own in kept):
-            raise UnsupportedError(
-                f"{self.request.options.asks_for_plan} lays variables out at the first call, {chosen}, and this one is "
-                "in a tf.function, while a graph is built. Call the function once outside before, or lay them out by "
-                "set_variable_layout."
-            )
+        if request.trace.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.others):
+            variables, slots = list(request.trace.variables), slots_in(request.trace)
+            wanted = wanted_layouts(variables, chosen.layouts, slots, mesh)
+            kept = [own if lies.of(v).division is None else None for v, own in zip(variables, wanted, strict=True)]
+            decide(lies, variables, kept, slots, devices if mesh is None else mesh.devices, mesh)
+            lies.reason = f"{request.options.asks_for_plan} lays variables out at the first call, {chosen}"
+        request = replace(request, options=options, devices=devices, home=devices[0], mesh=mesh, lies=lies).in_stages()
+        plan = request.plan()
+        return replace(plan, notes=(*plan.notes, *choice.notes)), lies
 
 
 def variables_to_cut(trace: Trace) -> list[Variable]:

@@ -1,0 +1,232 @@
+"""How variables lie, or are to lie: what decides about layouts asks and tells an `Arrangement`, and nothing moves.
+
+What enters: decisions about variables. What leaves: the same decisions, for whoever plans; and, once a call runs, the
+variables as they were decided (`apply`): the only place where a layout is changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.devices import canonical_name
+from graphsplit.core.layouts import Cut, MeshDivision, Replicate, cut_in, in_groups, part_shapes
+from graphsplit.core.variables.copied_variables import VariableCopies
+from graphsplit.core.variables.parted_classes import raw_handles
+from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable, tell_functions
+from graphsplit.core.variables.running_calls import calls
+
+
+@dataclass(frozen=True)
+class Lying:
+    """How a variable lies, or is to lie, and how that was asked for.
+
+    Attributes:
+      division: how it is several; None for an ordinary variable.
+      layout, over: see `VariableParts`.
+      stays: the layout, one of `PLACES`, by which an ordinary variable is whole on its own device; "" for none.
+      asked: layout, devices, mesh, and whether it is gathered again, if a layout was set; for slots yet to be made.
+      automatic: the layout, if nobody asked for it.
+      units: see `LayoutOnMesh`.
+      stage: the devices of the stage to which it belongs.
+    """
+
+    division: MeshDivision | None = None
+    layout: Any = "home"
+    over: tuple[str, ...] = ()
+    stays: Any = ""
+    asked: tuple[Any, ...] | None = None
+    automatic: Any = ""
+    units: Mapping[tuple[str, int], Any] = field(default_factory=dict)
+    stage: tuple[str, ...] = ()
+
+    @property
+    def cut(self) -> Cut | None:
+        """How it is cut, in each group of devices."""
+        cut = None if self.division is None else cut_in(self.division)
+        return cut if isinstance(cut, Cut) else None
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """See `VariableParts`."""
+        return () if self.cut is None else self.cut.groups
+
+    @property
+    def named(self) -> Any:
+        """The layout that it has, as users call it."""
+        return self.stays or "home" if self.division is None else self.layout
+
+    @property
+    def has_layout(self) -> bool:
+        """Whether a layout was set, be it to stay where it is."""
+        return self.division is not None or self.asked is not None
+
+    @property
+    def reshards(self) -> bool:
+        """See `VariableParts`."""
+        return self.division is not None and not isinstance(self.division, Replicate) and self.division.reshard
+
+    def resharding(self, after_forward: bool) -> Lying:
+        """Return the same, but whether what is sharded is dropped after the forward pass."""
+        if self.cut is None or self.cut.reshard == after_forward:
+            return self
+        return replace(self, division=in_groups(replace(self.cut, reshard=after_forward)))
+
+
+def lying_now(variable: tf.Variable) -> Lying:
+    """Return how a variable lies."""
+    parts, asked = parts_of_variable(variable), getattr(variable, "_graphsplit_lies", _ORDINARY)
+    return asked if parts is None else replace(asked, division=parts.division, layout=parts.layout, over=parts.over)
+
+
+def forget_stage(variable: tf.Variable) -> None:
+    """Let a variable belong to no stage."""
+    variable._graphsplit_lies = replace(getattr(variable, "_graphsplit_lies", _ORDINARY), stage=())
+
+
+_ORDINARY = Lying()
+
+
+class Arrangement:
+    """How variables are to lie: as they do, but for those of which something else was decided.
+
+    Args:
+      home: where all ordinary variables count as being, on devices that need not exist; "" for where they are.
+      alike: one in which the same was decided.
+    """
+
+    def __init__(self, home: str = "", alike: Arrangement | None = None):
+        self.home = home
+        self.reason: str = "" if alike is None else alike.reason  # what asks for it, if a graph being built cannot
+        self._before: dict[int, Lying] = {} if alike is None else dict(alike._before)
+        self._decided: dict[int, tuple[tf.Variable, Lying]] = {} if alike is None else dict(alike._decided)
+        self._then: list[Callable[[], Any]] = [] if alike is None else list(alike._then)
+
+    def copy(self) -> Arrangement:
+        """Return one in which the same was decided so far."""
+        return Arrangement(self.home, self)
+
+    def of(self, variable: tf.Variable) -> Lying:
+        """Return how a variable is to lie."""
+        found = self._decided.get(id(variable))
+        return lying_now(variable) if found is None else found[1]
+
+    def device_of(self, variable: tf.Variable) -> str:
+        """Return where an ordinary variable is."""
+        return self.home or canonical_name(variable.device)
+
+    def devices_of(self, variable: tf.Variable) -> set[str]:
+        """Return where a variable is, or its parts are."""
+        division = self.of(variable).division
+        return {self.device_of(variable)} if division is None else set(division.devices)
+
+    def decide(self, variable: tf.Variable, **changes: Any) -> None:
+        """Let a variable lie otherwise; see `Lying` for what may change."""
+        before = self.of(variable)
+        self._before.setdefault(id(variable), before)
+        self._decided[id(variable)] = variable, replace(before, **changes)
+
+    def divide(self, variable: tf.Variable, division: MeshDivision, layout: Any, over: Sequence[str] = ()) -> None:
+        """Let a variable be several; see `VariableParts` for `over`."""
+        self.decide(variable, division=division, layout=layout, over=tuple(over) or division.devices, stays="")
+
+    def share_out(self, variable: tf.Variable, cut: Cut, layout: Any, over: Sequence[str]) -> None:
+        """Let a variable lie as a layout says, one of `PLACES`; of one part where it is, it stays."""
+        if cut.devices == (self.device_of(variable),) and not cut.groups:
+            self.decide(variable, division=None, stays=layout)
+        else:
+            self.divide(variable, in_groups(cut), layout, over)
+
+    def cut_of(self, variable: tf.Variable, layout: Any) -> Cut | None:
+        """Return how a variable of a layout, one of `PLACES`, is cut: whole on its own device, where it stays there."""
+        own = self.of(variable)
+        if own.division is not None:
+            return own.cut if own.layout == layout else None
+        return Cut(0, variable.shape[0], 1, devices=(self.device_of(variable),)) if own.stays == layout else None
+
+    def owned_bytes(self, variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[str, int]:
+        """Return the bytes that each device owns of variables that are divided."""
+        found = dict.fromkeys(devices, 0)
+        for variable in variables:
+            own, shape = self.of(variable), variable.shape
+            if own.division is not None and own.layout not in ("home", "replicated"):
+                sizes = [math.prod(part) for part in part_shapes(own.division, shape.as_list())]
+                owned = [*zip(own.division.devices, sizes, strict=True)]
+            else:
+                owned = [(self.device_of(variable), shape.num_elements())] if self.cut_of(variable, "sharded") else []
+            for device, count in owned:
+                found[device] = found.get(device, 0) + count * variable.dtype.size
+        return found
+
+    def then(self, run: Callable[[], Any]) -> None:
+        """Have something run once all lie as it was decided."""
+        self._then.append(run)
+
+    @property
+    def holds(self) -> bool:
+        """Whether those variables lie as they did of which something was decided."""
+        return all(lying_now(v) == self._before[id(v)] for v, _ in self._decided.values())
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether nothing is decided that was not done."""
+        return not self._decided and not self._then
+
+    @property
+    def is_noticed(self) -> bool:
+        """Whether it takes time, or something is said, when it is applied: not if all lies so, and nothing follows."""
+        return bool(self._then or self.moves)
+
+    @property
+    def moves(self) -> list[tuple[tf.Variable, Lying]]:
+        """The variables that lie otherwise than was decided, and what was."""
+        return [(v, own) for v, own in self._decided.values() if _place(lying_now(v)) != _place(own)]
+
+    def divisions(self, named: Mapping[int, tf.Variable]) -> dict[int, MeshDivision]:
+        """Return how those of some variables are to be several that are, by the same keys."""
+        return {k: own for k, variable in named.items() if (own := self.of(variable).division) is not None}
+
+    def apply(self) -> None:
+        """Move what lies otherwise than was decided, while no call runs that uses it."""
+        assert not self.home  # (nothing lies on devices that need not exist)
+        with calls.lock:
+            moves = [(v, own) for v, own in self.moves if not _reshard(v, own)]
+            wait_for_calls([v for v, _ in moves])
+            tell_functions([v for v, own in moves if own.division is not None])
+            for variable, own in moves:
+                if (parts := parts_of_variable(variable)) is not None:
+                    parts.release(variable)
+                if own.division is not None:
+                    is_copy = own.layout == "replicated" and canonical_name(variable.device) in own.division.devices
+                    how = (own.division,) if is_copy else (own.division, own.layout, own.over)
+                    (VariableCopies if is_copy else VariableParts)(variable, *how).take_apart()
+            for variable, own in self._decided.values():
+                variable._graphsplit_lies = replace(own, division=None, layout="home", over=())
+            for run in self._then:
+                run()
+            self._decided, self._before, self._then = {}, {}, []
+
+
+def _reshard(variable: tf.Variable, own: Lying) -> bool:
+    """Let what stays where it is be dropped after the forward pass, or be kept; return whether it stays."""
+    stays = _place(lying_now(variable).resharding(own.reshards)) == _place(own)
+    if stays and own.division is not None:
+        variable._graphsplit_parts.reshard(own.division)
+    return stays
+
+
+def _place(own: Lying) -> tuple[Any, ...]:
+    return own.division, None if own.division is None else (own.layout, own.over)
+
+
+def wait_for_calls(variables: Sequence[tf.Variable]) -> None:
+    """Wait until no call runs that uses variables whose layout is set; see `RunningCalls.wait_for`.
+
+    No handle is held afterwards: `tell_functions` knows by who else holds it whether a function was traced with it.
+    """
+    with raw_handles():
+        calls.wait_for([variable.handle for variable in variables], "A variable whose layout is set")
