@@ -32,26 +32,11 @@ def communication_of(plan: Plan, graph: Any, model: Any, arguments: list[Any], m
 
 
 def planned_traffic(plan: Plan) -> dict[str, Traffic]:
-    """Return the traffic of the plan's moves.
-
-    A shard that lives at home exchanges nothing with it, so N shards make N-1 transfers. What is in a bucket is one.
-    """
-    away = [d for d, device in enumerate(plan.devices) if device != plan.home]
+    """Return the traffic of the plan's moves, by kind. What is in a bucket is one transfer."""
     found: dict[str, Traffic] = {}
-
-    def add(kind: str, transfers: int, size: int) -> None:
-        found[kind] = found.get(kind, Traffic()) + Traffic(transfers, size)
-
-    for move in plan.moves if len(plan.devices) > 1 else ():
-        if move.kind in ("local slice", "local copy"):
-            continue
-        if move.kind in ("scatter", "gather"):
-            share = sum(plan.mesh.share(d) for d in away)
-        else:
-            share = 1 if move.kind == "send" else len(away)
-        add(move.kind, 1 if move.kind == "send" else len(away), int(plan.program.bytes(move.tensor) * share))
-    for bucket in plan.buckets:
-        add(bucket.kind, (1 - len(bucket.moves)) * len(away), 0)
+    for collective in plan.collectives:
+        for move, (_, _, size) in collective.transfers():
+            found[move.kind] = found.get(move.kind, Traffic()) + Traffic(1, size)
     return found
 
 

@@ -85,7 +85,7 @@ LONG = {
     "test_automatic_plans.py::test_sharded_where_only_that_fits": 0,
     "test_automatic_plans.py::test_variables_that_are_laid_out_stay_and_others_are_laid_out": 1,
     "test_benchmarks.py::test_bytes_in_partitions_are_those_of_the_plan": 1,
-    "test_benchmarks.py::test_traffic_of_the_plan_is_that_of_the_graph": 1,
+    "test_benchmarks.py::test_traffic_of_the_plan_is_that_of_the_graph": 2,
     "test_benchmarks_gpu.py::test_every_way_computes_the_same": 0,
     "test_benchmarks_gpu.py::test_ratios": 0,
     "test_benchmarks_gpu.py::test_ways_are_other_ways": 0,

@@ -80,11 +80,13 @@ def test_a_run_ends_in_time(tmp_path: Path):
     assert not results.records
 
 
+@pytest.mark.parametrize("exchange_bytes", [0, 1 << 19])
 @pytest.mark.parametrize("name", ["mlp_bn", "transformer"])
-def test_traffic_of_the_plan_is_that_of_the_graph(name: str):
+def test_traffic_of_the_plan_is_that_of_the_graph(name: str, exchange_bytes: int):
     found = workload(name, small=True, batch=7)
     parts = make_parts(found)
-    step = gs.parallelize(single_device_step(parts, "training"), devices=3)
+    tuning = {"exchange_bytes": exchange_bytes}
+    step = gs.parallelize(single_device_step(parts, "training"), devices=3, tuning=tuning)
     arguments = data(found, 7)
     planned = sum(planned_traffic(step.plan(*arguments)).values(), Traffic())
     assert planned.transfers == transfers_in_graph(step.graph_def(*arguments))

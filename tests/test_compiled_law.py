@@ -128,8 +128,10 @@ def network() -> keras.Model:
     return keras.Sequential([keras.Input((8, 8, 3)), *layers])
 
 
+@pytest.mark.parametrize(("exchange_bytes", "borders"), [(0, 3), (1 << 19, 2)])
 @pytest.mark.parametrize("count", [1, 2])
-def test_three_borders_for_each_layer_of_statistics(count: int) -> None:
+def test_borders_for_each_layer_of_statistics(count: int, exchange_bytes: int, borders: int) -> None:
+    """Forward the mean, then the variance, backward two sums at once; mean and variance together between GPUs."""
     layers: list[Any] = []
     for _ in range(count):
         layers += [keras.layers.Conv2D(4, 3, padding="same"), keras.layers.BatchNormalization()]
@@ -140,8 +142,8 @@ def test_three_borders_for_each_layer_of_statistics(count: int) -> None:
             loss = tf.reduce_mean(model(x, training=training) ** 2)
         return tape.gradient(loss, model.trainable_variables)
 
-    parallel = gs.parallelize(step, devices=2, jit_compile=True)
-    for training, expected in ((False, 1), (True, 3 * count + 1)):
+    parallel = gs.parallelize(step, devices=2, jit_compile=True, tuning={"exchange_bytes": exchange_bytes})
+    for training, expected in ((False, 1), (True, borders * count + 1)):
         nodes = parallel.graph_def(tf.TensorSpec((4, 8, 8, 3)), training).node
         names = [node.name for node in nodes if node.attr["_XlaMustCompile"].b]
         assert len([name for name in names if "/shard_1/" in name]) == expected

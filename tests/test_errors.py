@@ -212,8 +212,8 @@ def test_shares(shares: Any, expected: str):
         (
             "tuning",
             {"bucket_byte": 3},
-            "tuning has no key 'bucket_byte'. Did you mean 'bucket_bytes'? It has 'bucket_bytes', 'default_device', "
-            "'random', 'reduce_retracing'.",
+            "tuning has no key 'bucket_byte'. Did you mean 'bucket_bytes'? It has 'bucket_bytes', 'exchange_bytes', "
+            "'default_device', 'random', 'reduce_retracing'.",
         ),
     ],
 )

@@ -388,6 +388,10 @@ SINGLE_DEVICE = SingleDevice()
 REPLICATE = Replicate()
 PARTIAL_SUM = Partial("sum")
 PARTIAL_MEAN = Partial("mean")
+OWN_MEAN = Partial("own mean")
+OWN_VARIANCE = Partial("own variance")
+MOMENTS = (OWN_MEAN, OWN_VARIANCE)
+"""What each shard has of its own rows; see `planning/moments.py`."""
 
 MOVES: dict[tuple[type, type], str] = {
     (SingleDevice, SingleDevice): "send",

@@ -16,12 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from graphsplit.core.layouts import MOVES, SINGLE_DEVICE, Layout, Shard, SingleDevice, group_of, is_whole
+from graphsplit.core.layouts import MOVES, REPLICATE, SINGLE_DEVICE, Layout, Shard, SingleDevice, group_of, is_whole
 from graphsplit.core.protos import constant_value, source_of, split_reference
 from graphsplit.emission.clusters import compile_clusters
 from graphsplit.emission.emitted_graph import RELAY_ROLE, SIZES_ROLE, EmittedGraph
 from graphsplit.errors import CheckError
-from graphsplit.planning.communication.transfers import Collective, Concatenation, Own, Slice, Sum, Zeros
+from graphsplit.planning.communication.transfers import (
+    Collective,
+    Concatenation,
+    Merged,
+    Own,
+    Packed,
+    Slice,
+    Sum,
+    Zeros,
+)
+from graphsplit.planning.moments import averaged_over
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.schedule.phases import Phase, followed
 from graphsplit.planning.steps import Move, spread
@@ -36,7 +46,7 @@ Form = tuple[Any, ...]
 
 _REDUCTIONS = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
 _MOVED = frozenset(MOVES.values())
-_PASSED_ON = {"Identity": 0, "Switch": 0, "Merge": 0}  # of what they read; a `Merge` takes what is there before nothing
+_PASSED_ON = {"Identity": 0, "Switch": 0, "Merge": 0, "Reshape": 0}  # of what they read; a `Merge` what is there first
 
 
 def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
@@ -190,6 +200,17 @@ class _Found:
             return ("SplitV", node.device, data[0], index)
         if node.op == "ConcatV2":
             return ("ConcatV2", node.device, tuple(data[:-1]))
+        if node.op == "Unpack":
+            return ("Unpack", node.device, data[0], index)
+        if node.op == "Sum":
+            [weighted, _], [source, *_] = (
+                data,
+                [self.form(r) for r in self._graph.by_name[source_of(node.input[0])].input],
+            )
+            assert weighted[0] == "Mul", weighted
+            return ("average", node.device, source)
+        if node.op == "Mean":
+            return ("Mean", node.device, data[0])
         if node.op == "RealDiv":
             return ("RealDiv", node.device, data[0])
         if node.op == "ZerosLike":
@@ -274,6 +295,8 @@ class _Planned:
     def _made(self, collective: Collective, i: int) -> Form:
         value = collective.values[i]
         if isinstance(value, Own):
+            if value.layout == REPLICATE and (value.tensor, REPLICATE) in self._moves:
+                return self._moved(self._moves[value.tensor, REPLICATE], value.by or 0)  # type: ignore[arg-type]
             if isinstance(value.layout, SingleDevice):
                 return self.whole(value.tensor, value.layout)
             if isinstance(value.by, str):
@@ -285,9 +308,17 @@ class _Planned:
             return ("zeros", value.device, *(forms or [shape]))
         if isinstance(value, Slice):
             return ("SplitV", value.device, forms[0], value.piece)
+        if isinstance(value, Packed):
+            return ("Pack", value.device, forms)
+        if isinstance(value, Merged):
+            return _merged(value, forms, self._is_weighted(averaged_over(self._plan.steps, collective)))
         if isinstance(value, Concatenation):
             return ("ConcatV2", value.device, forms)
         return _reduced(value, forms) if isinstance(value, Sum) else ("Identity", value.device, forms)
+
+    def _is_weighted(self, layout: Shard | None) -> bool:
+        """Return whether some shards have other numbers of entries along an axis than others, as far as is known."""
+        return not self._plan.rows or layout is None or any(len(set(n)) > 1 for n in self._plan.mesh.pieces(layout))
 
 
 def _reduced(value: Sum, forms: Sequence[Form]) -> Form:
@@ -300,6 +331,20 @@ def _reduced(value: Sum, forms: Sequence[Form]) -> Form:
     for other in forms[1:] if kind != "AddN" else ():
         form = (kind, value.device, (form, other))
     return ("RealDiv", value.device, form) if value.entries else form
+
+
+def _merged(value: Merged, forms: Sequence[Form], is_weighted: bool) -> Form:
+    """Return what the moments of shards amount to."""
+
+    def averaged(form: Form) -> Form:
+        return ("average", value.device, form) if is_weighted else ("Mean", value.device, form)
+
+    apart = ("Pack", value.device, tuple(forms))
+    own = [("Unpack", value.device, apart, k) for k in range(2)]
+    mean = averaged(own[0])
+    if not value.which:
+        return mean
+    return averaged(("AddV2", value.device, (own[1], ("SquaredDifference", value.device, (own[0], mean)))))
 
 
 def _everywhere(op: Op, tensor: Tensor) -> Form:

@@ -34,6 +34,7 @@ from graphsplit.program.graph.function_calls import XLA_ATTRIBUTE, is_compiled, 
 from graphsplit.program.graph.graph import Graph
 
 _COMPUTING = frozenset({"op", "part", "shift", "constant"})  # roles; all others move, count rows or keep an order
+_ADDED_UP = "all-reduce"  # by each shard that needs it: part of what that computes
 # they compute nothing that XLA could do better
 TRIVIAL = frozenset(
     {"Identity", "IdentityN", "ReadVariableOp", "Reshape", "Squeeze", "ExpandDims", "Cast", "Shape", "AssignVariableOp"}
@@ -136,7 +137,9 @@ def _keys(graph: EmittedGraph, nodes: Sequence[Any], functions: Mapping[str, Any
         name, device, op_type = node.name, node.device, node.op
         origin = graph.origins.get(name)
         keys.append(None)
-        if origin is None or origin.role not in _COMPUTING or op_type in LEFT_OUT or not device:
+        if origin is None or op_type in LEFT_OUT or not device:
+            continue
+        if origin.role not in _COMPUTING and not (origin.role == _ADDED_UP and origin.shard is not None):
             continue
         if origin.op in graph.uncompiled:
             continue
@@ -256,10 +259,14 @@ class _ClusterContent(NamedTuple):
     returned: tuple[str, ...]
 
 
-def _call_name(scope: str, cluster: XlaCluster) -> str:
-    who = "home" if cluster.key.shard is None else f"shard_{cluster.key.shard}"
-    device = re.sub(r"\W+", "_", cluster.key.device.removeprefix("/").replace("device:", ""))
-    return f"{scope}/compiled/{who}/{device}/{cluster.level}"
+def _call_names(scope: str, clusters: Sequence[XlaCluster]) -> list[str]:
+    names: dict[str, None] = {}
+    for cluster in clusters:
+        who = "home" if cluster.key.shard is None else f"shard_{cluster.key.shard}"
+        device = re.sub(r"\W+", "_", cluster.key.device.removeprefix("/").replace("device:", ""))
+        name = f"{scope}/compiled/{who}/{device}/{cluster.level}"
+        names[name if name not in names else f"{name}_always"] = None  # (of a shard that may have no rows)
+    return list(names)
 
 
 class _CallWriter:
@@ -269,7 +276,7 @@ class _CallWriter:
         self._clusters = clusters
         self._by_name = web
         self._cluster_of = {node.name: c for c, cluster in enumerate(clusters) for node in cluster.nodes}
-        self._calls = [_call_name(graph.scope, cluster) for cluster in clusters]
+        self._calls = _call_names(graph.scope, clusters)
         self._references: dict[str, str] = {}  # of what a cluster returns, as it was and as it is
 
     def write(self, outputs: Sequence[str], effects: Sequence[str]) -> CompiledNodes:

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.hosts import host_name
-from graphsplit.core.layouts import group_of
+from graphsplit.core.layouts import REPLICATE, Partial, Shard, group_of
 from graphsplit.core.protos import (
     constant_node,
     host_of,
@@ -34,7 +34,9 @@ from graphsplit.emission.shards.row_counts import RowCounts
 from graphsplit.planning.communication.transfers import (
     Collective,
     Concatenation,
+    Merged,
     Own,
+    Packed,
     Relay,
     Slice,
     Split,
@@ -45,7 +47,15 @@ from graphsplit.planning.communication.transfers import (
 
 PAIRWISE = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
 _NEUTRAL = {"sum": "ZerosLike", "mean": "ZerosLike", "prod": "OnesLike"}
-_WORDS = {Slice: "slice", Concatenation: "join", Sum: "sum", Zeros: "zeros", Relay: "relay"}
+_WORDS = {
+    Packed: "moments",
+    Merged: "merged",
+    Slice: "slice",
+    Concatenation: "join",
+    Sum: "sum",
+    Zeros: "zeros",
+    Relay: "relay",
+}
 
 
 class CollectiveWriter:
@@ -57,9 +67,24 @@ class CollectiveWriter:
       name: a prefix of the nodes' names that nobody else has.
       draft: takes the nodes.
       counts: how many rows each shard has.
+      averaged: of moments, the layout of what they are of.
     """
 
-    def __init__(self, collective: Collective, given: Callable[[int], str], name: str, draft: Draft, counts: RowCounts):
+    def __init__(
+        self,
+        collective: Collective,
+        given: Callable[[int], str],
+        name: str,
+        draft: Draft,
+        counts: RowCounts,
+        averaged: Shard | None = None,
+    ):
+        self._moves = collective.moves
+        self._averaged_over = averaged
+        self._is_bucket = collective.is_bucket
+        is_exchange = collective.moves[0].target == REPLICATE and isinstance(collective.moves[0].source, Partial)
+        of_shards = list(enumerate(collective.reads[0])) if is_exchange else []
+        self._shards = {device: d for d, (_, device) in reversed(of_shards)}  # which add up what all have
         first = collective.moves[0].tensor
         self._written: list[str] = []
         self._values = collective.values
@@ -99,8 +124,12 @@ class CollectiveWriter:
             return self._sum(name, value, of)
         if isinstance(value, Zeros):
             return self._zeros(name, value, of)
+        if isinstance(value, Merged):
+            return self._merged(name, value, of)
+        if isinstance(value, Packed):
+            return self._add(name, "Pack", of, value.device, N=len(of), axis=0)
         if isinstance(value, Concatenation):
-            self._concatenate(name, value, of)
+            self._concatenate(name, value, self._as_vectors(name, value, of) if self._is_bucket else of)
         elif isinstance(value, Relay):
             self._add(name, "Identity", of, value.device)
         return name
@@ -109,16 +138,26 @@ class CollectiveWriter:
         """Return whether the last value has the collective's own name."""
         return not isinstance(self._values[-1], Slice)
 
-    def _add(self, name: str, kind: str, inputs: Sequence[str], device: str, **attributes: Any) -> str:
-        """Write a node, most of which say of what type the tensors are, and return its name."""
+    def _add(
+        self, name: str, kind: str, inputs: Sequence[str], device: str, is_instead: bool = False, **attributes: Any
+    ) -> str:
+        """Write a node, most of which say of what type the tensors are, and return its name.
+
+        What stands in for a shard without rows belongs to no shard: it is dead where all have some.
+        """
         attributes = attributes if kind.startswith(("Gather", "Logical")) else {"T": self._dtype, **attributes}
-        self._draft.add(make_node(name, kind, inputs, device, **attributes), self._origin)
+        origin = self._origin if is_instead else self._origin_on(device)
+        self._draft.add(make_node(name, kind, inputs, device, **attributes), origin)
         return name
+
+    def _origin_on(self, device: str) -> Origin:
+        """Return where a node on a device comes from: of what all shards add up, each has its own."""
+        return self._origin._replace(shard=self._shards.get(device))
 
     def _constant(self, name: str, value: Any, dtype: tf.DType, device: str, wait: str = "") -> str:
         """Write a constant, and return its name."""
         array = np.asarray(value, dtype.as_numpy_dtype)
-        self._draft.add(constant_node(name, array, dtype, device, wait), self._origin)
+        self._draft.add(constant_node(name, array, dtype, device, wait), self._origin_on(device))
         return name
 
     def _is_absent(self, value: Value) -> bool:
@@ -138,6 +177,9 @@ class CollectiveWriter:
         if key not in self._splits:
             self._splits[key] = self._split(value, source)
         piece = self._splits[key][value.piece]
+        if value.split.sizes:
+            shape = [size or 0 for size in self._draft.program.shape(self._moves[value.piece].tensor) or ()]
+            return piece if len(shape) == 1 else self._reshaped(f"{name}/tensor", piece, shape, value.device)
         is_dead = self._values[value.of[0]].shard is not None  # with what is split
         if is_dead or value.split.block_of is not None or not self._is_absent(value):
             return piece
@@ -159,6 +201,18 @@ class CollectiveWriter:
         counted_along = self._constant(f"{name}/axis", axis, tf.int32, value.device, wait)
         self._add(name, "SplitV", [source, counted, counted_along], value.device, num_split=pieces, Tlen=tf.int64)
         return [f"{name}:{i}" for i in range(pieces)]
+
+    def _as_vectors(self, name: str, value: Concatenation, parts: list[str]) -> list[str]:
+        """Write as vectors what a bucket joins, one tensor of each move."""
+        shapes = [self._draft.program.shape(move.tensor) for move in self._moves]
+        return [
+            part if len(shape or ()) == 1 else self._reshaped(f"{name}/vector_{k}", part, [-1], value.device)
+            for k, (part, shape) in enumerate(zip(parts, shapes, strict=True))
+        ]
+
+    def _reshaped(self, name: str, source: str, shape: Sequence[int], device: str) -> str:
+        to = self._constant(f"{name}/shape", shape, tf.int64, device)
+        return self._add(name, "Reshape", [source, to], device, Tshape=tf.int64)
 
     def _concatenate(self, name: str, value: Concatenation, parts: list[str]) -> None:
         if value.shard is None:
@@ -190,10 +244,10 @@ class CollectiveWriter:
         what another shard has; no `reduction`: that itself. It is dead where it is not needed: given the device on
         which it is, as `source`, it is not sent.
         """
-        absent = self._add(f"{name}/instead", "Switch", [instead, self._present(own)], source or device)
+        absent = self._add(f"{name}/instead", "Switch", [instead, self._present(own)], source or device, True)
         if reduction in _NEUTRAL:
-            absent = self._add(f"{name}/neutral", _NEUTRAL[reduction], [absent], device)
-        return self._add(name, "Merge", [part, absent], device, N=2)
+            absent = self._add(f"{name}/neutral", _NEUTRAL[reduction], [absent], device, True)
+        return self._add(name, "Merge", [part, absent], device, True, N=2)
 
     def _sum(self, name: str, value: Sum, parts: list[str]) -> str:
         device = value.device
@@ -278,6 +332,37 @@ class CollectiveWriter:
         while isinstance(parts[0], Sum):
             parts = [self._values[i] for i in parts[0].of]
         return self._first(parts[0]) == number
+
+    def _merged(self, name: str, value: Merged, parts: list[str]) -> str:
+        """Write the mean of all rows, and their variance around it; see `planning/moments.py`."""
+        device, key = value.device, ("merged", value.device)
+        if key not in self._made:
+            for k, part in enumerate(parts):
+                own = self._values[value.of[k]]
+                if self._is_absent(own):
+                    has_first = own.device == value.device
+                    source = "" if has_first else self._values[value.of[0]].device
+                    parts[k] = self._unless_absent(f"{name}/part_{own.shard}", part, parts[0], own, device, "", source)
+            packed, count = self._add(f"{name}/all", "Pack", parts, device, N=len(parts), axis=0), len(self._moves)
+            self._add(f"{name}/apart", "Unpack", [packed], device, num=count, axis=1)
+            self._made[key] = f"{name}/apart"
+            self._made["mean", device] = self._averaged(f"{name}/mean", f"{name}/apart", device)
+        apart, mean = self._made[key], self._made["mean", device]
+        if not value.which:
+            return mean
+        spread = self._add(f"{name}/spread", "SquaredDifference", [apart, mean], device)
+        return self._averaged(name, self._add(f"{name}/both", "AddV2", [f"{apart}:1", spread], device), device)
+
+    def _averaged(self, name: str, source: str, device: str) -> str:
+        """Write the mean over shards of what each has, by their shares of the rows."""
+        axis = self._constant(f"{name}/axis", 0, tf.int32, device)
+        assert self._averaged_over is not None
+        rank = len(self._shape or ())
+        shares = self._counts.shares(f"{name}/shares", self._averaged_over, self._dtype, rank, device)
+        if shares is None:
+            return self._add(name, "Mean", [source, axis], device, Tidx=tf.int32)
+        weighted = self._add(f"{name}/weighted", "Mul", [source, shares], device)
+        return self._add(name, "Sum", [weighted, axis], device, Tidx=tf.int32)
 
     def _zeros(self, name: str, value: Zeros, of: list[str]) -> str:
         """Write zeros for a shard: a constant, or made where the value is of which they have the shape."""

@@ -42,6 +42,7 @@ from graphsplit.emission.shards.shard_copies import (
     write_told,
 )
 from graphsplit.planning.communication.transfers import Collective, Own
+from graphsplit.planning.moments import averaged_over
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.propagation.control_flow import LocalPlan
 from graphsplit.planning.steps import spread
@@ -273,7 +274,8 @@ class _Emitter:
         kind = collective.kind.replace("-", "_").replace(" ", "_")
         of = "bucket" if collective.is_bucket else self._program.ops[collective.moves[0].tensor.op].name
         name = f"{self._draft.scope}/{kind}_{number}/{of}"
-        return CollectiveWriter(collective, given, name, self._draft, self._counts)
+        averaged = averaged_over(self._plan.steps, collective)
+        return CollectiveWriter(collective, given, name, self._draft, self._counts, averaged)
 
     def _name_of_turn(self, n: int) -> str:
         return f"{self._draft.scope}/ended_{n}/shard_{self._tasks[n].shard}"

@@ -14,7 +14,7 @@ from graphsplit.emission.emitter import emit_local
 from graphsplit.emission.shards.random_numbers import own_numbers
 from graphsplit.emission.shards.row_counts import FixedRows, Site
 from graphsplit.emission.shards.shard_copies import ShardCopies
-from graphsplit.planning.communication.transfers import Concatenation, Relay, Slice, Sum, Zeros
+from graphsplit.planning.communication.transfers import Concatenation, Merged, Packed, Relay, Slice, Sum, Zeros
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.tasks import OPERATION, SEND, PlannedTask
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
@@ -35,7 +35,7 @@ class Kernel(NamedTuple):
     bytes: int = 0
 
 
-_PRIMITIVES = {Slice: "SplitV", Concatenation: "ConcatV2", Relay: "Identity", Zeros: "ZerosLike"}
+_PRIMITIVES = {Packed: "Pack", Slice: "SplitV", Concatenation: "ConcatV2", Relay: "Identity", Zeros: "ZerosLike"}
 _WRITTEN_AS = {SIZES: "Identity", "Const": "Const"}
 _AS_LARGE = frozenset({"Slice", "ConcatV2"})  # as what the operation makes
 
@@ -63,6 +63,9 @@ class Kernels:
         moved = result + sum([self._tasks[read.task].bytes[read.index] for read in task.reads if read is not None])
         if isinstance(value, Sum):
             return list(_sums(value, len(task.reads), result, moved))
+        if isinstance(value, Merged):
+            kinds = ["SquaredDifference", "AddV2", "Mean"] if value.which else ["Pack", "Unpack", "Mean"]
+            return [Kernel(kind, moved) for kind in kinds]
         if value is None or (isinstance(value, Zeros) and not task.reads):
             return []
         return [Kernel(_PRIMITIVES[type(value)], moved)]

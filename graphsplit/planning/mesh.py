@@ -34,6 +34,7 @@ class Mesh:
       others: what those axes are called, and how many devices each has: the number of a column counts along the last of
         them first.
       axis: what the axis of the shards themselves is called, if it is not the batch's: no shard has rows then.
+      exchange_bytes: the most that a device gets of a sum that goes from each shard to each; see `costs/exchanges.py`.
     """
 
     devices: tuple[str, ...] = ()
@@ -43,6 +44,7 @@ class Mesh:
     columns: tuple[tuple[str, ...], ...] = ()
     others: tuple[tuple[str, int], ...] = ()
     axis: str = ""
+    exchange_bytes: int = 0
 
     @property
     def shards(self) -> int:
@@ -73,6 +75,11 @@ class Mesh:
         [[0, 1], [2]]
         """
         return [[*own] for _, own in itertools.groupby(range(self.shards), self.positions.__getitem__)]
+
+    @property
+    def few_bytes(self) -> int:
+        """Up to how many bytes a sum has that each shard sends to all others, not through one device; 0 for none."""
+        return self.exchange_bytes // (self.shards - 1) if self.shards > 1 else 0
 
     @property
     def has_turns(self) -> bool:
@@ -173,7 +180,7 @@ class Mesh:
         >>> mesh.copy_for("/task:1/device:CPU:7")
         1
         """
-        if device in self.devices:
+        if device in self.devices and self.rows:
             return self.devices.index(device)
         near = [d for d, other in enumerate(self.devices) if self.rows and host_name(other) == host_name(device)]
         return [*near, 0][0]

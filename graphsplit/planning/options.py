@@ -35,6 +35,9 @@ class Tuning(TypedDict, total=False):
     Attributes:
       bucket_bytes: small gradients travel together, in buckets of at most so many bytes, each as soon as it is full. 0
         lets each travel alone. None means 64 kB, and 512 kB between hosts.
+      exchange_bytes: sums that shards wait for go from each shard to all others at once, if a device gets at most so
+        many bytes of one in all; larger ones go through one device, as all do with 0. None means 512 kB between GPUs,
+        and 0 between hosts and on logical devices of one CPU, where that is faster.
       default_device: the device for work that is not sharded, `"CPU:0"`. None means the first device; if devices or
         variables are on several hosts, the device with most bytes of variables. A variable is updated on its device,
         though.
@@ -47,6 +50,7 @@ class Tuning(TypedDict, total=False):
     """
 
     bucket_bytes: int | None
+    exchange_bytes: int | None
     default_device: str | None
     random: str
     reduce_retracing: bool
@@ -221,7 +225,13 @@ class Options:
             )
 
 
-USUAL: Tuning = {"bucket_bytes": None, "default_device": None, "random": "exact", "reduce_retracing": False}
+USUAL: Tuning = {
+    "bucket_bytes": None,
+    "exchange_bytes": None,
+    "default_device": None,
+    "random": "exact",
+    "reduce_retracing": False,
+}
 """What holds for keys that are left out."""
 
 
@@ -242,6 +252,13 @@ def tuning_asked(asked: object) -> Tuning:
         raise ArgumentError(
             f"bucket_bytes must be a number of bytes, at least 0, got {count!r}. Small gradients are sent together in "
             "buckets of at most that size; 0 sends each alone, None chooses."
+        )
+    exchange = found["exchange_bytes"]
+    if exchange is not None and not is_count(exchange, 0):
+        raise ArgumentError(
+            f"exchange_bytes must be a number of bytes, at least 0, got {exchange!r}. A sum that shards wait for goes "
+            "from each to all others if a device gets at most so many bytes of it; 0 sends all through one device, "
+            "None chooses."
         )
     if device is not None:
         canonical_name(device, "default_device")

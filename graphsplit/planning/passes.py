@@ -15,6 +15,7 @@ from graphsplit.planning.communication.bucketing import find_buckets, leading_to
 from graphsplit.planning.communication.gateways import through_gateways
 from graphsplit.planning.communication.moves import find_moves
 from graphsplit.planning.communication.transfers import Collective
+from graphsplit.planning.moments import with_moments
 from graphsplit.planning.plan import Plan, check_strict
 from graphsplit.planning.propagation.backward_propagation import BodyPlanner, WholeBackwardPropagation
 from graphsplit.planning.propagation.control_flow import ControlFlowAnswers
@@ -73,6 +74,13 @@ def recompute(plan: Plan) -> Plan:
     return replace(plan, program=program, notes=(*plan.notes, *notes))
 
 
+def merge_moments(plan: Plan) -> Plan:
+    """Decide which variances are merged from those of each shard's own rows."""
+    if not plan.mesh.few_bytes or plan.stage_cuts is not None or plan.program.stages:
+        return plan
+    return replace(plan, program=with_moments(plan.program, plan.mesh.few_bytes))
+
+
 def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
     """Decide in which layouts every operation runs and is read, who owns whole values, and what moves.
 
@@ -98,7 +106,7 @@ def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
         natural = with_cuts(program, mesh, independent, make)
         once = rows_moved(program, natural, mesh, plan.state)
         backward = WholeBackwardPropagation(
-            program, natural, outputs, independent, plan.state, plan_bodies=plan_bodies, once=once
+            program, natural, outputs, independent, plan.state, mesh.few_bytes, plan_bodies=plan_bodies, once=once
         )
         return owned_and_moved(plan, backward.run())
 
@@ -179,7 +187,8 @@ def fill_buckets(plan: Plan) -> Plan:
         return plan
     leading, devices = leading_to_shards(plan.program, plan.steps), {plan.home, *plan.devices}
     alone = [c.moves[0] for c in plan.collectives if len(c.moves) == 1]  # (what others also get is sent to all at once)
-    buckets = find_buckets(plan.program, plan.steps, alone, leading, devices, plan.asked.tuning["bucket_bytes"])
+    most, few = plan.asked.tuning["bucket_bytes"], plan.mesh.few_bytes
+    buckets = find_buckets(plan.program, plan.steps, alone, leading, devices, most, few)
     return _with(plan, collectives.bucketed(plan.collectives, buckets))
 
 

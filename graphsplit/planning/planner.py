@@ -186,6 +186,7 @@ PASSES: tuple[Callable[[Plan], Plan], ...] = (
     passes.divide_variables,  # the program in the columns and parts in which its variables lie
     passes.choose_home,  # the device of what is whole and belongs to nobody, if none is given
     passes.recompute,  # the program with what it makes again for the backward pass, if that is asked for
+    passes.merge_moments,  # variances around each shard's own mean, which are sent together with that
     propagate,  # rows flow forward through the rules, and back from what is read: steps, owners, moves
     passes.read_rows,  # lookups whose variable is where they are read no more of it than their rows
     passes.cut_into_stages,  # the program with its stages, if any are asked for

@@ -101,6 +101,7 @@ class Op:
       layout: of the placeholder of a variable, how it lies: `Shard` where each shard uses its own part, `Replicate`
         where each device of a group has a copy; of another operation, the group on each of whose devices it runs once.
       divides: whether it puts together or takes apart what lies in parts because a variable does.
+      merged: `"mean"`, `"difference"` or `"variance"`, of moments that are merged from those of each shard's own rows.
     """
 
     index: int
@@ -123,6 +124,7 @@ class Op:
     devices: tuple[str, ...] = ()
     layout: Shard | Replicate | None = None
     divides: bool = False
+    merged: str = ""
 
     def __repr__(self) -> str:
         return f"<{self.type} {self.name!r}>"

@@ -209,9 +209,9 @@ def _normalise(layout: str, epsilon: float, factor: float, spaces: int) -> Calla
 
     def normalise(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> Any:
         wide = tf.cast(x, scale.dtype)
-        own_mean = tf.reduce_mean(wide, axes)
-        centred = wide - tf.reshape(own_mean, spread)
-        own_variance = tf.reduce_mean(centred * centred, axes)
+        middle = tf.reduce_mean(wide, axes, keepdims=True)
+        squares = tf.reduce_mean(tf.math.squared_difference(wide, middle), axes, keepdims=True)  # (see `moments`)
+        own_mean, own_variance, centred = tf.reshape(middle, [-1]), tf.reshape(squares, [-1]), wide - middle
         y = centred * tf.reshape(tf.math.rsqrt(own_variance + epsilon) * scale, spread) + tf.reshape(offset, spread)
         count = tf.size(x) // tf.maximum(tf.size(own_mean), 1)  # (there may be no channels)
         unbiased = own_variance * tf.cast(count, scale.dtype) / tf.cast(tf.maximum(count - 1, 1), scale.dtype)

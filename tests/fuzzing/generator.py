@@ -58,7 +58,7 @@ def generate(seed: int, mode: str | None = None, ops: Sequence[str] = ()) -> Pro
     """
     rng = np.random.default_rng([seed, 2021])
     mode = mode or mode_of(seed)
-    setting = _setting(rng, mode)
+    setting = dataclasses.replace(_setting(rng, mode), at_once=seed // len(MODES) % 2 == 1)
     rows = sorted(set(setting.rows), reverse=True) if setting.sizes != "known" else setting.rows[:1]
     state = mode in ("layouts", MESH, SEVERAL, EXPERTS, FSDP)
     scope = Scope(rng, rows, setting.by_default, state)

@@ -98,6 +98,7 @@ class Setting:
       in_graph: whether the call, with the tapes around it, is in a `tf.function`.
       mesh: its axes, and how many devices each has; none if all are along the batch.
       micro_batches, schedule: of each device, and their order in the stages of the mesh.
+      at_once: whether small sums go from each shard to each, as between GPUs.
     """
 
     devices: int = 2
@@ -112,6 +113,7 @@ class Setting:
     mesh: tuple[tuple[str, int], ...] = ()
     micro_batches: int = 1
     schedule: str | None = None
+    at_once: bool = False
 
     @property
     def on_devices(self) -> str:
@@ -240,6 +242,7 @@ def _results(program: Program) -> str:
     options += [f"micro_batches={setting.micro_batches}"] if setting.micro_batches > 1 else []
     options += [f'schedule="{setting.schedule}"'] if setting.schedule else []
     tuning = [f'"default_device": "{setting.home}"'] if setting.home else []
+    tuning += ['"exchange_bytes": 1 << 19'] if setting.at_once else []
     single = "tf.function(f, autograph=False)"
     lines = ["f = gradients(f, variables)"] * setting.inside
     if setting.sizes == "retrace":

@@ -94,6 +94,7 @@ def _simpler_settings(program: Program) -> Iterator[Program]:
         dataclasses.replace(setting, shares=None),
         dataclasses.replace(setting, shares=None, devices=2),
         dataclasses.replace(setting, home=None),
+        dataclasses.replace(setting, at_once=False),
         dataclasses.replace(setting, by_default=True),
         dataclasses.replace(setting, schedule=None),
         dataclasses.replace(setting, schedule=None, micro_batches=1),

@@ -10,7 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.core.layouts import Partial
 from graphsplit.emission import check_emitted, emit
+from graphsplit.planning.communication.bucketing import leading_to_shards
+from graphsplit.planning.costs.exchanges import EXCHANGE_BYTES
 
 TOLERANCE = {tf.float16: 2e-3, tf.bfloat16: 2e-2, tf.float32: 1e-5, tf.float64: 1e-12, tf.complex64: 1e-5}
 
@@ -67,7 +70,9 @@ def assert_law(
 ) -> gs.inspect.Plan:
     """Run a function and its parallelized twin, made anew each, on the same calls; compare results and variables.
 
-    The function runs in eager code, as it is called by whoever has one device.
+    The function runs in eager code, as it is called by whoever has one device. If sums lead on to shards, its twin runs
+    in both ways: these sums go through one device, as between logical devices of one CPU, and from each shard to each,
+    as between GPUs.
 
     Args:
       make: returns a function and its variables, the same every time it is called.
@@ -78,6 +83,23 @@ def assert_law(
     Returns:
       The plan of the last call.
     """
+    plan = _assert_law(make, calls, devices, sharded, at_home, tolerance, options)
+    sums = {move.tensor for move in plan.moves if isinstance(move.source, Partial)}
+    if "exchange_bytes" not in options.get("tuning", {}) and sums & leading_to_shards(plan.program, plan.steps):
+        at_once = {**options, "tuning": {**options.get("tuning", {}), "exchange_bytes": EXCHANGE_BYTES}}
+        _assert_law(make, calls, devices, sharded, at_home, tolerance, at_once)
+    return plan
+
+
+def _assert_law(
+    make: Callable[[], tuple[Callable[..., Any], Sequence[tf.Variable]]],
+    calls: Sequence[tuple[Any, ...]],
+    devices: int,
+    sharded: Sequence[str],
+    at_home: int | None,
+    tolerance: float | None,
+    options: dict[str, Any],
+) -> gs.inspect.Plan:
     single, single_variables = make()
     many, many_variables = make()
     assert calls, "no calls: nothing is compared"

@@ -19,6 +19,7 @@ from graphsplit.core.hosts import host_device
 from graphsplit.core.sizes import Size
 from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.emission.axes.columns import program_on_mesh
+from graphsplit.planning.costs.exchanges import exchange_bytes_between
 from graphsplit.planning.decisions import Divide
 from graphsplit.planning.mesh import Mesh, mesh_of
 from graphsplit.planning.options import Options
@@ -130,9 +131,10 @@ def _mesh(splitting: Splitting, options: Options, devices: Sequence[str]) -> Mes
     mesh = None if options.mesh.is_of_rows else device_mesh(options.mesh, devices)
     heads = mesh.columns[0] if mesh is not None else stages.heads if stages is not None else devices
     shards = mesh_of(heads, splitting.batch, options.shares, options.micro_batches)
-    if mesh is None or not mesh.others:
-        return shards
-    return replace(shards, columns=mesh.columns, others=tuple(mesh.others.items()))
+    if mesh is not None and mesh.others:
+        shards = replace(shards, columns=mesh.columns, others=tuple(mesh.others.items()))
+    most = exchange_bytes_between(devices, options.tuning["exchange_bytes"])
+    return replace(shards, exchange_bytes=most)
 
 
 def plan_laid_out(request: PlanRequest, memory: Callable[[], float | None]) -> tuple[Plan, Arrangement]:

@@ -152,6 +152,20 @@ class RowCounts:
         own, rows = (self._scalar(d, (symbol,), double) for symbol in (OWN, ROWS))
         return w.cast(w("RealDiv", own, rows, T=double), double, dtype)
 
+    def shares(self, name: str, layout: Shard, dtype: tf.DType, rank: int, device: str) -> str | None:
+        """Write, on a device, the fractions that all shards have of an axis that lies so; None if all are equal."""
+        raise CheckError("The body of a loop has one shard.")
+
+    def _shares_known(
+        self, name: str, layout: Shard, rows: Sequence[int], dtype: tf.DType, rank: int, device: str
+    ) -> str | None:
+        entries = [layout.own(rows, d) for d in range(len(rows))]
+        if len(set(entries)) == 1:
+            return None
+        shares = np.array(entries, np.float64).reshape(-1, *[1] * rank) / sum(entries)
+        self._add(constant_node(name, shares.astype(dtype.as_numpy_dtype), dtype, device), None)
+        return name
+
     def told(self, d: int | None, symbols: Sequence[Symbol]) -> list[str]:
         """Return the references that the body of a loop is given, on shard `d` or at home."""
         return [self.scalars[d][symbol] for symbol in symbols]
@@ -213,6 +227,10 @@ class FixedRows(RowCounts):
             self._add(constant_node(name, share, dtype, self._devices[d]), d)
             self._made[key] = name
         return self._made[key]
+
+    def shares(self, name: str, layout: Shard, dtype: tf.DType, rank: int, device: str) -> str | None:
+        """Write, on a device, the fractions that all shards have of an axis that lies so; None if all are equal."""
+        return self._shares_known(name, layout, self._rows, dtype, rank, device)
 
 
 class AxisRows(FixedRows):
@@ -288,6 +306,18 @@ class MeasuredRows(RowCounts):
             blocks = self.operand(f"{name}/blocks", None, column, tf.int64)
             by_block = w("Mul", self._all_sizes, blocks, T=tf.int64)
             self._made[key] = w("Reshape", by_block, w.constant([-1]), T=tf.int64, Tshape=tf.int64)
+        return self._made[key]
+
+    def shares(self, name: str, layout: Shard, dtype: tf.DType, rank: int, device: str) -> str | None:
+        """Write, on a device, the fractions that all shards have of an axis that lies so; 0 for those without rows."""
+        if isinstance(layout.partition, EvenCut):
+            return self._shares_known(name, layout, (0,) * len(self._present), dtype, rank, device)
+        w, double, key = self.home, tf.float64, ("shares", dtype, rank)
+        if key not in self._made:
+            own, rows = (w.cast(source, tf.int64, double) for source in (self._all_sizes, self.scalars[None][ROWS]))
+            shares = w.cast(w("RealDiv", own, rows, T=double), double, dtype)
+            shape = w.constant([-1, *[1] * rank])
+            self._made[key] = w("Reshape", shares, shape, T=dtype, Tshape=tf.int64)
         return self._made[key]
 
 

@@ -211,7 +211,17 @@ def _constant_shape(node: Any) -> Shape:
     return tuple([dim.size for dim in node.attr["value"].tensor.tensor_shape.dim])
 
 
-_BROADCAST = ("Add", "AddV2", "Sub", "Mul", "Maximum", "Minimum", "LogicalAnd", "LogicalOr")
+def _pack(_node: Any, inputs: Outputs, _: Callable[[int], Any]) -> Outputs:
+    shape, dtype = inputs[0]
+    return [(None if shape is None else (len(inputs), *shape), dtype)]
+
+
+def _unpack(node: Any, inputs: Outputs, _: Callable[[int], Any]) -> Outputs:
+    (shape, dtype), axis = inputs[0], node.attr["axis"].i
+    return [(None if shape is None else (*shape[:axis], *shape[axis + 1 :]), dtype)] * node.attr["num"].i
+
+
+_BROADCAST = ("SquaredDifference", "Add", "AddV2", "Sub", "Mul", "Maximum", "Minimum", "LogicalAnd", "LogicalOr")
 _DRAWN = ("RandomUniformV2", "RandomNormalV2", "TruncatedNormalV2", "RandomUniformFullIntV2", "RandomUniformIntV2")
 _SAME = ("AddN", "Identity", "LogicalNot", "OnesLike", "RealDiv", "ZerosLike")
 _INFERRED: dict[str, Callable[[Any, Outputs, Callable[[int], Any]], Outputs]] = {
@@ -234,5 +244,7 @@ _INFERRED: dict[str, Callable[[Any, Outputs, Callable[[int], Any]], Outputs]] = 
     "SelectV2": lambda _, inputs, __: [(_largest(inputs[1:]), inputs[1][1])],
     "Slice": _slice,
     "SplitV": _split,
+    "Pack": _pack,
+    "Unpack": _unpack,
     "Switch": lambda _, inputs, __: [inputs[0], inputs[0]],
 }

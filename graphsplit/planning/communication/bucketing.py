@@ -7,6 +7,9 @@ as one. Neither waits for the other way round: that is why only the first and th
 
 A bucket of sums waits for its last one. So they are put into buckets as they become ready, and a bucket that is full is
 reduced while the backward pass goes on. (DDP calls its size `bucket_cap_mb`.)
+
+Sums that the shards send each other, in the middle of a step, are joined if they are ready at the same time: the two of
+a BatchNormalization's backward pass.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ import tensorflow as tf
 
 from graphsplit.core.gpus import can_be_cut
 from graphsplit.core.hosts import host_name
-from graphsplit.core.layouts import PARTIAL_SUM, Layout, Partial, SingleDevice
+from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Replicate, SingleDevice
 from graphsplit.errors import CheckError
 from graphsplit.planning.communication.transfers import Collective
+from graphsplit.planning.costs.families import MATRIX, family_of
 from graphsplit.planning.costs.work import BUCKET_BYTES, BUCKET_BYTES_BETWEEN_HOSTS, FEWEST_IN_BUCKET, SMALL_BYTES
 from graphsplit.planning.steps import Move, Step
 from graphsplit.program.graph.graph import reached, readers_of
@@ -33,6 +37,7 @@ def find_buckets(
     leading: Collection[Tensor],
     devices: Collection[str],
     most: int | None = None,
+    few_bytes: int = 0,
 ) -> tuple[tuple[Move, ...], ...]:
     """Return which moves are made as one: of tensors of one axis, one dtype, known sizes, between the same places.
 
@@ -42,6 +47,7 @@ def find_buckets(
       leading: see `leading_to_shards`.
       devices: those of the shards, and home; where they are one, nothing travels.
       most: of how many bytes a bucket of sums is full; 0 for no buckets, None for as many as pay between the devices.
+      few_bytes: see `Mesh.few_bytes`; that many bytes are in a bucket of sums that the shards send each other.
     """
     if most is None:
         most = BUCKET_BYTES if len(set(map(host_name, devices))) == 1 else BUCKET_BYTES_BETWEEN_HOSTS
@@ -51,7 +57,28 @@ def find_buckets(
     first, last = _sent_first(program, steps, moves), _reduced_last(moves, leading)
     ready = sorted(last, key=lambda move: move.tensor.op)  # (moves are in the order in which they are read)
     full = [part for alike in _alike(program, ready) for part in _filled(program, alike, most)]
-    return tuple([tuple(moves) for moves in (*_alike(program, first), *full) if len(moves) >= FEWEST_IN_BUCKET])
+    many = [moves for moves in (*_alike(program, first), *full) if len(moves) >= FEWEST_IN_BUCKET]
+    return tuple(map(tuple, [*many, *_exchanged_at_once(program, moves, few_bytes)]))
+
+
+def _exchanged_at_once(program: Program, moves: Iterable[Move], few_bytes: int) -> list[list[Move]]:
+    """Return sums that the shards send each other, those together that are ready at the same time.
+
+    That is where as many exchanges, one after the other, and as many products lead to them. So none follows from
+    another one, and none waits for a product that another one needs.
+    """
+    exchanged = {move.tensor: move for move in moves if move.source == PARTIAL_SUM and move.target == REPLICATE}
+    before: list[tuple[int, int]] = []  # of each operation, how many exchanges and products lead to its results
+    ready: dict[tuple[tuple[int, int], tf.DType], list[Move]] = {}
+    for op in program.ops if exchanged else ():
+        exchanges = max([before[t.op][0] + (t in exchanged) for t in op.inputs], default=0)
+        products = max([before[t.op][1] for t in op.inputs], default=0) + (family_of(op.type) in (*MATRIX, "depthwise"))
+        before.append((exchanges, products))
+        for k, dtype in enumerate(op.out_dtypes):
+            if (tensor := Tensor(op.index, k)) in exchanged:
+                ready.setdefault((before[-1], dtype), []).append(exchanged[tensor])
+    alike = [part for together in ready.values() for part in _filled(program, together, few_bytes)]
+    return [together for together in alike if len(together) > 1]
 
 
 def _can_be_joined(dtype: tf.DType, devices: Collection[str]) -> bool:
@@ -86,6 +113,13 @@ def check_buckets(program: Program, steps: Sequence[Step], buckets: Iterable[Col
     readers = readers_of(dict.fromkeys(op.sources) for op in program.ops)
     for bucket in buckets:
         tensors = [move.tensor for move in bucket.moves]
+        if bucket.moves[0].target == REPLICATE and bucket.kind == "all-reduce":
+            reading = [i for t in tensors for i in readers[t.op] if _reads_whole(program.ops[i], steps[i], t)]
+            after = reached(reading, readers.__getitem__)
+            wrong = [program.ops[t.op].name for t in tensors if t.op in after]
+            if wrong:
+                raise CheckError(f"{wrong[0]!r} follows from what it is exchanged with.")
+            continue
         if bucket.kind == "broadcast":
             found = reached([tensor.op for tensor in tensors], lambda i: program.ops[i].sources)
         else:
@@ -123,8 +157,15 @@ def _sent_first(program: Program, steps: Sequence[Step], moves: Iterable[Move]) 
 
 def _reduced_last(moves: Iterable[Move], leading: Collection[Tensor]) -> list[Move]:
     """Return the sums over the shards that are read at home, with nothing following on the shards."""
-    sums = [move for move in moves if move.source == PARTIAL_SUM and isinstance(move.target, SingleDevice)]
+    sums = [move for move in moves if move.source == PARTIAL_SUM and _is_added_up_whole(move.target)]
     return [move for move in sums if move.tensor not in leading]
+
+
+def _is_added_up_whole(target: Layout) -> bool:
+    """Return whether what is small is added up in one place, or in each of several that have a copy of it."""
+    return isinstance(target, SingleDevice) or (
+        isinstance(target, Replicate) and target.devices != () and not target.readers
+    )
 
 
 def leading_to_shards(program: Program, steps: Sequence[Step]) -> set[Tensor]:

@@ -14,6 +14,8 @@ from dataclasses import replace
 
 from graphsplit.core.layouts import (
     BATCH,
+    MOMENTS,
+    OWN_MEAN,
     REPLICATE,
     Layout,
     Partial,
@@ -24,10 +26,13 @@ from graphsplit.core.layouts import (
     is_whole,
 )
 from graphsplit.core.sizes import has_sizes
+from graphsplit.planning.communication.moves import is_added_up_by_each
 from graphsplit.planning.communication.transfers import (
     Collective,
     Concatenation,
+    Merged,
     Own,
+    Packed,
     Read,
     Rewrite,
     Slice,
@@ -52,13 +57,18 @@ def find_collectives(program: Program, mesh: Mesh, home: str, moves: Sequence[Mo
       home: the device of whole values that belong to nobody.
       moves: all moves.
     """
-    return [_made(program, mesh, home, alike) for alike in _together(moves)]
+    return [_made(program, mesh, home, alike) for alike in _together(program, moves)]
 
 
-def _together(moves: Iterable[Move]) -> list[list[Move]]:
-    """Return moves, those together that send one whole value on."""
+def _together(program: Program, moves: Iterable[Move]) -> list[list[Move]]:
+    """Return moves, those together that send one whole value on, and those of a mean and its variance."""
     found: dict[object, list[Move]] = {}
     for move in moves:
+        if move.source in MOMENTS:
+            op = program.ops[move.tensor.op]
+            mean = program.ops[op.inputs[0].op].inputs[1] if op.merged == "variance" else move.tensor
+            found.setdefault((OWN_MEAN, mean), []).append(move)
+            continue
         is_sent = isinstance(move.source, SingleDevice) and is_whole(move.target)
         found.setdefault((move.tensor, move.source) if is_sent else move, []).append(move)
     return list(found.values())
@@ -67,7 +77,9 @@ def _together(moves: Iterable[Move]) -> list[list[Move]]:
 def _made(program: Program, mesh: Mesh, home: str, moves: Sequence[Move]) -> Collective:
     first = moves[0]
     writer = _ValueWriter(program, mesh, home, first.tensor)
-    if first.source == REPLICATE and group_of(first.target):
+    if first.source in MOMENTS:
+        reads = writer.merged(moves)
+    elif first.source == REPLICATE and group_of(first.target):
         reads = [writer.to_group(first)]
     elif is_whole(first.source) and is_whole(first.target):
         own = writer.whole(first.source, first.target)
@@ -82,6 +94,7 @@ class _ValueWriter:
 
     def __init__(self, program: Program, mesh: Mesh, home: str, tensor: Tensor):
         self.values: list[Value] = []
+        self._program = program
         self._tensor = tensor
         self._mesh = mesh
         self._home = home
@@ -182,6 +195,21 @@ class _ValueWriter:
         device, source = self._device(move.target), _partial(move.source)
         return [Read(self._sum(self._owns(source), source, device), device)]
 
+    def merged(self, moves: Sequence[Move]) -> list[list[Read]]:
+        """Each device gets the moments of all shards' own rows, and merges them."""
+        parts, of_rows = [], self._made_on
+        for d in self._shards:
+            owns = [
+                self._add(Own((), of_rows[d], self._size, d, tensor=m.tensor, layout=m.source, by=d)) for m in moves
+            ]
+            parts.append(self._add(Packed(tuple(owns), of_rows[d], self._size * len(owns), d)))
+        found = {
+            (device, k): self._add(Merged(tuple(parts), device, self._size, which=k))
+            for device in dict.fromkeys(of_rows)
+            for k in range(len(moves))
+        }
+        return [[Read(found[device, k], device) for device in of_rows] for k in range(len(moves))]
+
     def reduce_scattered(self, move: Move) -> list[Read]:
         """Each shard slices what it has for all others, and adds up what it gets."""
         source = _partial(move.source)
@@ -195,12 +223,14 @@ class _ValueWriter:
         owns: Sequence[int] = self._owns(source)
         if isinstance(move.target, Replicate) and move.target.devices:
             cut = move.target.cut(self._shape)
-            assert cut is not None
+            if cut is None or is_added_up_by_each(self._program, self._mesh, self._tensor, move.target):
+                return [Read(self._sum(owns, source, device), device) for device in move.target.devices]
             owns, parts = self._added_up_near(owns, source, move.target), range(len(group_of(cut)))
             sent = [self._pieces(own, cut, parts, d) for d, own in enumerate(owns)]
             sums = [self._sum(own, source, group_of(cut)[k], True) for k, own in enumerate(zip(*sent, strict=True))]
             return [Read(self._in_order(sums, cut, device), device) for device in move.target.devices]
-        return self._read([self._sum(owns, source, device) for device in self._made_on])
+        sums = {device: self._sum(owns, source, device) for device in dict.fromkeys(self._made_on)}
+        return [Read(sums[device], device) for device in self._made_on]
 
     def _added_up_near(self, owns: Sequence[int], source: Partial, copies: Replicate) -> Sequence[int]:
         """Return the sums of what those shards have that read one copy, each where that is; with one copy for all, it.

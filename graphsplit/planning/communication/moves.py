@@ -6,11 +6,14 @@ through one device, gathered or reduced, then cut or sent. Emission executes the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, repeat
 
 from graphsplit.core.layouts import (
+    MOMENTS,
+    OWN_MEAN,
+    OWN_VARIANCE,
     PARTIAL_SUM,
     REPLICATE,
     SINGLE_DEVICE,
@@ -23,6 +26,7 @@ from graphsplit.core.layouts import (
     group_of,
     is_whole,
 )
+from graphsplit.planning.costs.exchanges import is_exchanged
 from graphsplit.planning.costs.work import COPY_BYTES
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.owners import Owners
@@ -47,6 +51,7 @@ def find_moves(
     finder = _MoveFinder(program, mesh, steps, owners, state)
     reads = [read for op, step in zip(program.ops, steps, strict=True) for read in reads_of(op, step, owners)]
     finder.copied = {tensor: own for tensor, own in reads if isinstance(own, Replicate) and own.devices}
+    finder.spread = {tensor for tensor, own in reads if own == REPLICATE and finder.is_exchanged(tensor)}
     for tensor, layout in reads:
         finder.read(tensor, layout)
     for tensor, layout in zip(program.outputs, outputs or repeat(SINGLE_DEVICE)):  # noqa: B905
@@ -65,6 +70,14 @@ def is_direct(source: Layout, target: Layout, mesh: Mesh) -> bool:
         across = isinstance(target, Shard) and target.axis != source.axis and len(source.blocks) == 1
         return across or target == REPLICATE
     return isinstance(source, Partial) and source == PARTIAL_SUM and isinstance(target, Shard)
+
+
+def is_added_up_by_each(program: Program, mesh: Mesh, tensor: Tensor, copies: Replicate) -> bool:
+    """Return whether each device of a group adds up all of a sum, and none a part for all: it is not worth a thought.
+
+    (Nobody waits for the gradient of a larger variable but its update, and there bytes count.)
+    """
+    return mesh.few_bytes > 0 and not copies.readers and program.bytes(tensor) <= COPY_BYTES
 
 
 def reads_of(op: Op, step: Step, owners: Owners) -> Iterable[tuple[Tensor, Layout]]:
@@ -94,9 +107,16 @@ class _MoveFinder:
     state: State
     moves: dict[Move, None] = field(default_factory=dict)
     copied: dict[Tensor, Replicate] = field(default_factory=dict)  # what all devices of a group read
+    spread: Collection[Tensor] = ()  # small sums that all shards read
 
     def __post_init__(self) -> None:
         self._needed_by_parts = {tensor for op in self.program.ops if op.device for tensor in op.inputs}
+
+    def is_exchanged(self, tensor: Tensor) -> bool:
+        """Return whether the shards send what they have of a sum from each to each."""
+        op, step = self.program.ops[tensor.op], self.steps[tensor.op]
+        made = made_in(op, step, tensor.index, self.owners)
+        return len(made) == 1 and is_exchanged(self.program, tensor, made[0], self.mesh.few_bytes)
 
     def read(self, tensor: Tensor, layout: Layout) -> None:
         """Add what it takes to read a tensor in a layout. (No device: wherever it is made whole.)"""
@@ -108,6 +128,11 @@ class _MoveFinder:
             self._move(tensor, REPLICATE, layout)
             return
         source = next((given for given in made if is_whole(given)), None)
+        if (tensor in self.spread or (made and made[0] in MOMENTS)) and not isinstance(layout, Partial):
+            if op.merged == "variance" and made[0] == OWN_VARIANCE:
+                self._move(self.program.ops[op.inputs[0].op].inputs[1], OWN_MEAN, REPLICATE)
+            self._move(tensor, made[0], REPLICATE)
+            source = REPLICATE
         if source is None and made and (source := self.copied.get(tensor)):
             self._copied(tensor, made[0], source)
             if is_whole(layout):
@@ -132,7 +157,8 @@ class _MoveFinder:
     def _copied(self, tensor: Tensor, made: Layout, copies: Replicate) -> None:
         """Bring what the shards have to all devices of a group, sums in parts."""
         is_in_parts = made == PARTIAL_SUM and copies.cut(self.program.shape(tensor)) is not None
-        is_direct = is_in_parts or (isinstance(made, Shard) and len(made.blocks) == 1)
+        is_whole_sum = isinstance(made, Partial) and is_added_up_by_each(self.program, self.mesh, tensor, copies)
+        is_direct = is_in_parts or is_whole_sum or (isinstance(made, Shard) and len(made.blocks) == 1)
         path = [made, *([] if is_direct else [SingleDevice(self.owners.of(tensor))]), copies]
         for source, target in pairwise(path):
             self._move(tensor, source, target)

@@ -18,7 +18,9 @@ from graphsplit.errors import CheckError
 from graphsplit.planning.communication.transfers import (
     Collective,
     Concatenation,
+    Merged,
     Own,
+    Packed,
     Relay,
     Slice,
     Sum,
@@ -77,7 +79,7 @@ class _Pieces:
 
     def __init__(self, shards: int):
         self._shards = shards
-        self._everybody = frozenset(range(shards))
+        self.everybody = frozenset(range(shards))
         self.alone = [frozenset([d]) if shards > 1 else None for d in range(shards)]  # what a sum consists of, at first
         self._by_layout: dict[tuple[Shard, int], frozenset[tuple[int, Shard, Entries]]] = {}
 
@@ -93,7 +95,7 @@ class _Pieces:
     def whole(self, content: _Content) -> _Content:
         """Return what a value consists of, without naming an axis of which it has all entries in order."""
         along = [axis for axis in content.along if not self._are_all(axis[1], axis[2])]
-        of = None if content.of == self._everybody else content.of
+        of = None if content.of == self.everybody else content.of
         is_same = len(along) == len(content.along) and of == content.of
         return content if is_same else content._replace(along=frozenset(along), of=of)
 
@@ -147,8 +149,10 @@ class _Check:
                 rows = self._mesh.rows_of(STAND_IN)
                 size = size * value.layout.own(rows, value.by) // max(value.layout.size(sum(rows)), 1)
             expected = {size}
-        elif isinstance(value, Concatenation):
+        elif isinstance(value, (Concatenation, Packed)):
             expected = {sum(of)}
+        elif isinstance(value, Merged):
+            expected = {self._program.bytes(self._collective.moves[value.which].tensor)}
         else:
             expected = {value.bytes} if isinstance(value, (Slice, Zeros)) else set(of)
         if {value.bytes} != expected:
@@ -165,7 +169,7 @@ class _Check:
             value = self._values[read.value]
             is_total = isinstance(value, Sum) and value.turn is None and not value.host
             is_apart = isinstance(value, Slice) and bool(value.split.sizes)
-            if (is_total or is_apart or isinstance(value, Concatenation)) and value.device != read.device:
+            if (is_total or is_apart or isinstance(value, (Concatenation, Merged))) and value.device != read.device:
                 raise CheckError(f"is put together on {value.device}, and read on {read.device}.")
 
     def _made(self, tensor: Tensor, layout: Layout | None, d: int | str | None) -> _Content:
@@ -204,7 +208,19 @@ class _Check:
             return self._concatenation(value, of)
         if isinstance(value, Sum):
             return self._sum(value, of)
+        if isinstance(value, Packed):
+            return tuple([content for contents in of for content in contents])
+        if isinstance(value, Merged):
+            return self._merged(value, of)
         return of[0]
+
+    def _merged(self, value: Merged, of: Sequence[_Contents]) -> _Contents:
+        """Raise `CheckError` unless the moments of all shards' own rows are merged, those of each shard once."""
+        parts = [d for contents in of for d in sorted(contents[value.which].of or ())]
+        tensors = [tuple([content.tensor for content in contents]) for contents in of]
+        if parts != sorted(parts) or set(parts) != self._pieces.everybody or len(set(tensors)) > 1:
+            raise CheckError("merges other moments than those of each shard.")
+        return (self._whole(of[0][value.which]._replace(of=frozenset(parts))),)
 
     def _own(self, own: Own) -> _Content:
         if (own.tensor, own.layout) not in self._sources:

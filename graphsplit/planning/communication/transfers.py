@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from graphsplit.core.hosts import host_name
-from graphsplit.core.layouts import Layout, Shard
+from graphsplit.core.layouts import MOMENTS, Layout, Shard
 from graphsplit.planning.steps import Move
 from graphsplit.program.program import Tensor
 
@@ -97,6 +97,18 @@ class Sum(Value):
 
 
 @dataclass(frozen=True, slots=True)
+class Packed(Value):
+    """A shard's own mean and variance, as one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Merged(Value):
+    """The mean (0) or variance (1) of all rows that follows from those of each shard's own, in this order."""
+
+    which: int
+
+
+@dataclass(frozen=True, slots=True)
 class Zeros(Value):
     """Zeros of the shape of a value. Those of known shape are made of nothing."""
 
@@ -139,7 +151,7 @@ class Collective:
     @property
     def is_bucket(self) -> bool:
         """Whether it makes the moves of several tensors as one."""
-        return len({move.tensor for move in self.moves}) > 1
+        return self.moves[0].source not in MOMENTS and len({move.tensor for move in self.moves}) > 1
 
     @property
     def adds_up(self) -> bool:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
 from graphsplit.core.layouts import PARTIAL_MEAN, PARTIAL_SUM, REPLICATE, Layout, Shard, is_whole
 from graphsplit.core.sizes import has_sizes
-from graphsplit.planning.costs.work import COPY_BYTES
+from graphsplit.planning.costs.exchanges import has_few_bytes, is_exchanged
+from graphsplit.planning.costs.work import COPY_BYTES, flops_of
 from graphsplit.planning.propagation.forward_propagation import NaturalForms
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import RowsMoved, Step
@@ -60,6 +61,7 @@ def entries_averaged(op: Op) -> int:
 
 _DEEPEST_REMAKE = 24
 _INFINITE = 1 << 62
+_MOST_FLOPS = 32  # for each byte that is made: more is work, and is done once
 _REMADE_WHOLE = frozenset({"EmptyTensorList", "TensorListReserve"})
 
 BodyPlanner = Callable[[Op, Sequence[Layout]], Mapping[str, object]]
@@ -75,6 +77,7 @@ class BackwardPropagation:
       output_layouts: the layouts in which the outputs are wanted.
       independent: whether shards may draw random numbers of their own.
       state: where lives what the program does not compute.
+      few_bytes: of a sum that shards send each other, and of what each of them computes from it; 0 if none do.
     """
 
     program: Program
@@ -82,6 +85,7 @@ class BackwardPropagation:
     output_layouts: Sequence[Layout]
     independent: bool = False
     state: State = field(default_factory=State)
+    few_bytes: int = 0
     _demands: list[dict[tuple[int, Layout], None]] = field(default_factory=list, init=False)
     _required: set[int] = field(default_factory=set, init=False)
     _costs: dict[tuple[Tensor, Layout], int] = field(default_factory=dict, init=False)
@@ -127,6 +131,9 @@ class BackwardPropagation:
         """Visit an op whose natural form is whole: read whole, cut, or made in pieces from the start."""
         remade: Sharded | None = None
         home = op.index in self._required
+        if any(layout == REPLICATE for _, layout in self._demanded(op)) and op.index in self._following_sums:
+            self._demand_inputs(op, remade := self._on_every_shard(op))
+            return self._step_at_home(op, False, remade)
         for tensor, layout in self._demanded(op):
             if isinstance(layout, Shard):
                 if op.type == "Const":
@@ -211,6 +218,33 @@ class BackwardPropagation:
             small = sum(op.out_bytes) <= COPY_BYTES and not op.bodies
             self._remade_whole[op.index] = op.type in _REMADE_WHOLE or (anywhere and (small or self._has_copies(op)))
         return self._remade_whole[op.index]
+
+    @functools.cached_property
+    def _following_sums(self) -> Collection[int]:
+        """The operations that follow from sums that shards send each other: each shard computes those that it reads."""
+        following = set[int]()
+        if not self.few_bytes:
+            return following
+        required = {*self.program.effects, *self.program.captures, *[i for op in self.program.ops for i in op.controls]}
+        for op in self.program.ops:
+            sources = [self.natural.answers[tensor.op] for tensor in op.inputs]
+            follows = any(
+                tensor.op in following if made is None else self._is_sent_to_each(tensor, made)
+                for tensor, made in zip(op.inputs, sources, strict=True)
+            )
+            if follows and self.natural.answers[op.index] is None and op.index not in required and self._is_light(op):
+                following.add(op.index)
+        return following
+
+    def _is_sent_to_each(self, tensor: Tensor, made: Sharded) -> bool:
+        return is_exchanged(self.program, tensor, made.gives[tensor.index], self.few_bytes)
+
+    def _is_light(self, op: Op) -> bool:
+        """Return whether each shard may compute something instead of one device: it is small, and little work."""
+        tensors = [*op.inputs, *[Tensor(op.index, k) for k in range(len(op.out_shapes))]]
+        is_small = all(has_few_bytes(self.program, tensor, self.few_bytes) for tensor in tensors)
+        is_free = self._may_repeat(op) and not op.bodies
+        return is_small and is_free and flops_of(op) * 4 <= _MOST_FLOPS * sum(op.out_bytes)
 
     def _has_copies(self, op: Op) -> bool:
         """Return whether something of which every shard has a copy leads to an op."""

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from graphsplit.core.gpus import can_be_cut
 from graphsplit.core.layouts import (
+    OWN_MEAN,
     PARTIAL_MEAN,
     PARTIAL_SUM,
     REPLICATE,
@@ -198,6 +199,10 @@ class ForwardPropagation:
             self._append_home(op, "")
             return
         given = self._answer(op, [REPLICATE if is_whole(layout) else layout for layout in layouts])
+        if op.merged == "difference" and isinstance(given, Sharded):
+            mean = self._answers[op.inputs[1].op]
+            if mean is not None and mean.gives[0] == OWN_MEAN:
+                given = replace(given, wants=(given.wants[0], OWN_MEAN))
         turned = self._on_columns(op, layouts) if isinstance(given, Declined) and self.exchanging else None
         if turned is not None:
             self._append_sharded(op, turned)

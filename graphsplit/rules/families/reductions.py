@@ -23,7 +23,8 @@ def reduce(op: Op) -> Factors | Declined:
     axes, rank, output = _reduced(op)
     if op.type == "Mean" and not op.out_dtypes[0].is_floating and not op.out_dtypes[0].is_complex:
         return Declined("a mean of integers rounds, and so does not follow from the means of the shards")
-    return Factors((tuple(range(rank)), None), (output,), dict.fromkeys(axes, _REDUCTION[op.type]))
+    reduction = f"own {op.merged}" if op.merged else _REDUCTION[op.type]
+    return Factors((tuple(range(rank)), None), (output,), dict.fromkeys(axes, reduction))
 
 
 @register("ArgMax", "ArgMin", "EuclideanNorm")

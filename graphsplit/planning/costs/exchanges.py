@@ -1,0 +1,47 @@
+"""Exchanges: which sums are so small that each shard sends its part to all others, instead of through one device.
+
+Shards that wait for a sum over the batch wait twice if one device adds it up: for the parts to arrive there, and for
+the sum to come back. If each shard sends its part of `s` bytes to the `N - 1` others, they wait once, and each device
+gets `(N - 1) s` bytes. With a latency of `L` seconds and links of `B` bytes per second that pays where
+`(N - 1) s <= L B`. All devices add up in the same order, so all have equal bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphsplit.core.devices import copies_take_time
+from graphsplit.core.hosts import host_name
+from graphsplit.core.layouts import Layout, Partial
+from graphsplit.program.program import Program, Tensor
+
+EXCHANGE_BYTES = 524_288
+"""The most that a device gets from all others of such a sum: a second way between GPUs takes 20 us and more, in which a
+link of 25 GB/s carries 500 kB."""
+
+
+def exchange_bytes_between(devices: Sequence[str], asked: int | None) -> int:
+    """Return how many bytes a device may get of a sum that goes from each shard to each; 0 if none does.
+
+    Logical devices of one CPU share its cores, and a copy between them takes no time: a second way costs less there
+    than what each of them adds up.
+
+    Args:
+      devices: full names, of all that exchange.
+      asked: what `tuning={"exchange_bytes": ...}` says; None for what pays between these devices.
+    """
+    if len(set(map(host_name, devices))) != 1:
+        return 0  # (between hosts, what a host's devices have is added up there first)
+    usual = EXCHANGE_BYTES if copies_take_time(devices) else 0
+    return usual if asked is None else asked
+
+
+def is_exchanged(program: Program, tensor: Tensor, made: Layout, most: int) -> bool:
+    """Return whether the shards send each other what they have of a sum: it is small."""
+    return isinstance(made, Partial) and has_few_bytes(program, tensor, most)
+
+
+def has_few_bytes(program: Program, tensor: Tensor, most: int) -> bool:
+    """Return whether a tensor has a known shape and at most so many bytes; never if that is 0."""
+    shape = program.shape(tensor)
+    return most > 0 and shape is not None and all(type(n) is int for n in shape) and program.bytes(tensor) <= most
