@@ -179,6 +179,26 @@ def test_a_branch_that_does_not_fit(function):
     assert_close(gs.parallelize(twice, devices=3)(x), tf.function(twice)(x))
 
 
+@pytest.mark.parametrize("rows_are_known", [True, False])
+def test_known_integers_that_a_branch_is_given_are_known_inside(rows_are_known: bool):
+    """Axes, shapes and divisors from outside of a branch are constants in it: rules see what it does on shards."""
+    axis, shape, half = tf.constant([1]), tf.constant([-1, 3, 2]), tf.constant(2)
+
+    def f(x):
+        def summed():
+            return tf.reduce_sum(tf.reshape(x, shape), axis) + tf.cast(tf.shape(x)[1] // half, tf.float64)
+
+        return tf.cond(tf.reduce_sum(x) > 0, summed, lambda: x[:, :2])
+
+    calls = [(rows(count, 6),) for count in ((5,) if rows_are_known else (5, 1, 8))]
+    calls += [(-call[0],) for call in calls]
+    plan = assert_law(lambda: (f, ()), calls, devices=2, tuning={"reduce_retracing": not rows_are_known})
+    [branch] = [op for op in plan.program.ops if op.type in ("If", "StatelessIf")]
+    inside = [op for body in branch.bodies.values() for op in body.ops if op.type == "Sum"]
+    assert [op.constants[1].tolist() for op in inside] == [[1]]
+    assert branch in plan.sharded_ops
+
+
 INNER = [((3,), (3,)), ((4, 3), (3,)), ((3,), (4, 3)), ((1,), (1,)), ((1, 1), (1, 1)), ((7, 1), (1,))]
 
 

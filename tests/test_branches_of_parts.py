@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission import check_emitted, emit
+from graphsplit.planning.device_bytes import traffic
 from graphsplit.program.program import Program
 
 DEVICES = ["CPU:1", "CPU:2", "CPU:3"]  # none of them is the host
@@ -168,6 +170,84 @@ def test_what_cannot_be_computed_in_vain_stays_a_branch(write: Callable[[tf.Vari
     assert "takes it whole" in next(iter(plan.state.whole.values()))
     assert re.search(STAYS, str(plan))
     assert CHOSEN not in str(plan)
+
+
+def divides_by_numbers(weight: tf.Variable) -> tf.Tensor:
+    halves = tf.cast(weight, tf.int32) // 2 + tf.cast(weight, tf.int32) ** 2
+    return weight.assign_add(tf.cast(halves, tf.float64))
+
+
+def takes_a_slice(weight: tf.Variable) -> tf.Tensor:
+    return weight.assign_add(weight * tf.reduce_sum(weight[2:7, ::2]))
+
+
+@pytest.mark.parametrize("write", [divides_by_numbers, takes_a_slice])
+def test_known_integers_that_cannot_fail_are_no_obstacle(write: Callable[[tf.Variable], tf.Tensor]):
+    def make(weight: tf.Variable) -> Callable[[tf.Tensor], tuple[tf.Tensor]]:
+        def step(x: tf.Tensor) -> tuple[tf.Tensor]:
+            loss = tf.reduce_sum(x @ weight)
+            tf.cond(loss > 0, lambda: write(weight), lambda: weight.assign(2.0 * weight))
+            return (loss,)
+
+        return step
+
+    plain, own = variable(13, 8), variable(13, 8)
+    gs.set_variable_layout(own, "sharded", devices=DEVICES)
+    step = gs.parallelize(make(own), devices=DEVICES)
+    assert_same(step, tf.function(make(plain)), [numbers(rows, 13, seed=rows) for rows in (7, 2, 5)])
+    np.testing.assert_allclose(own.numpy(), plain.numpy(), rtol=1e-12)
+    plan = step.plan(numbers(7, 13))
+    assert f"note: {CHOSEN.replace('cond', 'cond/effects')}" in str(plan)
+    assert not plan.state.whole
+
+
+GPUS = [f"GPU:{k}" for k in range(8)]
+
+
+def scaled(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    return keras.optimizers.LossScaleOptimizer(inner)
+
+
+@pytest.mark.parametrize(
+    ("make", "most"),
+    [
+        (lambda: keras.optimizers.Adam(gradient_accumulation_steps=2), 1.8),
+        (lambda: scaled(keras.optimizers.Adam(clipnorm=1.0)), 2.0),
+        (lambda: keras.optimizers.Adam(clipnorm=1.0), 1.8),
+        (lambda: keras.optimizers.RMSprop(clipnorm=1.0), 1.8),
+    ],
+    ids=["accumulation", "loss scaling and clipping", "clipping", "clipping, RMSprop"],
+)
+def test_an_update_moves_weights_and_gradients_once(make: Callable[[], keras.optimizers.Optimizer], most: float):
+    """In weights' bytes, by the busiest of eight GPUs: each sends 7/8 of the weights and of the gradients' parts."""
+    sizes = (256, 256, 256, 256)
+    model = keras.Sequential([keras.Input((256,)), *[keras.layers.Dense(size, "relu") for size in sizes]])
+    model.compile(make(), "mse")
+    plan = gs.multi_gpu_model(model, GPUS, variables="auto").plan(*[tf.TensorSpec((64, 256))] * 2)
+    weights = 4 * sum(256 * size + size for size in sizes)
+    assert max(traffic(plan).busiest[1:]) / weights < most + 0.05, str(plan)
+    assert not plan.state.whole
+
+
+def test_a_deep_chain_of_sums_is_planned():
+    """A gradient that is multiplied by number after number stays a partial sum, however long that takes."""
+    weight = variable(13, 8)
+    gs.set_variable_layout(weight, "sharded", devices=DEVICES)
+    length = sys.getrecursionlimit() + 100
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weight))
+        gradient = tape.gradient(loss, weight)
+        for _ in range(length):
+            gradient = gradient * loss
+        weight.assign_sub(gradient)
+        return loss
+
+    plan = gs.parallelize(step, devices=DEVICES).plan(numbers(ROWS, 13))
+    assert not plan.state.whole
+    scattered = [move for move in plan.moves if move.kind in ("reduce", "reduce-scatter")]
+    assert sum(plan.program.bytes(move.tensor) for move in scattered) < 3 * 13 * 8 * 8
 
 
 def of_any_length(weight: tf.Variable) -> Callable[[tf.Tensor], tf.Tensor]:

@@ -95,6 +95,32 @@ def test_what_serves_several_devices_runs_where_its_inputs_are():
     assert {plan.owners.of_ops[op.index] for op in norms} == {f"/device:CPU:{d}" for d in range(4)}
 
 
+def test_a_norm_of_its_own_does_not_take_a_gradient_away():
+    """Numbers that serve all devices are made of gradients; the gradients still go to their own variables alone."""
+
+    def make():
+        weights = round_robin("momentum")[1][:VARIABLES]
+
+        def clipped(x):
+            with tf.GradientTape() as tape:
+                y = x
+                for weight in weights:
+                    y = tf.tanh(y @ weight)
+                loss = tf.reduce_mean(y**2)
+            gradients = [tf.tanh(gradient) for gradient in tape.gradient(loss, weights)]
+            finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.assign_sub(tf.where(finite, gradient, 0.0))
+            return loss
+
+        return clipped, weights
+
+    x = tf.cast(rows(7, 6), tf.float32)
+    plan = assert_law(make, [(x,)], devices=4, sharded=["MatMul"])
+    of_size = [m for m in plan.moves if m.kind == "send" and plan.program.bytes(m.tensor) >= WEIGHT_BYTES]
+    assert not of_size, "a whole gradient goes from one device to another"
+
+
 def test_keras_optimizers_beside_their_variables():
     keras.utils.set_random_seed(0)
     with tf.device("CPU:2"):

@@ -168,21 +168,39 @@ class _OwnerFinder:
 
     @functools.cached_property
     def _served(self) -> list[frozenset[str]]:
-        """For each op the devices of what it leads to: variables, stages, or home for what is returned."""
+        """For each op the devices of what it leads to: variables, stages, or home for what is returned.
+
+        A reader that makes much less of it (a norm, whether all numbers are finite) may lead to all devices. It does
+        not count if all others lead to one.
+        """
         returned = {tensor.op for tensor in self._program.outputs}
         served: list[frozenset[str]] = [frozenset()] * len(self._program.ops)
+        of_large = list(served)  # without such readers
         for op in reversed(self._program.ops):
-            if op.index in self._groups:
-                served[op.index] = frozenset(self._groups[op.index].devices)
-                continue
-            own = self._own_place(op)
-            if own is not None:
-                served[op.index] = frozenset([own or self._home])
+            fixed = self._fixed_devices(op)
+            if fixed is not None:
+                served[op.index] = of_large[op.index] = fixed
                 continue
             readers = [i for k in range(len(op.out_shapes)) for i in self._readers.get(Tensor(op.index, k), ())]
-            found = [served[i] for i in readers] + [frozenset([self._home])] * (op.index in returned)
-            served[op.index] = self._near(op, frozenset().union(*found))
+            home = frozenset([self._home] if op.index in returned else [])
+            served[op.index] = self._near(op, home.union(*[served[i] for i in readers]))
+            large = [of_large[i] for i in readers if self._counts(op, self._program.ops[i])]
+            of_large[op.index] = self._near(op, home.union(*large)) if large else frozenset()
+            if len(served[op.index]) > 1 and len(of_large[op.index]) == 1:
+                served[op.index] = of_large[op.index]
         return served
+
+    def _fixed_devices(self, op: Op) -> frozenset[str] | None:
+        """Return where an op runs whoever reads it; None if that depends on its readers."""
+        if op.index in self._groups:
+            return frozenset(self._groups[op.index].devices)
+        own = self._own_place(op)
+        return None if own is None else frozenset([own or self._home])
+
+    def _counts(self, op: Op, reader: Op) -> bool:
+        """Return whether a reader has a place of its own, or makes about as much as the op: more than an eighth."""
+        is_large = sum(reader.out_bytes) * _MORE > max(op.out_bytes, default=0)
+        return is_large or self._fixed_devices(reader) is not None
 
     def _near(self, op: Op, served: frozenset[str]) -> frozenset[str]:
         """Return those devices that an operation may run on: one of a column stays in it, in whichever stage."""

@@ -24,7 +24,8 @@ from graphsplit.program.graph.function_calls import function_names
 from graphsplit.program.program import Op, Program, Tensor
 
 _PLAIN = frozenset(
-    {"Abs", "Add", "AddN", "AddV2", "All", "Any", "BroadcastTo", "Cast", "Ceil", "ConcatV2", "Const", "Cos"}
+    {"Abs", "Add", "AddN", "AddV2", "All", "Any", "BiasAddGrad", "BroadcastTo", "Cast", "Ceil", "ClipByValue"}
+    | {"ConcatV2", "Const", "Cos"}
     | {"Div", "DivNoNan", "Equal", "Erf", "Erfc", "EuclideanNorm", "Exp", "ExpandDims", "Expm1", "Fill"}
     | {"Floor", "FloorDiv", "FloorMod", "Greater", "GreaterEqual", "Identity", "IdentityN", "Inv", "IsFinite"}
     | {"IsInf", "IsNan", "L2Loss", "LeakyRelu", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd"}
@@ -35,11 +36,13 @@ _PLAIN = frozenset(
     | {"Unpack", "ZerosLike"}
 )
 _OF_FLOATS = frozenset({"Div", "FloorDiv", "FloorMod", "Pow"})
-"""Operations that raise errors of some integers: a divisor of 0, a negative exponent."""
+"""Operations that raise errors of some integers as second operands: a divisor of 0, a negative exponent."""
+_CUTS = {"Slice": (1, 2), "StridedSlice": (1, 2, 3)}
+"""Operations that raise errors of some integers, unless these operands are known: where a slice begins and ends."""
 _ADDS = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
 _WRITES = {"AssignVariableOp", *_ADDS}
 _OPAQUE = frozenset({tf.resource, tf.variant})
-_COMPUTED = {*_PLAIN, *_WRITES, "ReadVariableOp"}
+_COMPUTED = {*_PLAIN, *_CUTS, *_WRITES, "ReadVariableOp"}
 _BRANCHES = frozenset({"If", "StatelessIf"})
 _Values = dict[Tensor, Tensor]
 
@@ -89,12 +92,21 @@ def _obstacle(op: Op) -> str:
         return found[0] if found else ""
     if op.type == "Placeholder":
         return ""
-    of_integers = op.type in _OF_FLOATS and any(dtype.is_integer for dtype in op.out_dtypes)
-    if of_integers or op.type not in _COMPUTED:
+    if op.type not in _COMPUTED or _may_fail(op):
         return f"{op.type} {op.name!r} in it may fail, or is too much to be computed in vain"
     if not all(map(_is_known, (*op.in_shapes, *op.out_shapes))) or op.symbols:
         return f"sizes of {op.type} {op.name!r} in it are not known when planning"
     return f"{op.type} {op.name!r} in it makes no numbers" if not _OPAQUE.isdisjoint(op.out_dtypes) else ""
+
+
+def _may_fail(op: Op) -> bool:
+    """Return whether an operation raises errors of some integers, and is not known to read others."""
+    if op.type in _CUTS:
+        return not op.constants.keys() >= set(_CUTS[op.type])
+    if op.type not in _OF_FLOATS or not any(dtype.is_integer for dtype in op.out_dtypes):
+        return False
+    known = op.constants.get(1)
+    return known is None or bool((known < 0).any() if op.type == "Pow" else (known == 0).any())
 
 
 def _is_known(shape: Shape | None) -> bool:

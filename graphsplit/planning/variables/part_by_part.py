@@ -54,6 +54,7 @@ class _PartFinder:
         self._how: dict[int, Sharded] = {}
         self._cut: dict[Tensor, Shard] = {}
         self._once: set[int] = set()
+        self._no_sums: set[Tensor] = set()  # what is made in parts, and is no partial sum
         self._put_together: set[Tensor] = set()  # what is in parts and has to be whole for what is done once
 
     def find(self) -> PartByPart:
@@ -161,6 +162,11 @@ class _PartFinder:
 
     def _made_in_parts(self, tensor: Tensor, layout: Shard) -> Sharded | None:
         """Return how an operation makes its result in parts; None if that is taken apart."""
+        found = self._possible_in_parts(tensor, layout)
+        return None if found is None or self._stays_a_sum(tensor, found) else found
+
+    def _possible_in_parts(self, tensor: Tensor, layout: Shard) -> Sharded | None:
+        """Return how an operation could make its result in parts."""
         op = self._program.ops[tensor.op]
         is_plain = len(op.out_shapes) == 1 and op.type != "Const" and op.index not in self._once
         rule = self._rule(op) if is_plain else None
@@ -169,13 +175,33 @@ class _PartFinder:
             return None
         if _is_by_rows(found, DROPPED):  # (added up where they are)
             return found if self._program.bytes(op.inputs[0]) < self._program.bytes(tensor) else None
-        factors = None if self._stays_a_sum(op) else rule.factors(op)
+        factors = rule.factors(op)
         adds_none = isinstance(factors, Factors) and _adds_no_axis(factors, factors.outputs)
         return found if adds_none and self._is_by_itself(op, found) else None
 
-    def _stays_a_sum(self, op: Op) -> bool:
-        """Return whether a partial sum would go through an operation: then it is taken apart behind it, once."""
-        return {i for i in range(len(op.inputs)) if i not in op.constants} <= {*partial_operands(op)}
+    def _stays_a_sum(self, tensor: Tensor, found: Sharded) -> bool:
+        """Return whether a partial sum would go through an operation: then it is taken apart behind it, once.
+
+        What it reads is none if that would be made in parts itself, by something that sums do not go through. (A
+        gradient is divided by the scale of a loss, and was clipped before.)
+        """
+        pending, reader_of = [(tensor, found)], dict[Tensor, Tensor]()
+        while pending:
+            tensor, found = pending.pop()
+            op = self._program.ops[tensor.op]
+            summed = [i for i in range(len(op.inputs)) if i not in op.constants]
+            if tensor in self._no_sums or _is_by_rows(found, DROPPED) or not {*summed} <= {*partial_operands(op)}:
+                self._no_sums.add(tensor)
+                while tensor in reader_of:
+                    self._no_sums.add(tensor := reader_of[tensor])
+                return False
+            for i in summed:
+                read, want = op.inputs[i], found.wants[i]
+                possible = self._possible_in_parts(read, want) if isinstance(want, Shard) else None
+                if possible is not None and read not in reader_of:
+                    reader_of[read] = tensor
+                    pending.append((read, possible))
+        return True
 
 
 def _is_by_rows(found: Sharded, others: str) -> bool:

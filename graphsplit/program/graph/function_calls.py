@@ -282,11 +282,15 @@ def _written(body: Body, device: str, begin: str) -> Iterator[Any]:
 
 
 def function_graph(
-    function: Any, library: Iterable[Any], versions: Any, shapes: Sequence[Any]
+    function: Any, library: Iterable[Any], versions: Any, shapes: Sequence[Any], constants: Mapping[int, Any]
 ) -> tuple[Any, list[str]]:
     """Return the body of a function as a `GraphDef`, and the references of its outputs.
 
-    The arguments become placeholders of their names, with the given shapes (tuples, None where unknown).
+    The arguments become placeholders of their names, with the given shapes (tuples, None where unknown). Where the
+    value of one is known, the body reads a constant in its place.
+
+    Args:
+      constants: the `Const` nodes of those arguments, by position; they get names here.
     """
     graph = GraphDef(versions=versions)
     graph.library.function.extend(library)
@@ -294,7 +298,14 @@ def function_graph(
         value = tf.compat.v1.AttrValue(shape=tf.TensorShape(shape).as_proto())
         dtype = tf.as_dtype(argument.type)
         graph.node.append(make_node(argument.name, "Placeholder", [], dtype=dtype, shape=value))
+    arguments, names = [node.name for node in graph.node], {node.name for node in function.node_def}
+    for i, constant in constants.items():
+        name = f"{arguments[i]}/known"
+        while name in names:
+            name += "_"
+        graph.node.add().CopyFrom(constant)
+        graph.node[-1].name = arguments[i] = name
     functions = {other.signature.name: other for other in graph.library.function}
-    body = Body(function, "", [node.name for node in graph.node], functions)
+    body = Body(function, "", arguments, functions)
     graph.node.extend(_written(body, "", ""))
     return graph, body.results

@@ -39,6 +39,7 @@ class Given:
       kept: lists that a loop leaves as long as they are.
       empty: lists that hold nothing yet: all their elements are what a loop puts into them.
       counts: of lists, how many elements they have, where that is known.
+      constants: of arguments of branches that are known integers, `Const` nodes: the branches read those instead.
     """
 
     shapes: Sequence[Shape | None]
@@ -47,6 +48,7 @@ class Given:
     kept: frozenset[int] = frozenset()
     empty: frozenset[int] = frozenset()
     counts: Mapping[int, int] = field(default_factory=dict)
+    constants: Mapping[int, Any] = field(default_factory=dict)
 
     def holds(self, given: Given, point: Point) -> bool:
         """Return whether all that is known here of any sizes is so of what is given, if the sizes are these."""
@@ -57,6 +59,7 @@ class Given:
             all(_says_no_more(shape_at(shape, point), other) for shape, other in shapes)
             and all(other is not None and _at(value, point) == _at(other, point) for value, other in held)
             and all(Polynomial.of(count).at(point) == given.counts.get(i) for i, count in self.counts.items())
+            and all(given.constants.get(i) == node for i, node in self.constants.items())
             and (self.kept, self.empty) == (given.kept, given.empty)
         )
 
@@ -163,7 +166,7 @@ class Bodies:
 
     def _program(self, function: Any, given: Given, before: Findings, found: list[Findings]) -> Program:
         known = [without_sizes(shape) for shape in given.shapes]
-        graph, outputs = function_graph(function, self._library.values(), self._versions, known)
+        graph, outputs = function_graph(function, self._library.values(), self._versions, known, given.constants)
         calls = stage_calls(graph)
         effects = [f"^{name}" for name in function.control_ret.values()]
         nodes, references = inline_calls(graph, [*outputs, *effects])

@@ -247,7 +247,9 @@ class OperationReader:
         passed = inputs[CONTROL_FLOW[node.op].chooses :]
         given = self._lists.given(passed, [self.ops[t.op].out_shapes[t.index] for t in passed], self.ops)
         if not CONTROL_FLOW[node.op].loops:
-            programs, shapes = self._read_bodies.of_branches(node, replace(given, held={}))
+            exact = {i: t for i, t in enumerate(passed) if t in self._known and t not in self._symbols}
+            constants = {i: self._constant_node(tensor) for i, tensor in exact.items()}
+            programs, shapes = self._read_bodies.of_branches(node, replace(given, held={}, constants=constants))
             if "output_shapes" in node.attr:
                 self._find_results(node, shapes)
             return programs
@@ -258,6 +260,10 @@ class OperationReader:
         self._find(node.name, out_shapes, carried.shapes)
         self._lists.carry(node.name, carried, inputs, self.ops)
         return programs
+
+    def _constant_node(self, tensor: Tensor) -> Any:
+        dtype = self.ops[tensor.op].out_dtypes[tensor.index]
+        return constant_node("", np.asarray(self._known[tensor], dtype.as_numpy_dtype), dtype)
 
     def _find_results(self, node: Any, found: Sequence[Shape | None]) -> None:
         """Note the shapes of a branch's results, if the node does not name them as its bodies do.
