@@ -12,7 +12,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.layouts import MOVES
 from graphsplit.planning.communication.transfers import Collective, Concatenation, Own, Read, Slice, Sum, Value, Zeros
-from tests.helpers.exchanges import trained
+from tests.helpers.exchanges import U, W, trained
 from tests.helpers.law import rows
 from tests.helpers.layout_cases import deep_step, numbers
 
@@ -66,6 +66,18 @@ def exchanged() -> gs.inspect.Plan:
     return planned(trained, rows(41, 64))
 
 
+def exchanged_in_turns() -> gs.inspect.Plan:
+    return planned(trained, rows(41, 64), micro_batches=2, shares=[3, 1, 2])
+
+
+def exchanged_blocks_in_turns() -> gs.inspect.Plan:
+    def function(x: tf.Tensor) -> tf.Tensor:
+        both = tf.tanh(tf.concat([x @ W, x @ U], 0))
+        return tf.reduce_logsumexp(both @ tf.transpose(both), 1)
+
+    return planned(function, rows(41, 64), devices=2, micro_batches=2)
+
+
 def mirrored() -> gs.inspect.Plan:
     weights = [tf.Variable(numbers(16, 16, seed=k)) for k in range(2)]
     gs.set_variable_layout(weights, "replicated", 3)
@@ -84,7 +96,8 @@ def sent() -> gs.inspect.Plan:
     return planned(function, numbers(7, 4))
 
 
-PLANS = {made.__name__: made for made in (trains, in_turns, blocks, filled, exchanged, mirrored, sent)}
+IN_TURNS = (in_turns, exchanged_in_turns, exchanged_blocks_in_turns)
+PLANS = {made.__name__: made for made in (trains, *IN_TURNS, blocks, filled, exchanged, mirrored, sent)}
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +125,12 @@ def test_all_kinds_of_moves_and_primitives_are_here(plans: dict[str, gs.inspect.
     assert kinds <= {*MOVES.values()}
     assert any(collective.is_bucket for collective in collectives)
     assert any(isinstance(value, Sum) and value.turn is not None for c in collectives for value in c.values)
-    assert any(isinstance(value, Slice) and value.split.block_of is not None for c in collectives for value in c.values)
+    splits = {value.split.shards for c in collectives for value in c.values if isinstance(value, Slice)}
+    assert splits >= {
+        ((0,),),
+        ((0, 1), (2, 3), (4, 5)),
+        ((0,), (1,)),
+    }  # blocks; what devices get; what shards get
 
 
 def changes(value: Value, before: int) -> Iterator[Value]:
@@ -133,6 +151,9 @@ def changes(value: Value, before: int) -> Iterator[Value]:
     if isinstance(value, Slice):
         yield dataclasses.replace(value, piece=value.piece + (-1 if value.piece else 1))
         yield dataclasses.replace(value, split=value.split._replace(axis=value.split.axis + 1, sizes=(1,)))
+        if value.split.shards:
+            yield dataclasses.replace(value, split=value.split._replace(shards=value.split.shards[1:]))
+            yield dataclasses.replace(value, split=value.split._replace(shards=(*value.split.shards, (0,))))
     if isinstance(value, Concatenation) and len({*value.of}) > 1:
         yield dataclasses.replace(value, axis=value.axis + 1)
     if isinstance(value, Sum):
@@ -178,16 +199,18 @@ def test_every_change_of_any_value_is_found(plans: dict[str, gs.inspect.Plan], n
 @pytest.mark.parametrize("name", PLANS)
 def test_every_other_reader_is_found(plans: dict[str, gs.inspect.Plan], name: str):
     plan = plans[name]
-    for k, collective in enumerate(plan.collectives):
+    for c, collective in enumerate(plan.collectives):
         for m, reads in enumerate(collective.reads):
             others = [reads[1:], (reads[0]._replace(device="/device:CPU:4"), *reads[1:])]
-            if len({read.value for read in reads}) > 1:
-                swapped = [Read(reads[1].value, reads[0].device), Read(reads[0].value, reads[1].device), *reads[2:]]
+            k = next((k for k, read in enumerate(reads) if read.value != reads[0].value), 0)
+            if k:
+                swapped = list(reads)
+                swapped[0], swapped[k] = Read(reads[k].value, reads[0].device), Read(reads[0].value, reads[k].device)
                 others.append(tuple(swapped))
             for other in others:
                 made = list(collective.reads)
                 made[m] = other
-                broken = changed(plan, k, dataclasses.replace(collective, reads=tuple(made)))
+                broken = changed(plan, c, dataclasses.replace(collective, reads=tuple(made)))
                 assert is_refused(broken), f"{collective.kind}: {reads} became {other}"
 
 

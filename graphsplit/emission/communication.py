@@ -181,23 +181,24 @@ class CollectiveWriter:
             shape = [size or 0 for size in self._draft.program.shape(self._moves[value.piece].tensor) or ()]
             return piece if len(shape) == 1 else self._reshaped(f"{name}/tensor", piece, shape, value.device)
         is_dead = self._values[value.of[0]].shard is not None  # with what is split
-        if is_dead or value.split.block_of is not None or not self._is_absent(value):
+        if is_dead or value.split.shards or not self._is_absent(value):
             return piece
         return self._add(f"{name}/piece", "Switch", [piece, self._present(value)], value.device) + ":1"
 
     def _split(self, value: Slice, source: str) -> list[str]:
-        axis, layout, block_of, holder, sizes = value.split
+        axis, layout, shards, holder, sizes = value.split
         name = f"{self._name}/split_{len(self._splits)}" if self._splits or self._is_last_made() else self._name
         wait = ""
         if layout is None:
             entries = [size // self._dtype.size for size in sizes]
             counted, pieces = self._constant(f"{name}/sizes", entries, tf.int64, value.device), len(sizes)
-        elif block_of is not None:
-            counted, pieces = self._counts.own_sizes(name, layout, block_of), len(layout.blocks)
-            wait = self._counts.waits_for(block_of)
+        elif len(shards) == 1:
+            [[d]] = shards
+            counted, pieces = self._counts.own_sizes(name, layout, d), len(layout.blocks)
+            wait = self._counts.waits_for(d)
         else:
-            counted = self._counts.split_sizes(name, layout, holder, value.device)
-            pieces = len(layout.blocks) * len(group_of(layout) or self._draft.shards)
+            counted = self._counts.split_sizes(name, layout, holder, value.device, shards)
+            pieces = len(layout.blocks) * len(shards or group_of(layout) or self._draft.shards)
         counted_along = self._constant(f"{name}/axis", axis, tf.int32, value.device, wait)
         self._add(name, "SplitV", [source, counted, counted_along], value.device, num_split=pieces, Tlen=tf.int64)
         return [f"{name}:{i}" for i in range(pieces)]

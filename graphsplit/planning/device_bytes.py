@@ -149,7 +149,7 @@ def _let_pieces_wait(plan: Decisions, found: Tasks, of: Sequence[Sequence[int | 
     if not found.alike.told_by:
         return
     for n, task in enumerate(found.tasks):
-        if isinstance(task.value, Slice) and task.value.split.layout is not None and task.value.split.block_of is None:
+        if isinstance(task.value, Slice) and task.value.split.layout is not None and not task.value.split.shards:
             for k, own in enumerate(of[n]):
                 d = k % plan.mesh.shards
                 if own is not None and task.bytes[k] and d in found.alike.told_by:

@@ -68,13 +68,14 @@ class Mesh:
         return self.shards if self.rows and len(set(self.positions)) > 1 else 0
 
     @functools.cached_property
-    def by_device(self) -> Sequence[Sequence[int]]:
-        """The shards of each device, in order.
+    def by_device(self) -> tuple[tuple[int, ...], ...]:
+        """The shards of each device, in order; if rows are not known, where some may be absent, each by itself.
 
         >>> Mesh(("a", "a", "b"), (1, 1, 1), (2, 2, 1), (0, 0, 1)).by_device
-        [[0, 1], [2]]
+        ((0, 1), (2,))
         """
-        return [[*own] for _, own in itertools.groupby(range(self.shards), self.positions.__getitem__)]
+        places = self.positions if self.rows else range(self.shards)
+        return tuple([tuple(own) for _, own in itertools.groupby(range(self.shards), places.__getitem__)])
 
     @property
     def few_bytes(self) -> int:

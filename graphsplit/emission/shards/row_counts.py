@@ -34,6 +34,7 @@ BEGIN = Symbol("first row", 0, 0, 0)
 """The number of the first row of a shard. It occurs in what a shard makes for itself, in no shape."""
 
 AddToShard = Callable[[Any, int | None], None]
+Groups = Sequence[Sequence[int]]
 
 
 class Measured(NamedTuple):
@@ -124,8 +125,16 @@ class RowCounts:
             self._made[key] = self._sum(d, value, dtype) if is_made else self._number(name, d, value, dtype, device)
         return self._made[key]
 
-    def split_sizes(self, name: str, layout: Shard, d: int | None, device: str) -> str:
-        """Write the sizes of all pieces of an axis, block by block, for a device: a shard's, or one with all of it."""
+    def split_sizes(self, name: str, layout: Shard, d: int | None, device: str, shards: Groups = ()) -> str:
+        """Write the sizes of all pieces of an axis, block by block, for a device: a shard's, or one with all of it.
+
+        Args:
+          name: of the node, if there is none with these numbers.
+          layout: of the pieces.
+          d: the shard on whose device they are cut, if it is the only one that has them.
+          device: which that is.
+          shards: whose entries each piece of a block has, where that is not one of each shard. See `Split`.
+        """
         raise CheckError("A shard by itself cuts nothing.")
 
     def own_sizes(self, name: str, layout: Shard, d: int) -> str:
@@ -133,9 +142,13 @@ class RowCounts:
         blocks = [self.own(layout.between(i, i + 1), d) for i in range(len(layout.blocks))]
         return self.operand(f"{name}/sizes", d, as_entries(blocks), tf.int64)
 
-    def _sizes_known(self, name: str, layout: Shard, rows: Sequence[int], d: int | None, device: str) -> str:
+    def _sizes_known(
+        self, name: str, layout: Shard, rows: Sequence[int], d: int | None, device: str, shards: Groups = ()
+    ) -> str:
         # (of lengths, where blocks are)
-        sizes = [Polynomial.of(count) for block in layout.pieces(rows) for count in block]
+        blocks = layout.pieces(rows)
+        each = shards or [(k,) for k in range(len(blocks[0]))]
+        sizes = [Polynomial.of(sum([block[k] for k in own])) for block in blocks for own in each]
         return self.operand(f"{name}/sizes", d, as_entries(sizes), tf.int64, device)
 
     def own(self, layout: Shard, d: int) -> Polynomial:
@@ -206,9 +219,9 @@ class FixedRows(RowCounts):
         self.numbers = {d: {ROWS: sum(rows), OWN: rows[d], BEGIN: sum(rows[:d])} for d in site.devices}
         self.numbers[None] = {ROWS: sum(rows)}
 
-    def split_sizes(self, name: str, layout: Shard, d: int | None, device: str) -> str:
+    def split_sizes(self, name: str, layout: Shard, d: int | None, device: str, shards: Groups = ()) -> str:
         """Write the sizes of all pieces of an axis, block by block, for a device: a shard's, or one with all of it."""
-        return self._sizes_known(name, layout, self._rows, d, device)
+        return self._sizes_known(name, layout, self._rows, d, device, shards)
 
     def own(self, layout: Shard, d: int) -> Polynomial:
         """Return how many entries shard `d` has of an axis that lies so."""
@@ -294,8 +307,10 @@ class MeasuredRows(RowCounts):
         """Return the control input that keeps a node of shard `d` from running if it has no rows; "" for the first."""
         return self.writers[d].control
 
-    def split_sizes(self, name: str, layout: Shard, d: int | None, device: str) -> str:
+    def split_sizes(self, name: str, layout: Shard, d: int | None, device: str, shards: Groups = ()) -> str:
         """Write the sizes of all pieces of an axis, block by block."""
+        if shards:
+            raise CheckError("Of shards that may be absent each has a piece by itself.")
         if isinstance(layout.partition, EvenCut):
             return self._sizes_known(name, layout, (0,) * len(self._present), None, device)
         if layout.blocks == (1,):

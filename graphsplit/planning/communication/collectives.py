@@ -160,15 +160,16 @@ class _ValueWriter:
     def scattered(self, move: Move) -> list[Read]:
         """One device slices, and each shard gets its piece."""
         own, target = self.whole(move.source), _shard(move.target)
-        return self._read(self._pieces(own, target, self._shards))
+        return self._read(self._pieces(own, Split(target.axis, target), self._shards))
 
     def sliced(self, move: Move) -> list[Read]:
         """Each shard slices what it has, and takes its own piece."""
         target = _shard(move.target)
         if group_of(move.source):
             owns = [self._copy(move.source, device) for device in self._made_on]
-            return self._read([self._pieces(own, target, [d])[0] for d, own in enumerate(owns)])
-        return self._read([self._pieces(self._own(d, move.source), target, [d], d)[0] for d in self._shards])
+            return self._read([self._pieces(own, Split(target.axis, target), [d])[0] for d, own in enumerate(owns)])
+        splits = [Split(target.axis, target, holder=d) for d in self._shards]
+        return self._read([self._pieces(self._own(d, move.source), splits[d], [d])[0] for d in self._shards])
 
     def gathered(self, move: Move) -> list[Read]:
         """One device concatenates what the shards have, in the order of the whole."""
@@ -178,17 +179,16 @@ class _ValueWriter:
     def all_gathered(self, move: Move) -> list[Read]:
         """Each device concatenates what all have."""
         source, devices = _shard(move.source), self._devices_of(move.target)
-        by_device = self._mesh.by_device if len(source.blocks) == 1 else [[d] for d in self._shards]
-        owns = [self._together(own, source) for own in by_device]
-        found = {device: self._in_order(owns, source, device) for device in dict.fromkeys(devices)}
+        blocks = self._blocks(self._owns(source), source)
+        pairs = itertools.product(blocks, self._mesh.by_device)
+        near = [self._joined([block[d] for d in own], source.axis, self._made_on[own[0]]) for block, own in pairs]
+        found = {device: self._joined(near, source.axis, device) for device in dict.fromkeys(devices)}
         return [Read(found[device], device) for device in devices]
 
     def exchanged(self, move: Move) -> list[Read]:
-        """Each shard slices what it has for all others, and concatenates what it gets."""
-        source, target = _shard(move.source), _shard(move.target)
-        sent = self._sent_to_each(source, target)
-        pairs = zip(self._made_on, zip(*sent, strict=True), strict=True)
-        return self._read([self._in_order(own, source, device) for device, own in pairs])
+        """Each device slices what it has for all others, and concatenates what it gets."""
+        source = _shard(move.source)
+        return self._from_each(move, lambda pieces, device: self._joined(pieces, source.axis, device))
 
     def reduced(self, move: Move) -> list[Read]:
         """One device adds up what the shards have."""
@@ -211,11 +211,9 @@ class _ValueWriter:
         return [[Read(found[device, k], device) for device in of_rows] for k in range(len(moves))]
 
     def reduce_scattered(self, move: Move) -> list[Read]:
-        """Each shard slices what it has for all others, and adds up what it gets."""
+        """Each device slices what it has for all others, and adds up what it gets."""
         source = _partial(move.source)
-        sent = self._sent_to_each(source, _shard(move.target))
-        pairs = zip(self._made_on, zip(*sent, strict=True), strict=True)
-        return self._read([self._sum(own, source, device) for device, own in pairs])
+        return self._from_each(move, lambda pieces, device: self._sum(pieces, source, device))
 
     def all_reduced(self, move: Move) -> list[Read]:
         """Each shard adds up what all have; of a group each a part, which all get."""
@@ -226,7 +224,7 @@ class _ValueWriter:
             if cut is None or is_added_up_by_each(self._program, self._mesh, self._tensor, move.target):
                 return [Read(self._sum(owns, source, device), device) for device in move.target.devices]
             owns, parts = self._added_up_near(owns, source, move.target), range(len(group_of(cut)))
-            sent = [self._pieces(own, cut, parts, d) for d, own in enumerate(owns)]
+            sent = [self._pieces(own, Split(cut.axis, cut, holder=d), parts) for d, own in enumerate(owns)]
             sums = [self._sum(own, source, group_of(cut)[k], True) for k, own in enumerate(zip(*sent, strict=True))]
             return [Read(self._in_order(sums, cut, device), device) for device in move.target.devices]
         sums = {device: self._sum(owns, source, device) for device in dict.fromkeys(self._made_on)}
@@ -257,52 +255,68 @@ class _ValueWriter:
     def _read(self, values: Sequence[int]) -> list[Read]:
         return [Read(value, device) for value, device in zip(values, self._made_on, strict=True)]
 
-    def _sent_to_each(self, source: Layout, target: Shard) -> list[list[int]]:
-        """Return what each device has for each shard: sliced where it is."""
-        by_device = self._mesh.by_device
-        return [self._pieces(self._together(own, source), target, self._shards, own[0]) for own in by_device]
+    def _from_each(self, move: Move, together: Callable[[Sequence[int], str], int]) -> list[Read]:
+        """Each device has one piece for every other one, and splits what it got, put together, for its own shards.
 
-    def _together(self, shards: Sequence[int], layout: Layout) -> int:
-        """Return what shards have that take turns on a device, as one value there."""
-        owns = self._owns(layout, shards)
-        device = self.values[owns[0]].device
-        return self._sum(owns, layout, device) if isinstance(layout, Partial) else self._in_order(owns, layout, device)
+        Args:
+          move: of what shards have into another layout.
+          together: puts values together on a device: what its shards have, then what it gets from all.
+        """
+        source, target, by_device = move.source, _shard(move.target), self._mesh.by_device
+        devices = [self._made_on[own[0]] for own in by_device]
+        sent = []
+        for own, device in zip(by_device, devices, strict=True):
+            split = Split(target.axis, target, by_device if self._mesh.has_turns else (), own[0])
+            sent.append(self._pieces(together(self._owns(source, own), device), split, range(len(by_device))))
+        found = []
+        for own, device, pieces in zip(by_device, devices, zip(*sent, strict=True), strict=True):
+            split = Split(target.axis, target, tuple([(d,) for d in own]), own[0])
+            found += self._pieces(together(pieces, device), split, range(len(own)))
+        return self._read(found)
 
-    def _pieces(self, whole: int, layout: Shard, wanted: Sequence[int], holder: int | None = None) -> list[int]:
-        """Return the pieces of a value that some shards get: sliced where it is, concatenated where they are."""
-        count = len(group_of(layout)) or len(self._shards)
-        if count == 1:
+    def _pieces(self, whole: int, split: Split, wanted: Sequence[int]) -> list[int]:
+        """Return some of the pieces of a value, by number: sliced where it is, concatenated where they are."""
+        layout = split.layout
+        assert layout is not None
+        shards = split.shards or [(d,) for d in range(len(group_of(layout)) or len(self._shards))]
+        if len(shards) == 1:
             return [whole]
-        made, blocks, found = self.values[whole], len(layout.blocks), []
-        split = Split(layout.axis, layout, None, holder)
+        made, blocks, found = self.values[whole], self._mesh.pieces(layout), []
+        counts = [[sum([block[d] for d in own]) for own in shards] for block in blocks]
+        entries = sum(map(sum, counts)) or 1
         numbers: dict[tuple[int, int], int] = {}
-        for b, d in itertools.product(range(blocks), wanted):
-            size = self._mesh.bytes_of_blocks(d, made.bytes, layout)[b]
-            shard, piece = d if layout.partition == BATCH else made.shard, b * count + d
-            numbers[b, d] = self._add(Slice((whole,), made.device, size, shard, split=split, piece=piece))
-        for d in wanted:
-            own = tuple([numbers[b, d] for b in range(blocks)])
-            size = sum(self.values[i].bytes for i in own)
-            device = self._devices_of(layout)[d]
-            joined = Concatenation(own, device, size, d, axis=layout.axis)
-            found.append(own[0] if blocks == 1 else self._add(joined))
+        for b, k in itertools.product(range(len(blocks)), wanted):
+            size, piece = made.bytes * counts[b][k] // entries, b * len(shards) + k
+            shard = shards[k][0] if layout.partition == BATCH else made.shard
+            numbers[b, k] = self._add(Slice((whole,), made.device, size, shard, split=split, piece=piece))
+        for k in wanted:
+            own = tuple([numbers[b, k] for b in range(len(blocks))])
+            size, d = sum(self.values[i].bytes for i in own), shards[k][0]
+            joined = Concatenation(own, self._devices_of(layout)[d], size, d, axis=layout.axis)
+            found.append(own[0] if len(blocks) == 1 else self._add(joined))
         return found
 
     def _in_order(self, owns: Sequence[int], layout: Shard, device: str) -> int:
         """Return the whole that consists of what shards have: block by block."""
-        if len(owns) == 1:
-            return owns[0]
-        pieces = [[own] for own in owns]
-        if len(layout.blocks) > 1:
-            for d, i in enumerate(owns):
-                own, split = self.values[i], Split(layout.axis, layout, d)
-                sizes = enumerate(self._mesh.bytes_of_blocks(d, self._size, layout))
-                pieces[d] = [
-                    self._add(Slice((i,), own.device, size, own.shard, split=split, piece=b)) for b, size in sizes
-                ]
-        in_order = [pieces[d][b] for b in range(len(layout.blocks)) for d in range(len(owns))]
-        size = sum(self.values[i].bytes for i in in_order)
-        return self._add(Concatenation(tuple(in_order), device, size, axis=layout.axis))
+        return self._joined([own for block in self._blocks(owns, layout) for own in block], layout.axis, device)
+
+    def _blocks(self, owns: Sequence[int], layout: Shard) -> list[list[int]]:
+        """Return what shards have of each block, sliced where it is; what a single one has is all of it, in order."""
+        if len(layout.blocks) == 1 or len(owns) == 1:
+            return [[*owns]]
+        blocks: list[list[int]] = [[] for _ in layout.blocks]
+        for d, i in enumerate(owns):
+            own, split = self.values[i], Split(layout.axis, layout, ((d,),))
+            for b, size in enumerate(self._mesh.bytes_of_blocks(d, self._size, layout)):
+                blocks[b].append(self._add(Slice((i,), own.device, size, own.shard, split=split, piece=b)))
+        return blocks
+
+    def _joined(self, values: Sequence[int], axis: int, device: str) -> int:
+        """Return values one after the other, on a device; one value is that, where it is."""
+        if len(values) == 1:
+            return values[0]
+        size = sum(self.values[i].bytes for i in values)
+        return self._add(Concatenation(tuple(values), device, size, axis=axis))
 
     def _sum(self, parts: Sequence[int], source: Partial, device: str, is_sent_on: bool = False) -> int:
         if len(parts) == 1 and (not is_sent_on or self.values[parts[0]].device == device):

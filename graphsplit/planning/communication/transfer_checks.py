@@ -7,6 +7,7 @@ in the end is held against the layout in which the move says that it is read. No
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -81,16 +82,16 @@ class _Pieces:
         self._shards = shards
         self.everybody = frozenset(range(shards))
         self.alone = [frozenset([d]) if shards > 1 else None for d in range(shards)]  # what a sum consists of, at first
-        self._by_layout: dict[tuple[Shard, int], frozenset[tuple[int, Shard, Entries]]] = {}
+        self._by_layout: dict[tuple[Shard, Sequence[int]], frozenset[tuple[int, Shard, Entries]]] = {}
 
-    def of_shard(self, layout: Shard, d: int) -> frozenset[tuple[int, Shard, Entries]]:
-        """Return what a shard has along the axis of a layout: its piece of each block."""
-        if (layout, d) not in self._by_layout:
-            entries = tuple([(b, d) for b in range(len(layout.blocks))])
-            self._by_layout[layout, d] = (
+    def of_shards(self, layout: Shard, shards: Sequence[int]) -> frozenset[tuple[int, Shard, Entries]]:
+        """Return what some shards have along the axis of a layout: their pieces of each block."""
+        if (layout, shards) not in self._by_layout:
+            entries = tuple([(b, d) for b in range(len(layout.blocks)) for d in shards])
+            self._by_layout[layout, shards] = (
                 frozenset() if self._are_all(layout, entries) else frozenset([(layout.axis, layout, entries)])
             )
-        return self._by_layout[layout, d]
+        return self._by_layout[layout, shards]
 
     def whole(self, content: _Content) -> _Content:
         """Return what a value consists of, without naming an axis of which it has all entries in order."""
@@ -175,7 +176,7 @@ class _Check:
     def _made(self, tensor: Tensor, layout: Layout | None, d: int | str | None) -> _Content:
         """Return what a shard has of a tensor in a layout, or (None, or on a device of a group) what is whole."""
         if isinstance(layout, Shard) and isinstance(d, int):
-            return _Content(tensor, self._pieces.of_shard(layout, d))
+            return _Content(tensor, self._pieces.of_shards(layout, (d,)))
         is_part = isinstance(layout, Partial) and isinstance(d, int)
         return _Content(tensor, of=self._pieces.alone[d] if is_part else None)  # type: ignore[index]
 
@@ -233,22 +234,19 @@ class _Check:
         return self._made(own.tensor, own.layout, own.by)
 
     def _slice(self, value: Slice, of: _Contents) -> _Contents:
-        axis, layout, block_of, _, sizes = value.split
+        axis, layout, shards, _, sizes = value.split
         if layout is None:
             if sizes != tuple(self._program.bytes(content.tensor) for content in of):
                 raise CheckError("is split into other sizes than were joined.")
             return (of[value.piece],)
         [content] = of
-        own = [entry for entry in content.along if entry[0] == axis]
-        if block_of is None:
-            if own or layout.axis != axis:
-                raise CheckError(f"is split along axis {axis}, of which not all is there.")
-            piece = divmod(value.piece, self._pieces.count(layout))
-        else:
-            if own != [(axis, layout, tuple([(b, block_of) for b in range(len(layout.blocks))]))]:
-                raise CheckError(f"is split into blocks that shard {block_of} does not have.")
-            piece = value.piece, block_of
-        return (self._whole(content._replace(along=content.along - {*own} | {(axis, layout, (piece,))})),)
+        shards = shards or tuple([(d,) for d in range(self._pieces.count(layout))])
+        split = frozenset([entry for entry in content.along if entry[0] == axis])
+        if layout.axis != axis or split != self._pieces.of_shards(layout, tuple(itertools.chain(*shards))):
+            raise CheckError(f"is split along axis {axis} into pieces that are not there.")
+        b, k = divmod(value.piece, len(shards))
+        entries = tuple([(b, d) for d in shards[k]])
+        return (self._whole(content._replace(along=content.along - split | {(axis, layout, entries)})),)
 
     def _concatenation(self, value: Concatenation, of: Sequence[_Contents]) -> _Contents:
         if len({content.tensor for contents in of for content in contents}) > 1:  # vectors

@@ -52,14 +52,16 @@ class Split(NamedTuple):
     Attributes:
       axis: along which axis.
       layout: into the pieces of this layout: block by block, of each block one for each shard. None: see `sizes`.
-      block_of: the shard that has all of the value in this layout, if it is split into its blocks only.
+      shards: whose entries each piece of a block has, if it is not one piece for each shard; together they have all of
+        the value. So what a device's shards read is one piece, which that device splits again, and what a shard has of
+        several blocks is split into these.
       holder: the shard on whose device a whole value is split, if that is not where it is whole for everybody.
       sizes: the bytes of vectors that were joined.
     """
 
     axis: int
     layout: Shard | None = None
-    block_of: int | None = None
+    shards: tuple[tuple[int, ...], ...] = ()
     holder: int | None = None
     sizes: tuple[int, ...] = ()
 

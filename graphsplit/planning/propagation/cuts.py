@@ -60,7 +60,7 @@ def with_cuts(program: Program, mesh: Mesh, independent: bool, make: Pass) -> Na
 
 
 def _reduced_in_pieces(program: Program, mesh: Mesh, make: Pass, natural: NaturalForms) -> NaturalForms:
-    """Return the natural forms in which sums that shards read in pieces are reduced in pieces, behind moves as well."""
+    """Return the natural forms in which sums that shards read in pieces are reduced in pieces, even if moved."""
     again = make(ForwardPropagation, in_pieces=read_in_pieces(program, natural)) if mesh.exchanging else None
     return natural if again is None or again.tensors_wanted_whole() == natural.wanted_whole else again.run()
 
