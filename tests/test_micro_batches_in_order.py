@@ -13,6 +13,7 @@ import graphsplit as gs
 from graphsplit.core.protos import split_reference
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission import check_emitted, emit
+from graphsplit.planning.communication.transfers import Sum
 from graphsplit.planning.device_bytes import live_bytes
 from tests.helpers.law import assert_law, rows
 from tests.helpers.micro_batches import GIVEN, training
@@ -91,23 +92,70 @@ def test_a_broken_order_is_seen():
     with pytest.raises(gs.errors.CheckError, match="begins or ends with other operations"):
         dataclasses.replace(plan, phases=(dataclasses.replace(first, ends=()), *others)).check()
     graph = emit(plan)
-
-    def without(role: str) -> Any:
-        nodes = []
-        for node in graph.nodes:
-            copy = type(node)()
-            copy.CopyFrom(node)
-            kept = [r for r in node.input if r[0] != "^" or graph.origins[r[1:]].role != role]
-            if graph.origins[node.name].role == "order":
-                kept = [r for r in node.input if graph.origins[r.lstrip("^")].role != role]
-            del copy.input[:]
-            copy.input.extend(kept)
-            nodes.append(copy)
-        return dataclasses.replace(graph, nodes=tuple(nodes))
-
     for role in ("order", "reduce"):
         with pytest.raises(gs.errors.CheckError, match="does not wait for"):
-            check_emitted(plan, without(role))
+            check_emitted(plan, not_waiting_for(role, graph))
+
+
+def not_waiting_for(role: str, graph: Any) -> Any:
+    """Return a graph in which nothing waits for nodes of a role that it does not read."""
+    nodes = []
+    for node in graph.nodes:
+        copy = type(node)()
+        copy.CopyFrom(node)
+        kept = [r for r in node.input if r[0] != "^" or graph.origins[r[1:]].role != role]
+        if graph.origins[node.name].role == "order":
+            kept = [r for r in node.input if graph.origins[r.lstrip("^")].role != role]
+        del copy.input[:]
+        copy.input.extend(kept)
+        nodes.append(copy)
+    return dataclasses.replace(graph, nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize("kind", ["reduce-scatter", "all-reduce"])
+def test_a_shard_waits_for_what_the_one_before_it_gives_to_sums_of_all(kind: str):
+    """Also where these are cut into pieces for all devices, or added up on each of them."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean(tf.reduce_logsumexp(x @ tf.transpose(tf.tanh(x @ w)), 1))
+        w.assign_sub(0.1 * x_to_w(tape.gradient(loss, x)))
+        return loss
+
+    def x_to_w(gradient):
+        return tf.matmul(gradient, gradient, transpose_a=True)
+
+    w = tf.Variable(0.1 * rows(64, 64))
+    parallel = gs.parallelize(step, devices=2, micro_batches=3, variables="replicated")
+    plan = parallel.plan(rows(60, 64))
+    plan.check()
+    assert kind in {move.kind for phase in plan.phases for move in phase.sums}, str(plan)
+    graph = emit(plan)
+    check_emitted(plan, graph)
+    with pytest.raises(gs.errors.CheckError, match="does not wait for"):
+        check_emitted(plan, not_waiting_for(kind, graph))
+
+
+def test_what_shards_of_a_device_give_to_a_sum_is_added_up_once():
+    """However many devices want the sum: each wants what the shards of a device have as one value."""
+    weights = [tf.Variable(0.1 * rows(64, 64)) for _ in range(2)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = tf.tanh(x @ weights[0])
+            h = tf.tanh((h - tf.reduce_mean(h, 0)) @ weights[1])
+            loss = tf.reduce_mean(h**2)
+        for w, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            w.assign_sub(0.1 * gradient)
+        return loss
+
+    plan = gs.parallelize(step, devices=4, micro_batches=3, variables="replicated").plan(rows(60, 64))
+    found = [collective for collective in plan.collectives if collective.kind == "all-reduce"]
+    assert len(found) > 2, str(plan)
+    for collective in found:
+        turns = [value.turn for value in collective.values if isinstance(value, Sum) and value.turn is not None]
+        assert sorted(turns) == [1, 2, 4, 5, 7, 8, 10, 11]  # those behind the first of each device
 
 
 def test_recomputation_waits_for_the_own_gradient():

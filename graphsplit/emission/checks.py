@@ -46,6 +46,7 @@ Form = tuple[Any, ...]
 
 _REDUCTIONS = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
 _MOVED = frozenset(MOVES.values())
+_ADDED_UP = frozenset({"reduce", "all-reduce", "reduce-scatter"})
 _PASSED_ON = {"Identity": 0, "Switch": 0, "Merge": 0, "Reshape": 0}  # of what they read; a `Merge` what is there first
 
 
@@ -407,5 +408,5 @@ class _Waits:
 
     def _added(self, part: str) -> Iterator[str]:
         for reader in [self._graph.nodes[k] for k in self._graph.readers[self._graph.place[part]]]:
-            if self._origins[reader.name].role == "reduce":
+            if self._origins[reader.name].role in _ADDED_UP:
                 yield from self._added(reader.name) if reader.op == "ConcatV2" else [reader.name]

@@ -223,7 +223,8 @@ class _ValueWriter:
             cut = move.target.cut(self._shape)
             if cut is None or is_added_up_by_each(self._program, self._mesh, self._tensor, move.target):
                 return [Read(self._sum(owns, source, device), device) for device in move.target.devices]
-            owns, parts = self._added_up_near(owns, source, move.target), range(len(group_of(cut)))
+            near = [self._sum([owns[d] for d in own], source, self._made_on[own[0]]) for own in self._mesh.by_device]
+            owns, parts = self._added_up_near(near, source, move.target), range(len(group_of(cut)))
             sent = [self._pieces(own, Split(cut.axis, cut, holder=d), parts) for d, own in enumerate(owns)]
             sums = [self._sum(own, source, group_of(cut)[k], True) for k, own in enumerate(zip(*sent, strict=True))]
             return [Read(self._in_order(sums, cut, device), device) for device in move.target.devices]
@@ -423,6 +424,7 @@ def _taken_in(rewrite: Rewrite, value: Value, mesh: Mesh) -> int:
         total, *others = alike
         for part in others:
             device, turn = rewrite.values[part].device, rewrite.giver(part)
-            total = rewrite.add(Sum((total, part), device, value.bytes, reduction=value.reduction, turn=turn))
+            taken = Sum((total, part), device, value.bytes, reduction=value.reduction, turn=turn)
+            total = rewrite.add_once(taken)
         totals.append(total)
     return rewrite.add_sum(replace(value, of=tuple(totals)))

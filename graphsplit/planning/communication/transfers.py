@@ -188,6 +188,13 @@ class Rewrite:
     """The values of a collective while they are written again, in order."""
 
     values: list[Value] = field(default_factory=list)
+    numbers: dict[Value, int] = field(default_factory=dict)
+
+    def add_once(self, value: Value) -> int:
+        """Write a value that several others are made of, unless that has been done, and return its number."""
+        if value not in self.numbers:
+            self.numbers[value] = self.add(value)
+        return self.numbers[value]
 
     def add(self, value: Value) -> int:
         """Write a value, and return its number."""
