@@ -14,7 +14,7 @@ import graphsplit as gs
 from graphsplit.emission import check_emitted, emit
 from graphsplit.planning.device_bytes import traffic
 from tests.helpers.exchanges import U, W, trained
-from tests.helpers.law import assert_law, rows
+from tests.helpers.law import assert_close, assert_law, rows
 
 
 @pytest.mark.parametrize("devices", [2, 3, 5])
@@ -150,6 +150,23 @@ def test_rows_of_two_batches_one_after_the_other_go_from_each_to_each(options: A
     assert {"all-gather", "reduce-scatter"} <= {*messages(plan)}, str(plan)
     assert traffic(plan).busiest == traffic(alone).busiest
     assert messages(plan) == messages(alone)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_tape_outside_of_what_is_exchanged(micro_batches: int) -> None:
+    def losses(x: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_logsumexp(tf.tanh(x @ W) @ tf.transpose(tf.tanh(x @ U)), 1)
+
+    x, found = rows(41, 64), []
+    parallel = gs.parallelize(losses, devices=3, micro_batches=micro_batches)
+    for function in (losses, parallel):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean(function(x))
+        found.append((loss, tape.gradient(loss, x)))
+    assert_close(found[1], found[0])
+    kinds = {move.kind for move in parallel.gradient_plan(x).moves}
+    assert {"all-gather", "reduce-scatter"} <= kinds
 
 
 def contrastive_step(seed: int = 0) -> Any:

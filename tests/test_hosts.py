@@ -159,9 +159,10 @@ def test_shards_that_take_turns(micro_batches: int):
     assert assert_counted(plan) == 2 * SIZE + 4 + rows_away * WIDTH * 4
 
 
-def test_exchanges():
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_exchanges(micro_batches: int):
     """What a shard gives to all passes once to each host; what it gives to sums is added up within each."""
-    plan = assert_law_on_hosts(lambda: (trained, []), [(rows(41, 64),)], (2, 3))
+    plan = assert_law_on_hosts(lambda: (trained, []), [(rows(41, 64),)], (2, 3), micro_batches=micro_batches)
     kinds = {collective.kind for collective in by_gateways(plan)}
     assert {"all-gather", "reduce-scatter"} <= kinds
     sums = [plan.program.bytes(move.tensor) for move in plan.moves if move.kind == "reduce-scatter"]

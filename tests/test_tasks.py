@@ -113,7 +113,7 @@ OTHERS = sorted({name for name, own in RECORDED.items() if own.way == "call"} - 
 
 def on_five_devices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = RECORDED[name]
-    several = isinstance(own.devices, int) and not own.hosts and not {"stages", "mesh", "weights"} & {*own.options}
+    several = isinstance(own.devices, int) and not own.hosts and not {"stages", "mesh", "shares"} & {*own.options}
     monkeypatch.setitem(RECORDED, name, replace(own, devices=5) if several else own)
 
 

@@ -125,6 +125,21 @@ def dense() -> Made:
     return trained(two_layers, variable(6, 8), variable(8, 3))
 
 
+def every_pair(views: int) -> Callable[[], Made]:
+    """Return what makes a step in which each row meets all rows: all-gather, all-to-all and reduce-scatter.
+
+    Args:
+      views: how many batches, one after the other, these rows are of.
+    """
+
+    def forward(x: tf.Tensor, *weights: tf.Variable) -> tf.Tensor:
+        z = tf.concat([tf.tanh(x @ weight) for weight in weights[:views]], 0)
+        other = z if views > 1 else tf.nn.softmax(tf.tanh(x @ weights[-1]), 0)
+        return tf.reduce_logsumexp(z @ tf.transpose(other), 1)
+
+    return lambda: trained(forward, variable(64, 64), variable(64, 64))
+
+
 def with_dropout(drop: Callable[..., tf.Tensor]) -> Callable[[], Made]:
     return lambda: trained(lambda x, a, b: drop(tf.nn.relu(x @ a)) @ b, variable(6, 8), variable(8, 3))
 
@@ -495,6 +510,8 @@ PROGRAMS: dict[str, Program] = {
     "at home elsewhere": program(dense, (7, 6), tuning={"default_device": "CPU:4"}),
     "strict": program(dense, (7, 6), strict=True),
     "micro-batches": program(dense, (11, 6), devices=2, micro_batches=3),
+    "exchanges in micro-batches": program(every_pair(1), (97, 64), micro_batches=2, shares=[3, 1, 2]),
+    "exchanges of two views in micro-batches": program(every_pair(2), (97, 64), devices=2, micro_batches=2),
     "buckets": program(with_biases, (10, 70)),
     "small buckets": program(with_biases, (10, 70), tuning={"bucket_bytes": 600}),
     "no buckets": program(with_biases, (10, 70), tuning={"bucket_bytes": 0}),
