@@ -228,8 +228,8 @@ class _ValueWriter:
             sent = [self._pieces(own, Split(cut.axis, cut, holder=d), parts) for d, own in enumerate(owns)]
             sums = [self._sum(own, source, group_of(cut)[k], True) for k, own in enumerate(zip(*sent, strict=True))]
             return [Read(self._in_order(sums, cut, device), device) for device in move.target.devices]
-        sums = {device: self._sum(owns, source, device) for device in dict.fromkeys(self._made_on)}
-        return [Read(sums[device], device) for device in self._made_on]
+        sum_by_device = {device: self._sum(owns, source, device) for device in dict.fromkeys(self._made_on)}
+        return [Read(sum_by_device[device], device) for device in self._made_on]
 
     def _added_up_near(self, owns: Sequence[int], source: Partial, copies: Replicate) -> Sequence[int]:
         """Return the sums of what those shards have that read one copy, each where that is; with one copy for all, it.
