@@ -375,9 +375,11 @@ def interrupted_at(line: int, action: Callable[[], object]) -> bool:
     """Return whether an action came to the n-th line of functions about parts, where it was interrupted."""
     files, left = {module.__file__ for module in (parted_classes, parted_variables, copied_variables)}, [line]
     functions = ("__init__", "forget", "give_parts", "take_parts")
+    seen: set[tuple[FrameType, int]] = set()  # (the end of a `with` is its line once more, before what it releases)
 
     def at_line(frame: FrameType, event: str, arg: object) -> object:
-        left[0] -= event == "line"
+        left[0] -= event == "line" and (frame, frame.f_lineno) not in seen
+        seen.add((frame, frame.f_lineno))
         if left[0] == 0:
             raise KeyboardInterrupt
         return at_line
