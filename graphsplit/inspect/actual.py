@@ -43,7 +43,7 @@ def run_and_collect(source: PlacementSource, arguments: Sequence[Any]) -> list[A
     require_runnable(source, arguments)
     assert source.make_run is not None
     run = source.make_run()
-    with StateKeeper(source.state), partition_graphs() as graphs:
+    with StateKeeper(source.state()), partition_graphs() as graphs:
         run(arguments)
     return require_graphs(graphs, {node.name for node in source.graph.node})
 

@@ -64,7 +64,7 @@ def timeline_of_source(source: PlacementSource, arguments: Sequence[Any], title:
     require_runnable(source, arguments)
     assert source.make_run is not None
     run = source.make_run()
-    with StateKeeper(source.state):
+    with StateKeeper(source.state()):
         with partition_graphs() as graphs:
             run(arguments)
         run(arguments)

@@ -21,7 +21,6 @@ from graphsplit.core.storage.stored_models import load_saved_model, read_saved_m
 from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import RuntimeFunction, resource_value, rewritten_by_autograph
 from graphsplit.core.variables.parted_classes import raw_handles
-from graphsplit.core.variables.parted_variables import parts_of
 from graphsplit.emission.clusters import compile_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
@@ -75,7 +74,7 @@ class PlacementSource:
       rows: rows of the batch on each shard; empty if not known.
       compiled: nodes that run as part of a call that XLA compiles -> the call, which is not in the graph.
       make_run: returns a new function of the flat arguments that runs the graph; None if it cannot be run.
-      state: handles of the captured variables, with their dtypes.
+      state: returns the handles of the captured variables, with their dtypes, for a run: values may move to them.
     """
 
     graph: Any = field(repr=False)
@@ -95,7 +94,7 @@ class PlacementSource:
     rows: Sequence[int] = ()
     compiled: Mapping[str, str] = field(default_factory=dict)
     make_run: Callable[[], Callable[[Sequence[tf.Tensor]], Any]] | None = None
-    state: Sequence[tuple[tf.Tensor, tf.DType]] = ()
+    state: Callable[[], Sequence[tuple[tf.Tensor, tf.DType]]] = tuple
 
 
 def source_of_plan(trace: Trace, plan: Plan, name: str) -> PlacementSource:
@@ -141,23 +140,22 @@ def _calls(emitted: EmittedGraph) -> Mapping[str, str]:
 def _captures(emitted: EmittedGraph, trace: Trace, plan: Plan) -> dict[str, Any]:
     """Return what is known of captures: a variable that lies in parts is a capture for each of them.
 
-    (Of a plan that was only looked at, variables may lie otherwise, or be on devices that this process does not have;
-    then they are where it would have them.)
+    They are where the plan has them: nothing has moved yet, and they may be on devices that this process lacks.
     """
     origins = plan.state.parts or [(k, 0) for k in range(len(trace.captures))]
     symbols = trace.function.inputs[len(emitted.inputs) :]
     original = [trace.captures[k] for k, _ in origins]
     default = plan.home if missing_devices([plan.home]) else ""
-    lie_so = not default and any(parts_of(handle) is not None for handle in trace.captures)
-    handles = captured(trace, plan) if plan.state.parts and lie_so else original
-    found = _resources(emitted.captures, [symbols[k] for k, _ in origins], handles)
+    found = _resources(emitted.captures, [symbols[k] for k, _ in origins], original)
+    if plan.state.parts:
+        found["state"] = lambda: _state(emitted.captures, found["held"], captured(trace, plan))
     devices = devices_of_handles(plan.program, plan.state)
     for name, (k, part), device in zip(emitted.captures, origins, devices, strict=True):
         division = plan.state.divisions.get(trace.program.ops[trace.program.captures[k]].name)
         if name in found["held"] and division is not None and plan.state.parts:
             dtype, shape = found["held"][name]
             found["held"][name] = dtype, tf.TensorShape(part_shapes(division, shape.as_list())[part])
-        if not lie_so and name in found["resource_devices"]:
+        if name in found["resource_devices"]:
             found["resource_devices"][name] = device or default or found["resource_devices"][name]
     return {"variables": _variable_names(emitted.captures, original, trace.variables), **found}
 
@@ -301,18 +299,24 @@ def _resources(names: Sequence[str], symbols: Sequence[Any], captures: Sequence[
       symbols: the captured tensors inside the traced function, which know what a resource holds.
       captures: the same outside.
     """
-    held, devices, state = {}, {}, []
+    held, devices = {}, {}
     for name, symbol, handle in zip(names, symbols, captures, strict=True):
         if handle.dtype != tf.resource:
             continue
         value = resource_value(symbol)
         if value is not None:
             held[name] = value
-            if hasattr(handle, "numpy"):
-                state.append((handle, value[0]))
         if handle.device:
             devices[name] = canonical_name(handle.device)
-    return {"held": held, "resource_devices": devices, "state": state}
+    return {"held": held, "resource_devices": devices, "state": lambda: _state(names, held, captures)}
+
+
+def _state(
+    names: Sequence[str], held: Mapping[str, Value], handles: Sequence[tf.Tensor]
+) -> list[tuple[tf.Tensor, tf.DType]]:
+    """Return the handles of captured variables, with their dtypes; those of a graph that is being built have none."""
+    pairs = zip(names, handles, strict=True)
+    return [(handle, held[name][0]) for name, handle in pairs if name in held and hasattr(handle, "numpy")]
 
 
 def _variable_names(names: Sequence[str], captures: Sequence[Any], variables: Sequence[tf.Variable]) -> dict[str, str]:
