@@ -19,7 +19,8 @@ from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.device_bytes import traffic
 from graphsplit.planning.variables.updates import updated_together
 from graphsplit.tracing.trace import captured_variables, trace_function
-from tests.helpers.layout_cases import held_by_device
+from tests.helpers.law import assert_close
+from tests.helpers.layout_cases import Optimizer, X, Y, adam, held_by_device, weights_and_slots
 
 DEVICES = 3
 SEVERAL = pytest.param(
@@ -184,33 +185,11 @@ def test_slots_made_later_lie_with_their_variables(kind: str):
     assert any("moved to the devices of the variables that are updated with them" in note for note in notes)
 
 
-def by_hand(names: str) -> tuple[list[list[tf.Variable]], Any]:
-    """Return weights and two slots of each, and a step of Adam by hand."""
-    shapes = ((40, 30), (30, 30), (30, 30), (30, 30), (30, 90), (90, 30), (30, 30))
-    named = [[(shape, f"{kind}{k}") for kind in names] for k, shape in enumerate(shapes)]
-    own = [[tf.Variable(0.1 * np.ones(shape, np.float32), name=name) for shape, name in group] for group in named]
-
-    def step(x: tf.Tensor) -> tf.Tensor:
-        weights = [weight for weight, *_ in own]
-        with tf.GradientTape() as tape:
-            y = x
-            for weight in weights:
-                y = tf.nn.tanh(y @ weight)
-            loss = tf.reduce_mean(y**2)
-        for (weight, mean, square), gradient in zip(own, tape.gradient(loss, weights), strict=True):
-            mean.assign_add(0.1 * (gradient - mean))
-            square.assign_add(1e-3 * (tf.square(gradient) - square))
-            weight.assign_sub(0.01 * mean / (tf.sqrt(square) + 1e-3))
-        return loss
-
-    return own, step
-
-
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])
 def test_slots_of_ones_own_are_found_by_what_a_step_computes(layout: str):
     """They lie apart, as their names say nothing, until the first call; then with their variables, bytes balanced."""
     devices = 4
-    (own, step), (plain, plain_step) = by_hand("abc"), by_hand("abc")
+    (own, step), (plain, plain_step) = weights_and_slots("abc"), weights_and_slots("abc")
     every = [variable for group in own for variable in group]
     slots = [slot for _, *slots in own for slot in slots]
     gs.set_variable_layout([weight for weight, *_ in own], layout, devices)
@@ -240,6 +219,30 @@ def test_slots_of_ones_own_are_found_by_what_a_step_computes(layout: str):
     _, sent, received = traffic(plan).busiest
     each = 2 if layout == "replicated" else 3  # weights that are gathered again for the backward pass
     assert max(sent, received) <= 1.25 * each * (devices - 1) / devices * size
+
+
+def test_trainable_slots_made_after_the_layout_lie_with_their_weights():
+    """Variables are trainable unless somebody says otherwise: what is multiplied, or added to rows, is the weight."""
+    received = {}
+    for laid in ("none", "weights", "all"):
+        (own, plain), changes = (
+            (Optimizer(adam), Optimizer(adam)),
+            {"none": (), "all": "variables", "weights": "weights"},
+        )
+        if changes[laid]:
+            gs.set_variable_layout(getattr(own, changes[laid]), "sharded", DEVICES)
+        parallel = gs.parallelize(own.step, devices=DEVICES)
+        for _ in range(2):
+            assert_close(parallel(X, Y), plain.step(X, Y))
+        for variable, expected in zip(own.variables, plain.variables, strict=True):
+            np.testing.assert_allclose(variable, expected, 1e-4, 1e-5)
+        received[laid] = traffic(parallel.plan(X, Y)).busiest[2]
+        alike = [
+            {where(variable) for variable in (weight, *slots)}
+            for weight, slots in zip(own.weights, own.slots, strict=True)
+        ]
+        assert all(len(group) == 1 for group in alike)
+    assert received["weights"] == received["all"] < 0.7 * received["none"]
 
 
 def test_updates_that_go_entry_by_entry():

@@ -248,6 +248,28 @@ def deep_step(weights: Sequence[tf.Variable]) -> Callable[[tf.Tensor], tf.Tensor
     return step
 
 
+def weights_and_slots(names: str) -> tuple[list[list[tf.Variable]], Callable[[tf.Tensor], tf.Tensor]]:
+    """Return weights and two slots of each, named alike by a letter for each kind, and a step of Adam by hand."""
+    shapes = ((40, 30), (30, 30), (30, 30), (30, 30), (30, 90), (90, 30), (30, 30))
+    named = [[(shape, f"{kind}{k}") for kind in names] for k, shape in enumerate(shapes)]
+    own = [[tf.Variable(0.1 * np.ones(shape, np.float32), name=name) for shape, name in group] for group in named]
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        weights = [weight for weight, *_ in own]
+        with tf.GradientTape() as tape:
+            y = x
+            for weight in weights:
+                y = tf.nn.tanh(y @ weight)
+            loss = tf.reduce_mean(y**2)
+        for (weight, mean, square), gradient in zip(own, tape.gradient(loss, weights), strict=True):
+            mean.assign_add(0.1 * (gradient - mean))
+            square.assign_add(1e-3 * (tf.square(gradient) - square))
+            weight.assign_sub(0.01 * mean / (tf.sqrt(square) + 1e-3))
+        return loss
+
+    return own, step
+
+
 def assert_law_under_tapes_outside(weight: tf.Variable, devices: Sequence[str] | int) -> None:
     """Compare the gradients of a tape around calls, between which a variable of 40 by 50 changes; it is laid out."""
     apply = gs.parallelize(lambda x: tf.nn.tanh(x @ weight), devices=devices)

@@ -31,7 +31,7 @@ from graphsplit.core.variables.parted_variables import bytes_of_variable
 from graphsplit.emission.axes.plans import AxisPlanner
 from graphsplit.emission.axes.units import UnitSearch
 from graphsplit.planning.amounts import count_text, format_bytes
-from graphsplit.planning.variables.updates import updated_together
+from graphsplit.planning.variables.updates import updated_together, used_beyond_updates
 from graphsplit.program.program import is_write
 from graphsplit.program.stages import Stage
 from graphsplit.tracing.trace import Trace, captured_variables
@@ -50,11 +50,16 @@ def slots_in(trace: Trace) -> dict[int, tf.Variable]:
 
 
 def _groups(trace: Trace) -> list[list[tf.Variable]]:
-    """Return the variables that are updated together, first the one that is trained: it is used before its slots."""
+    """Return the variables that are updated together, first the one that is trained.
+
+    Slots that somebody made may be trainable, too, as variables of TensorFlow are; then it is the one that is used.
+    """
     captured = captured_variables(trace)
-    variables = {id(variable): variable for variable in captured.values()}
-    groups = updated_together(trace.program, {i: id(variable) for i, variable in captured.items()})
-    return [sorted([variables[k] for k in group], key=lambda variable: not variable.trainable) for group in groups]
+    numbers, variables = {i: id(own) for i, own in captured.items()}, {id(own): own for own in captured.values()}
+    groups, used = updated_together(trace.program, numbers), used_beyond_updates(trace.program, numbers)
+    return [
+        [variables[k] for k in sorted(g, key=lambda k: (not variables[k].trainable, k not in used))] for g in groups
+    ]
 
 
 def lie_together(lies: Arrangement, trace: Trace) -> tuple[str, ...]:

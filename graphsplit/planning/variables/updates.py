@@ -38,6 +38,26 @@ def updated_together(program: Program, variables: Mapping[int, int]) -> list[lis
     return list(several.values())
 
 
+def used_beyond_updates(program: Program, variables: Mapping[int, int]) -> set[int]:
+    """Return the variables from whose values something of another shape is made: a product, a sum, some of the rows.
+
+    So a weight is known among what is updated together, and nothing is said of an optimizer's slots.
+
+    Args:
+      program, variables: as of `updated_together`.
+    """
+    found, read = set[int](), dict[int, int]()
+    for op in program.ops:
+        for tensor in op.inputs:
+            if tensor.op in read and any(shape != program.shape(tensor) for shape in op.out_shapes):
+                found.add(read[tensor.op])
+            elif tensor.op in variables and op.type in READS:
+                read[op.index] = variables[tensor.op]
+            elif tensor.op in variables and not (op.type in WRITES or "Apply" in op.type or op.bodies):
+                found.add(variables[tensor.op])
+    return found
+
+
 def _pairs(program: Program) -> Iterator[tuple[int, int]]:
     """Yield the handles of variables that are written, each with all from whose values that follows entry by entry."""
     for op in program.ops:
