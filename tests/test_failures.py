@@ -204,7 +204,7 @@ def test_lines_are_the_users_and_not_the_standard_librarys():
 
     plan = gs.parallelize(tf.autograph.experimental.do_not_convert(within), devices=2).plan(tf.ones((4, 2)))
     sort = next(op for op in plan.program.ops if op.type == "TopKV2")
-    assert plan.program.locate(sort.name) == line_of("tf.sort", test_lines_are_the_users_and_not_the_standard_librarys)
+    assert plan.program.line_of(sort) == line_of("tf.sort", test_lines_are_the_users_and_not_the_standard_librarys)
 
 
 def test_the_warning_of_retracing_points_at_the_call():

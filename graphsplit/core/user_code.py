@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import linecache
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -20,6 +22,7 @@ R = TypeVar("R")
 
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _NOT_USERS = ("<", _OURS, *{os.path.join(folder, "") for folder in sysconfig.get_paths().values()})
+_DEFINITION = re.compile(r"(?P<indent>[ \t]*)(async )?(?P<kind>class|def) +(?P<name>\w+)")
 _REWRITTEN = "__autograph_generated_file"  # AutoGraph's form of somebody's function
 
 
@@ -35,6 +38,27 @@ def user_line(frames: Iterable[Any]) -> str:
       frames: with a `filename` and a `lineno`, outermost first.
     """
     return os.path.basename(_user_place(frames))
+
+
+def calling_class(frames: Iterable[Any]) -> str:
+    """Return the class in whose `call` the innermost of some frames is, which of Keras is a layer; "" for none.
+
+    (TensorFlow keeps of each frame the file and the line. The class is that above the function in the source.)
+
+    Args:
+      frames: with a `filename`, a `lineno` and a `name`, outermost first.
+    """
+    frame = next((frame for frame in reversed(list(frames)) if frame.name == "call"), None)
+    lines = linecache.getlines(frame.filename)[: frame.lineno] if frame is not None else []
+    indent = None  # of the function, once that was met
+    for line in reversed(lines):
+        found = _DEFINITION.match(line)
+        if found is None or (found["name"] != "call" if indent is None else len(found["indent"]) >= indent):
+            continue
+        if found["kind"] == "class":
+            return found["name"]
+        indent = len(found["indent"])
+    return ""
 
 
 def place_of_error(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from graphsplit.core.storage.integrity import check_whole
 from graphsplit.core.storage.stored_models import load_saved_model, read_saved_model, signatures_of
 from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import RuntimeFunction, resource_value, rewritten_by_autograph
+from graphsplit.core.user_code import user_line
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.emission.clusters import compile_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
@@ -187,7 +188,7 @@ def _written(emitted: EmittedGraph, plan: Plan) -> dict[str, str]:
 def source_of_function(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[PlacementSource, list[Any]]:
     """Return the graph of anything callable, and the flat arguments (tensors, or specifications of tensors)."""
     concrete = _concrete(fn, args, kwargs)
-    graph = concrete.graph
+    graph, frames_of = concrete.graph, source_locator(concrete.graph)
     graph_def = graph.as_graph_def()
     count = len(concrete.inputs) - len(concrete.captured_inputs)
     flat = [
@@ -213,7 +214,7 @@ def source_of_function(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         outputs=outputs,
         effects=effects,
         inputs=inputs,
-        locate=source_locator(graph),
+        locate=lambda name: user_line(frames_of(name)),
         make_run=make_run,
         variables=_variable_names(inputs[count:], captures, graph.variables),
         **_resources(inputs[count:], concrete.inputs[count:], captures),

@@ -6,11 +6,13 @@ Under `strict=True`, a plan that leaves work on the batch at home is refused (`c
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from functools import cached_property
 
 from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.layouts import PARTIAL_SUM
 from graphsplit.core.notebooks import text_html
 from graphsplit.errors import CheckError, StrictError, bullet_list
+from graphsplit.planning.chains import ExchangeChain, longest_chain
 from graphsplit.planning.communication.bucketing import check_buckets
 from graphsplit.planning.communication.moves import find_moves
 from graphsplit.planning.communication.transfer_checks import check_transfers
@@ -90,6 +92,16 @@ class Plan(Decisions):
         shares = shares_of(self)
         return shares.sharded_flops / shares.flops if shares.flops else 1.0
 
+    @cached_property
+    def longest_chain(self) -> ExchangeChain:
+        """The exchanges between devices of which each waits for the one before it, where these are most.
+
+        `print(plan.longest_chain)` says how many there are, and in which layers: `101 exchanges, 98 of them of
+        BatchNormalization`. Each takes at least the latency of a link, so `assert len(plan.longest_chain) < 110` keeps
+        a step from waiting more often.
+        """
+        return longest_chain(self)
+
     def compare(self, other: Plan) -> str:
         """Return how another plan of the same function differs: what devices compute, send and store."""
         return compare(self, other)
@@ -100,6 +112,11 @@ class Plan(Decisions):
         For `plan="auto"`: what was chosen, what it was compared with, and what the predictions assume.
         """
         notes = (*self.program.notes, *self.notes)
+        if len(self.longest_chain) >= _LONG_CHAIN:
+            notes += (
+                f"devices wait for each other in a chain of {self.longest_chain}: each takes at least the latency of a "
+                "link, however few bytes it sends. gs.predict says how much of a step that is",
+            )
         if not any(note.startswith("chosen automatically") for note in notes):
             notes += ('no other plan was compared: give parallelize, or multi_gpu_model, plan="auto" to compare some',)
         return "\n".join(notes)
@@ -121,6 +138,7 @@ def _read(op: Op, step: Step) -> list[Tensor]:
     return []
 
 
+_LONG_CHAIN = 20  # exchanges: of some 20 us each over GPUs' links that is a tenth of a step of 4 ms
 _LARGEST_SHARE = 0.01  # of all FLOPs, that `strict=True` leaves to what follows from rows born whole
 _MOST_CAUSES = 6
 _INSTEAD = "Or drop strict=True, and assert how much is sharded: step.plan(x).sharded_fraction > 0.9."

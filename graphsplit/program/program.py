@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from graphsplit.core.layouts import Replicate, Shard
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.sizes import ROWS, Shape
 from graphsplit.core.tensorflow_internals import op_definition
+from graphsplit.core.user_code import calling_class, user_line
 from graphsplit.errors import CheckError
 from graphsplit.program.row_numbers import InOrder, Numbers
 from graphsplit.program.stages import Stage
@@ -21,6 +22,12 @@ from graphsplit.program.undefined_outputs import undefined_outputs
 
 SIZES = "Sizes"
 """The type of an op that TensorFlow does not have: integers that follow from unknown sizes."""
+
+TAPES = frozenset({"gradient_tape", "gradients"})
+"""The scopes in which TensorFlow's tapes and `tf.gradients` put what they make."""
+
+Locate = Callable[[str], Sequence[Any]]
+"""From the name of an operation to the frames of the Python code that made it, outermost first."""
 
 
 # Stateful, so that TensorFlow runs them where and when the graph says; they change nothing.
@@ -184,7 +191,7 @@ class Program:
       seeds: how many of the inputs, the last, are gradients of outputs.
       symbols: the unknown sizes for all of which it was read.
       notes: one sentence for each thing that tracing changed.
-      locate: operation name -> the user's source line, or "" where it is not known.
+      locate: operation name -> the frames of the Python code that made it, outermost first; none if not known.
       stages: those that operations belong to, in the order in which shards go through them.
     """
 
@@ -199,7 +206,7 @@ class Program:
     seeds: int = 0
     symbols: tuple[Symbol, ...] = ()
     notes: tuple[str, ...] = ()
-    locate: Callable[[str], str] = field(default=lambda _: "", repr=False)
+    locate: Locate = field(default=lambda _: (), repr=False)
     stages: tuple[Stage, ...] = field(default=(), repr=False)
 
     @functools.cached_property
@@ -232,7 +239,15 @@ class Program:
 
     def line_of(self, op: Op) -> str:
         """Return the line of the user's code that made an operation, `model.py:31`, or ""."""
-        return self.locate(op.provenance.origin or op.name)
+        return user_line(self.locate(op.provenance.origin or op.name))
+
+    def layer_of(self, op: Op) -> str:
+        """Return the class of the layer that an operation belongs to, or whose gradient it is: `Dense`; "" for none.
+
+        A gradient's name is that of the operation which it differentiates, in a scope of the tape.
+        """
+        name = op.provenance.origin or op.name
+        return calling_class(self.locate("/".join([scope for scope in name.split("/") if scope not in TAPES])))
 
     def copies_beside(self, op: Op) -> Replicate | None:
         """Return the group on each of whose devices an operation runs: of a variable that it is, reads or writes."""

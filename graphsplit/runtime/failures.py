@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.devices import short_name
+from graphsplit.core.user_code import user_line
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, functions_called
@@ -86,7 +87,7 @@ def _places(message: str, plan: Plan, tensors: Sequence[tf.Tensor]) -> list[str]
         shard = graph.shard_of(found[0].name)
         places = [short_name(found[0].device), *([] if shard is None else _rows(plan, shard, tensors))]
     op = graph.origins[found[0].name].op if found else None
-    line = plan.program.locate(name) if op is None else plan.program.line_of(plan.program.ops[op])
+    line = user_line(plan.program.locate(name)) if op is None else plan.program.line_of(plan.program.ops[op])
     return [*places, line] if line else places
 
 

@@ -36,7 +36,7 @@ from graphsplit.core.sizes import Shape
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.program.asked_layouts import write_marks
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, check_nesting, inline_calls
-from graphsplit.program.program import Program
+from graphsplit.program.program import Locate, Program
 from graphsplit.program.reading.function_bodies import Memo
 from graphsplit.program.reading.reader import build_for_any_batch, build_for_sizes, build_program
 from graphsplit.program.reading.shape_inference import ELEMENT_SHAPE, known_shape
@@ -75,7 +75,7 @@ class Reading:
       sizes: of the inputs, in the calls that the program is for, if these are to be known, and were not to the trace.
       known: the graph as TensorFlow reads it, calls not inlined. It knows shapes that were set by hand.
       held: what the variables among the captures hold, by placeholder name.
-      locate: operation name -> the user's source line.
+      locate: operation name -> the frames of the Python code that made it, outermost first.
       seeds: how many of the inputs, the last, are gradients of outputs.
       notes: what a user might not expect.
       names_stay: whether what is returned keeps its name, because others read it by that.
@@ -92,7 +92,7 @@ class Reading:
     shapes: Sequence[Shape | None]
     known: tf.Graph
     held: Held
-    locate: Callable[[str], str] = lambda _: ""
+    locate: Locate = lambda _: ()
     seeds: int = 0
     notes: Sequence[str] = ()
     names_stay: bool = False

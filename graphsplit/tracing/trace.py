@@ -27,11 +27,10 @@ from graphsplit.core.tensorflow_internals import (
     rewritten_by_autograph,
     variable_behind,
 )
-from graphsplit.core.user_code import user_line
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import OWN_TRACE, parts_of
 from graphsplit.errors import OutputError, bullet_list
-from graphsplit.program.program import Program, is_stateful, is_write
+from graphsplit.program.program import Locate, Program, is_stateful, is_write
 from graphsplit.program.reading.function_bodies import Memo
 from graphsplit.tracing.branch_effects import ShapeOf
 from graphsplit.tracing.graph_to_program import CallSizes, Reading, graph_to_program
@@ -405,17 +404,17 @@ def _converted(returned: Any) -> Any:
     return structures.map_static(value, returned)
 
 
-def source_locator(graph: Any) -> Callable[[str], str]:
-    """Return a function from operation names to the line of the user's code that made them."""
+def source_locator(graph: Any) -> Locate:
+    """Return what finds the Python code that made an operation of a graph, or the call that it was inlined from."""
 
-    def locate(name: str) -> str:
+    def locate(name: str) -> Sequence[Any]:
         while name:
             try:
                 operation = graph.get_operation_by_name(name)
             except KeyError:
                 name = name.rpartition("/")[0]  # inlined: the call it came from
                 continue
-            return user_line(operation.traceback or ())
-        return ""
+            return list(operation.traceback or ())
+        return ()
 
     return locate

@@ -20,10 +20,10 @@ from graphsplit.planning.device_bytes import Alive, alive_on
 from graphsplit.planning.state import state_on
 from graphsplit.planning.tasks import OPERATION, SEND, Tasks, few_tasks_of, kept_on
 from graphsplit.planning.text.headlines import NO_WORK
+from graphsplit.program.program import TAPES
 from graphsplit.program.reading.trip_counts import turns_of
 
 _MOST_ROWS, _MOST_LAYERS = 8, 3
-_TAPES = ("gradient_tape", "gradients")
 _JOINED = "tensors moved together"
 _VARIABLES, _ARGUMENTS, _ACTIVATIONS, _MOVED = "variables", "arguments", "activations", "moved"
 _OPERATIONS = "operations"
@@ -133,7 +133,7 @@ def _scopes(plan: Decisions) -> dict[Scopes, tuple[str, bool]]:
 
 def _layer(known: Mapping[Scopes, tuple[str, bool]], name: str) -> str:
     """Return the layer of an operation; of one that has no variables what it is called in the model it is in."""
-    *scopes, last = [scope for scope in name.split("/") if scope not in _TAPES]
+    *scopes, last = [scope for scope in name.split("/") if scope not in TAPES]
     for end in range(len(scopes), 0, -1):
         layer, has_variables = known.get(tuple(scopes[:end]), ("", False))
         if layer:

@@ -18,6 +18,7 @@ from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Cut, MeshDivision, Nested, Replicate, along_axis, axis_of
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
+from graphsplit.planning.chains import longest_chain
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.device_bytes import STAGES, Traffic, alive_on, along, giving_devices, held_bytes, traffic
 from graphsplit.planning.mesh import Mesh
@@ -298,6 +299,8 @@ def _communication(plan: Decisions, sends: Traffic) -> list[str]:
         is_least = bool(sends.unknown)
         amounts = f"sends {format_bytes(sent, is_least=is_least)}, receives {format_bytes(received, is_least=is_least)}"
         lines.append(f"  busiest device: {short_name(device)} {amounts} a call")
+    chain = longest_chain(plan)
+    lines += [f"  longest chain: {chain}"] if chain.exchanges else []
     if plan.order:
         runs = "1 operation runs" if len(plan.order) == 1 else f"{len(plan.order)} operations run"
         lines.append(f"  {runs} late, so that other devices need not wait")

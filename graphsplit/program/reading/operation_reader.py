@@ -25,7 +25,7 @@ from graphsplit.core.sizes import (
     with_sizes,
 )
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
-from graphsplit.program.program import SIZES, Op, Program, Provenance, Tensor, is_repeatable, is_stateful
+from graphsplit.program.program import SIZES, TAPES, Op, Program, Provenance, Tensor, is_repeatable, is_stateful
 from graphsplit.program.reading.constant_folding import FOLDABLE, fold
 from graphsplit.program.reading.function_bodies import Bodies, Elements
 from graphsplit.program.reading.node_simplification import SIMPLIFIED, is_known, simplified, untile
@@ -35,7 +35,6 @@ from graphsplit.program.reading.trip_counts import pushed_counters, turns_of
 from graphsplit.program.row_numbers import NUMBERED, InOrder, RowNumbers
 from graphsplit.program.stages import StageCalls
 
-_GRADIENTS = frozenset({"gradient_tape", "gradients"})  # how TensorFlow's tapes and `tf.gradients` name what they make
 _REDUCTIONS = frozenset({"Max", "Mean", "Min", "Prod", "Sum"})
 _NO_BODIES: dict[str, Any] = {}
 
@@ -144,7 +143,7 @@ class OperationReader:
 
     def _as_named(self, name: str) -> Provenance:
         """Return what the name says that TensorFlow, or inlining, gave an operation."""
-        is_gradient = not _GRADIENTS.isdisjoint(name.split("/"))
+        is_gradient = not TAPES.isdisjoint(name.split("/"))
         return Provenance(name, self._calls.of(name), self._calls.is_backward(name), is_gradient)
 
     def _inferred(self, cases: Sequence[tf.Operation]) -> list[Shape | None]:

@@ -23,7 +23,7 @@ from graphsplit.core.sizes import (
     witnesses,
 )
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
-from graphsplit.program.program import Op, Program, Provenance
+from graphsplit.program.program import Locate, Op, Program, Provenance
 from graphsplit.program.reading.function_bodies import Bodies, Elements, Memo
 from graphsplit.program.reading.operation_reader import OperationReader
 from graphsplit.program.reading.shape_inference import Findings, InferenceError, Integers, import_for_shapes
@@ -54,7 +54,7 @@ def build_program(
     point: Point | None = None,
     found: list[Findings] | None = None,
     notes: Sequence[str] = (),
-    locate: Callable[[str], str] = lambda _: "",
+    locate: Locate = lambda _: (),
     calls: StageCalls = StageCalls(),  # noqa: B008  # frozen
     shapes: Mapping[str, Sequence[tuple[Shape | None, tf.DType]]] | None = None,
     provenance: Callable[[str], Provenance] | None = None,

@@ -177,6 +177,23 @@ class PredictedStep:
         key = max(parts, key=lambda key: parts[key])
         return f"{key}: {percent(parts[key] / (self.step_s or 1.0))} of the step"
 
+    @property
+    def exchanges(self) -> int:
+        """How often on its critical path a device waits for what another one sends."""
+        return len(self._exchanged)
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds of its critical path that are latency of links: what exchanges take however few bytes are sent."""
+        return sum([task.latency_s for task in self._exchanged])
+
+    @functools.cached_property
+    def _exchanged(self) -> list[Task]:
+        """What is sent on the critical path, and waited for. (What only keeps a link from the next one is not.)"""
+        tasks, path = self._tasks.tasks, self._schedule.critical_path()
+        pairs = zip(path, [*path[1:], None], strict=True)
+        return [tasks[i] for i, after in pairs if tasks[i].target and (after is None or i in tasks[after].after)]
+
     def over(self, limit: float | None = None) -> dict[str, int]:
         """Return the devices that would hold more bytes than they have, or than `limit`, and how many."""
         most = self.machine.device.memory_bytes if limit is None else limit
@@ -223,6 +240,10 @@ class Prediction(PredictedStep):
             f"  a step takes {self._seconds()}; {format_bytes(self.sent_bytes)} are sent between devices",
             f"  limited by {self.limit}",
         ]
+        if self.latency_s:
+            waits = count_text(self.exchanges, "exchange")
+            latency = f"{_seconds(self.latency_s)}, {percent(self.latency_s / self.step_s)} of the step"
+            lines.append(f"  latency of links: {latency}, in {waits} on its critical path")
         hosts = [device for device in self.memory if device not in self.of_devices]
         shown = [*list(self.of_devices)[:_SHOWN], *hosts[:_SHOWN]]
         for device in shown:

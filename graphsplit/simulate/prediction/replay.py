@@ -46,6 +46,7 @@ class Task(NamedTuple):
       bytes: that are sent.
       target: where they are sent.
       family: of its work.
+      latency_s: how much of all its time a link's latency is: what it takes however few bytes are sent.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Task(NamedTuple):
     bytes: int = 0
     target: str = ""
     family: str = ""
+    latency_s: float = 0.0
 
 
 @dataclass(frozen=True)

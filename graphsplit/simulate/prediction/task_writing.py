@@ -219,7 +219,7 @@ class _Writer:
         after = (self._number[read.task],)
         rank = self._rank(source, task.device)
         run = route.uses, busy, after, route.latency_s, rank, (1.0,)
-        self._add(Task(name, *run, source, "send", kind, count, task.device), (n,))
+        self._add(Task(name, *run, source, "send", kind, count, task.device, latency_s=route.least_s), (n,))
 
     def _rank(self, source: str, device: str) -> int:
         return self._routes.rank(source, device) * _MOST_TASKS + len(self._tasks)
@@ -238,7 +238,8 @@ class _Writer:
             uses = route.uses if route.busy_s else ()  # (it takes threads, or a shared link; others only delay it)
             rank, name = self._rank(source, device), f"^{self._name(self._planned[n])}"
             run = uses, route.busy_s, (number,), route.latency_s, rank, (1.0,)
-            self._signals[key] = self._add(Task(name, *run, source, "send" if uses else "wait", "signal", 0, device))
+            kind = "send" if uses else "wait"
+            self._signals[key] = self._add(Task(name, *run, source, kind, "signal", 0, device, latency_s=route.least_s))
         return self._signals[key]
 
     def _buffers(self) -> tuple[Buffer, ...]:
@@ -299,6 +300,11 @@ class LinkRoute:
     latency_s: float
     busy_s: float
     copies: bool
+
+    @property
+    def least_s(self) -> float:
+        """What it takes however few bytes are sent."""
+        return self.latency_s + self.busy_s
 
 
 class Routes:
