@@ -11,6 +11,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from benchmarks.chain_networks import NETWORKS as KNOWN
+from benchmarks.chains import PAGE, measure, versions
 from graphsplit.core.user_code import calling_class
 from graphsplit.emission import emit
 from graphsplit.planning.chains import ExchangeChain, longest_chain
@@ -223,3 +225,24 @@ def test_a_plan_says_its_longest_chain_and_explains_a_long_one():
     alone = gs.parallelize(tf.tanh, devices=1).plan(tf.ones((4, 3)))
     assert "longest chain" not in str(alone)
     assert alone.longest_chain == ExchangeChain()
+
+
+# The page of networks
+
+QUICKLY_COUNTED = ["CLIP", "U-Net, five BatchNormalizations"]
+
+
+@pytest.mark.skipif(versions() not in PAGE.read_text(), reason="the page is of another version, or platform")
+@pytest.mark.parametrize(
+    "name", [n if n in QUICKLY_COUNTED else pytest.param(n, marks=pytest.mark.long) for n in KNOWN]
+)
+def test_the_page_has_what_is_counted(name: str):
+    """If a change is meant to change this, `python -m benchmarks.chains --page` counts anew; review the difference."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith(f"| {name} |")]
+    assert lines == [measure(name).row()]
+
+
+def test_the_page_has_all_networks():
+    assert [
+        line.split(" | ")[0] for line in PAGE.read_text().splitlines() if "exchange" in line and line[0] == "|"
+    ] == [f"| {name}" for name in KNOWN]

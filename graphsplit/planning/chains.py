@@ -25,7 +25,7 @@ from graphsplit.program.program import Op
 SIGNAL = "signal"
 """The kind of an exchange that carries no tensor."""
 
-_LEAST_SHARE = 0.1  # of a chain, that a layer needs to be named
+_LEAST_SHARE, _MOST_LAYERS = 0.1, 3  # of a chain, that a layer needs to be named; that are named
 
 
 class Exchange(NamedTuple):
@@ -69,8 +69,8 @@ class ExchangeChain:
         return dict(Counter([exchange.layer for exchange in self.exchanges if exchange.layer]).most_common())
 
     def __str__(self) -> str:
-        most = {layer: count for layer, count in self.layers.items() if count > max(1, _LEAST_SHARE * len(self))}
-        return ", ".join([count_text(len(self), "exchange"), *[f"{n} of them of {layer}" for layer, n in most.items()]])
+        most = [(n, layer) for layer, n in self.layers.items() if n > max(1, _LEAST_SHARE * len(self))][:_MOST_LAYERS]
+        return ", ".join([count_text(len(self), "exchange"), *[f"{n} of them of {layer}" for n, layer in most]])
 
 
 def longest_chain(plan: Decisions) -> ExchangeChain:
