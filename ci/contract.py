@@ -8,6 +8,7 @@ written by another version, without graphsplit.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import importlib.util
 import os
@@ -381,14 +382,25 @@ def frozen_graphs() -> None:
         )
 
 
-def write(folder: Path) -> None:
+@check
+def children_of_saved_functions() -> None:
+    """A function of a SavedModel that refers to an object in the file keeps it alive when it is loaded."""
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), replicate_weights=True)
+        signature = tf.saved_model.load(f"{folder}/several").signatures["serving_default"]
+        gc.collect()
+        found = signature(x=tf.cast(numbers(ROWS, 4), tf.float32))["y"]
+        np.testing.assert_allclose(found, np.load(f"{folder}/y.npy"), rtol=1e-5)
+
+
+def write(folder: Path, **options: bool) -> None:
     """Write a SavedModel, its transpiled form, and what it computes."""
     module = tf.Module()
     module.w = tf.Variable(tf.cast(numbers(4, 3), tf.float32))
     spec = tf.TensorSpec([None, 4], tf.float32, "x")
     module.serve = tf.function(lambda x: {"y": tf.nn.softmax(x @ module.w)}, input_signature=[spec])
     tf.saved_model.save(module, str(folder / "one"), signatures=module.serve)
-    gs.serving.transpile_saved_model(folder / "one", folder / "several", DEVICES)
+    gs.serving.transpile_saved_model(folder / "one", folder / "several", DEVICES, **options)
     x = tf.cast(numbers(ROWS, 4), tf.float32)
     np.save(folder / "y.npy", module.serve(x)["y"].numpy())
 

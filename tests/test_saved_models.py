@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -189,6 +190,58 @@ def test_where_copies_of_weights_are(make, tmp_path: Path):
     assert made.reports[3].plans["fixed"].buckets
     crossing = {t.source for t in placement.transfers}
     assert not [name for name in crossing if "ReadVariableOp" in name or "packed" in name], crossing
+
+
+def test_only_the_signature_is_kept(make, tmp_path: Path):
+    """Copies of weights live as long as the signature that reads them, and not longer."""
+    made = make("dense")
+    gs.serving.transpile_saved_model(made.original, tmp_path / "copies", 3, replicate_weights=True)
+    model = tf.saved_model.load(tmp_path / "copies")
+    signature, request = model.signatures["fixed"], {"x": tf.constant(made.requests["fixed"]["x"][:7])}
+    graph = signature.graph.as_graph_def()
+    names = {node.attr["shared_name"].s.decode(): node.device for node in graph.node if node.op == "VarHandleOp"}
+    for function in graph.library.function:
+        names |= {n.attr["shared_name"].s.decode(): n.device for n in function.node_def if n.op == "VarHandleOp"}
+
+    def filled() -> int:
+        count = 0
+        for name, device in names.items():
+            with tf.device(device):
+                handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=None, shared_name=name)
+            count += int(tf.raw_ops.VarIsInitializedOp(resource=handle))
+        return count
+
+    del model
+    gc.collect()
+    assert filled() == 2 * 8  # eight variables, copied to two more devices
+    expected = tf.saved_model.load(made.original).signatures["fixed"](**request)
+    for key, tensor in signature(**request).items():
+        np.testing.assert_allclose(tensor, expected[key], atol=TOLERANCE)
+    del signature
+    gc.collect()
+    assert filled() == 0
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_in_a_session(make, tmp_path: Path, copies: bool):
+    """TensorFlow Serving loads the graph and runs it in a session, not the objects."""
+    made = make("dense")
+    folder = made.transpiled[3]
+    if copies:
+        folder = str(tmp_path / "copies")
+        gs.serving.transpile_saved_model(made.original, folder, 3, replicate_weights=True)
+    x = np.asarray(made.requests["serve"]["x"][:5])
+    answers = []
+    for path in (made.original, folder):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            loaded = tf.compat.v1.saved_model.load(session, ["serve"], path)
+            signature = loaded.signature_def["serve"]
+            outputs = {key: info.name for key, info in sorted(signature.outputs.items())}
+            answers.append([session.run(outputs, {signature.inputs["x"].name: x[:rows]}) for rows in (5, 3)])
+    for before, after in zip(*answers, strict=True):
+        assert before.keys() == after.keys()
+        for key in before:
+            np.testing.assert_allclose(after[key], before[key], atol=TOLERANCE)
 
 
 def test_names_types_shapes_and_assets_stay(make):

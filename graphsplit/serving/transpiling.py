@@ -30,6 +30,7 @@ from graphsplit.serving.signatures import Mirrors, build_signature, plan_signatu
 from graphsplit.serving.v1_models import composites, has_old_variables, is_v1, transpile_in_place
 
 _INTERNAL_SIGNATURES = ("__saved_model_init_op", "__saved_model_train_op")
+_COPIES = "graphsplit_weights"
 
 
 def transpile_saved_model(
@@ -192,6 +193,9 @@ def _load_and_save(job: _Job, definition: Any, mirrors: Mirrors | None) -> tuple
                 f"TensorFlow cannot save again what it loaded from {job.source!r}: {type(error).__name__}: {error}"
             ) from error
         after = _like_before(made, definition)
+        if mirrors is not None:
+            _let_signatures_keep_copies(after.meta_graphs[0])
+            files.write_saved_model(made, after)
         if (extra := Path(job.source) / "assets.extra").is_dir():
             shutil.copytree(extra, Path(made) / "assets.extra")
     return reports, after
@@ -216,7 +220,7 @@ def _build(job: _Job, mirrors: Mirrors | None) -> tuple[Any, dict[str, Any], lis
 
     reports = job.for_each_signature(transpile)
     if mirrors is not None:
-        loaded.graphsplit_weights = mirrors.made
+        setattr(loaded, _COPIES, mirrors.made)
     return loaded, {key: functions[key] for key in job.keys}, reports
 
 
@@ -279,6 +283,17 @@ def _like_before(made: str, definition: Any) -> Any:
     if changed:
         files.write_saved_model(made, model)
     return model
+
+
+def _let_signatures_keep_copies(meta_graph: Any) -> None:
+    """Let each signature refer to the copies of weights, so that they live as long as it, without the model, too.
+
+    When TensorFlow loads a model, it makes a child of a function an attribute of it. (It writes no children of one.)
+    """
+    nodes = meta_graph.object_graph_def.nodes
+    children = {child.local_name: child.node_id for child in nodes[0].children}
+    for signature in nodes[children["signatures"]].children:
+        nodes[signature.node_id].children.add(node_id=children[_COPIES], local_name=_COPIES)
 
 
 def _check_kept(key: str, kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
