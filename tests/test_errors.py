@@ -331,6 +331,26 @@ def test_a_variable_made_on_every_call():
     assert "tf.function only supports singleton tf.Variables created on the first call" in text
 
 
+def test_what_yields_batches():
+    def named(x, y=None):
+        return tf.tanh(x)
+
+    dataset, step = tf.data.Dataset.from_tensor_slices(tf.ones((4, 2))).batch(3), gs.parallelize(named, devices=2)
+    for batches, kind in (
+        (dataset, type(dataset).__name__),
+        (iter(dataset), "OwnedIterator"),
+        ((batch for batch in dataset), "generator"),
+        (map(tf.identity, dataset), "map"),
+    ):
+        assert message(gs.errors.ArgumentError, step, batches) == (
+            f"named takes one batch, and got what yields batches:\n  - x: {kind}\n"
+            "For a result for each batch, iterate over named.map(batches)."
+        )
+    assert [result.shape.as_list() for result in step.map(dataset)] == [[3, 2], [1, 2]]
+    total = gs.parallelize(lambda d: d.reduce(0.0, lambda s, b: s + tf.reduce_sum(b)), devices=2)
+    assert float(total(dataset)) == 8  # a function may take a dataset
+
+
 def test_specifications_in_a_call():
     call = gs.parallelize(two, devices=2)
     assert message(gs.errors.ArgumentError, lambda: call(tf.zeros(4), tf.TensorSpec([4]))) == (

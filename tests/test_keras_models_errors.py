@@ -97,6 +97,31 @@ def test_devices_that_make_no_sense(gpus, expected):
     assert message(gs.errors.ArgumentError, gs.multi_gpu_model, small(), gpus) == expected
 
 
+def test_devices_and_patterns_are_checked_when_a_model_is_wrapped():
+    said = message(gs.errors.DeviceError, gs.multi_gpu_model, small(), ["CPU:0", "CPU:17"])
+    assert said.startswith("gpus=['CPU:0', 'CPU:17']: CPU:17 does not exist. This process has:\n  - CPU:0\n")
+    for pattern in ("nope*", "slots of nope*"):
+        model = small(name="net")
+        kernel, bias = [variable.path for variable in model.variables]
+        assert message(gs.errors.ArgumentError, gs.multi_gpu_model, model, 2, variables={pattern: "sharded"}) == (
+            f"No variable's name fits {pattern!r}. The variables are:\n  - {kernel}\n  - {bias}"
+            f"\nSimilar to {pattern!r}: 'net/*'."
+        )
+    for pattern in ("adam*", "*_momentum", "*/learning_rate", "slots of net/*", "rm_sprop*"):
+        gs.multi_gpu_model(small(name="net"), 2, variables={pattern: "host"})  # an optimizer may come later
+    model = small(name="net")
+    model.compile(keras.optimizers.SGD(name="mine"))
+    gs.multi_gpu_model(model, 2, variables={"mine*": "host"})
+
+
+def test_sizes_that_a_model_cannot_take():
+    three_rows = layers.Lambda(lambda x: x + tf.ones((3, 1)))
+    model = gs.multi_gpu_model(keras.Sequential([layers.Input((4,)), layers.Dense(4), three_rows]), gpus=2)
+    model.compile("sgd", "mse")
+    said = message(gs.errors.ArgumentError, model.fit, np.ones((5, 4)), np.ones((5, 4)), verbose=0)
+    assert said.startswith("The function cannot run on arguments of these sizes. TensorFlow says: Dimensions must be ")
+
+
 def compiled_by_xla(model) -> bool:
     x, y = tf.ones((5, 3)), tf.ones((5, 2))
     model.fit(x, y, verbose=0)

@@ -7,11 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.experimental import dtensor
 
 import graphsplit as gs
 from tests.helpers.law import rows
+from tests.helpers.messages import message
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = """
@@ -123,3 +127,75 @@ def test_what_a_strategy_has_spread(strategy):
         "It needs the whole batch, and splits it: iterate over the dataset, not over "
         "strategy.experimental_distribute_dataset(dataset)."
     )
+
+
+def test_an_optimizer_in_a_strategys_scope(strategy):
+    """What needs no replica runs there; what needs one says that the scope is in the way."""
+    optimizer, weight, x = keras.optimizers.SGD(), tf.Variable(tf.ones((3, 2))), tf.cast(rows(5, 3), tf.float32)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.tanh(x @ weight))
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return loss
+
+    parallel = gs.parallelize(step, devices=2)
+    said = (
+        "step is called inside of `with strategy.scope():` of a MirroredStrategy, where an optimizer can only be "
+        "applied by each replica. A parallelized function takes the strategy's place: make the model and the "
+        "optimizer, and call step, outside of the scope."
+    )
+    with strategy.scope():
+        for ask in (parallel, parallel.plan):
+            with pytest.raises(gs.errors.UnsupportedError) as error:
+                ask(x)
+            assert str(error.value) == said
+        with pytest.raises(TypeError, match="text"):
+            gs.parallelize(lambda x: x + "text", devices=2)(x)
+    expected = step(x)
+    weight.assign(tf.ones((3, 2)))
+    np.testing.assert_allclose(parallel(x), expected, rtol=1e-6)
+
+
+def test_tensors_layouts_and_variables_of_dtensor():
+    weight, x = tf.Variable(tf.ones((6, 2)), name="w"), tf.ones((4, 6))
+    mesh = dtensor.create_mesh([("model", 2)], devices=["CPU:0", "CPU:1"])
+    layout = dtensor.Layout([dtensor.UNSHARDED, "model"], mesh)
+    divided = dtensor.call_with_layout(tf.ones, layout, shape=(4, 6))
+    variable = dtensor.DVariable(divided, name="v")
+    words, kind = "'home', 'replicated', 'sharded', 'host'", f"{type(layout).__module__}.Layout"
+    write = "Write (None, 'model') and pass the mesh, mesh={'batch': 2, 'model': 4}. Without a mesh there are "
+    said = f"A layout must be a word or a tuple, got a {kind}. {write}{words}."
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+    for call in (
+        lambda: gs.set_variable_layout(weight, layout, devices=2),
+        lambda: gs.set_variable_layout(weight, {"w": layout}, devices=2),
+        lambda: gs.parallelize(lambda x: x @ weight, devices=2, variables=layout),
+        lambda: gs.multi_gpu_model(model, gpus=2, variables=layout),
+    ):
+        assert message(gs.errors.ArgumentError, call) == said
+    array = np.array([None, "model"])
+    said = message(gs.errors.ArgumentError, gs.set_variable_layout, weight, array, mesh={"batch": 2})
+    assert said == f"A layout must be a word or a tuple, got a numpy.ndarray. {write}{words}."
+    gs.set_variable_layout(weight, (None, "model"), mesh={"batch": 1, "model": 2})  # what it says can be typed
+    gs.set_variable_layout(weight, "home", devices=2)
+    said = (
+        "named is given tensors that DTensor has divided over a mesh of its own:\n  - {}\nPass a tf.Tensor, and make "
+        'variables by tf.Variable: gs.set_variable_layout(variable, "sharded") divides them.'
+    )
+
+    def reads(x):
+        return x @ tf.transpose(variable)
+
+    reads.__name__ = "named"
+    for function, argument, what in ((named, divided, "x"), (reads, x, "variable v")):
+        parallel = gs.parallelize(function, devices=2)
+        for ask in (parallel, parallel.plan, parallel.placement):
+            assert message(gs.errors.UnsupportedError, ask, argument) == said.format(what)
+    assert message(gs.errors.UnsupportedError, gs.set_variable_layout, variable, "sharded", devices=2) == (
+        "v is a variable of DTensor, which has a layout on DTensor's mesh. Make it by tf.Variable; "
+        "set_variable_layout then divides it."
+    )
+    parallel = gs.parallelize(named, devices=2)
+    parallel(x)
+    assert message(gs.errors.UnsupportedError, parallel, divided) == said.format("x")  # after one that is not divided

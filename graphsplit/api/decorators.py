@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, overload
 import tensorflow as tf
 
 from graphsplit.api.calls.parallel_function import P, ParallelFunction, R
-from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, check_layout
+from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, check_layout, is_word
 from graphsplit.core.device_mesh import device_mesh, mesh_axes
 from graphsplit.core.patterns import suggesting_options
 from graphsplit.core.tensorflow_internals import is_compiled_function, is_retraced_less
@@ -141,7 +141,7 @@ def parallelize(
     [2, 4, 6]
     """
     axes = mesh_axes(mesh)
-    if variables not in (None, AUTO):
+    if variables is not None and not is_word(variables, AUTO):
         check_layout(variables, device_mesh(axes, [str(k) for k in range(axes.count or 0)]) if axes else None)
     options = Options(
         devices=devices,

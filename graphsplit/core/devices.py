@@ -238,6 +238,16 @@ def place(tensor: tf.Tensor) -> str:
 
 
 @functools.cache
+def is_of_dtensor(name: str) -> bool:
+    """Return whether a device stands for all of a mesh of DTensor, which says so of what it has divided.
+
+    >>> is_of_dtensor("/job:localhost/replica:0/task:0/device:CUSTOM:0"), is_of_dtensor("")
+    (True, False)
+    """
+    return bool(tf.DeviceSpec.from_string(name).device_type == "CUSTOM")
+
+
+@functools.cache
 def _cached_name(name: str) -> str:
     return canonical_name(name) if name else ""
 

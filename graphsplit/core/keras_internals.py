@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import sys
 import warnings
 from collections.abc import Hashable, Iterator, Sequence
@@ -118,6 +119,24 @@ def _several_in(optimizer: Any) -> list[Any]:
     """Return the optimizers of a `MultiOptimizer`."""
     kind = getattr(getattr(sys.modules.get("keras"), "optimizers", None), "MultiOptimizer", None)
     return list(optimizer.optimizers) if kind is not None and isinstance(optimizer, kind) else []
+
+
+_SLOTS = ("momentum", "velocity", "accumulator", "accumulated_grad", "accumulated_delta_var", "norm", "linear")
+
+
+def names_in_optimizers(optimizer: Any, names: Sequence[str]) -> Iterator[str]:
+    """Yield the names that Keras 3 gives an optimizer's variables before it makes them.
+
+    Args:
+      optimizer: of a model; None for any of Keras' own, of which one may be compiled later.
+      names: of the model's variables.
+    """
+    keras: Any = sys.modules["keras"]
+    kinds = [kind for kind in vars(keras.optimizers).values() if isinstance(kind, type)]
+    known = [re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower() for kind in kinds]
+    for own in known if optimizer is None else [optimizer.name]:
+        yield from (f"{own}/iteration", f"{own}/learning_rate")
+        yield from [f"{own}/{name.replace('/', '_')}_{slot}" for name in names for slot in _SLOTS]
 
 
 def make_slots(optimizer: Any, variables: Sequence[Any]) -> None:

@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from graphsplit.api.calls.chosen_devices import stages_asked
-from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, check_layout, names_host
+from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, check_layout, is_word, names_host
+from graphsplit.api.layouts.variable_layouts import check_patterns, idle_patterns, variables_of
 from graphsplit.core.device_mesh import device_mesh, devices_of, mesh_axes
-from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name
+from graphsplit.core.devices import canonical_name, check_existing, names_of_devices, resolve_devices, short_name
 from graphsplit.core.gpus import has_gpus
-from graphsplit.core.keras_internals import layers_not_built
+from graphsplit.core.keras_internals import layers_not_built, names_in_optimizers
 from graphsplit.core.patterns import suggesting_options
+from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.keras.answers import STEPS
 from graphsplit.keras.flavors import KERAS_3, Flavor, defines, flavor_of
@@ -112,7 +114,7 @@ def multi_gpu_model(
         devices=devices,
         mesh=axes,
         shares=shares,
-        variables=AUTO if variables == AUTO and not is_automatic and not cpu_relocation else None,
+        variables=AUTO if is_word(variables, AUTO) and not is_automatic and not cpu_relocation else None,
         micro_batches=micro_batches,
         stages=stages_of_model(model, stages, flavor),
         schedule=schedule,
@@ -130,13 +132,15 @@ def multi_gpu_model(
     check_strategy(model, "multi_gpu_model")
     if cpu_relocation:
         _check_on_cpu(model)
-    if variables != AUTO:
+    if not is_word(variables, AUTO):
         check_layout(variables, mesh_devices)
-    if cpu_relocation and variables not in ("home", AUTO):
+    if cpu_relocation and not is_word(variables, "home", AUTO):
         raise ArgumentError(
             f"cpu_relocation=True keeps the weights on the CPU, variables={variables!r} divides them. Choose one."
         )
-    layout = "home" if variables == AUTO else variables
+    layout = "home" if is_word(variables, AUTO) else variables
+    if isinstance(layout, Mapping) and flavor is KERAS_3:
+        _check_patterns(model, layout)
     where = ModelDevices(devices, options, cpu if cpu_merge else options.tuning["default_device"], layout)
     return wrapped(model, base_of(flavor), where)  # type: ignore[no-any-return]
 
@@ -177,6 +181,13 @@ def _check_model(model: Any) -> Flavor:
     return flavor
 
 
+def _check_patterns(model: Any, layout: Mapping[str, VariableLayout]) -> None:
+    """Raise `ArgumentError` if a pattern fits no variable of a model, nor one that an optimizer of Keras may add."""
+    names = [name_of(variable) for variable in variables_of(model)]
+    idle = idle_patterns(layout, [*names, *names_in_optimizers(getattr(model, "optimizer", None), names)])
+    check_patterns(dict.fromkeys(idle, "home"), names)
+
+
 def own_functions(model: Any) -> list[str]:
     """Return those methods that drive batches and that a model's class has overridden."""
     methods = [f"make_{kind}_function" for kind in STEPS]
@@ -189,7 +200,9 @@ def _devices(gpus: Any) -> tuple[str, ...]:
         kind = "GPU" if has_gpus() else "CPU"
         names = list(gpus)
         if names and all(isinstance(gpu, str) for gpu in names):
-            return names_of_devices(names, "gpus")  # they may be another machine's, for which there are plans
+            full = names_of_devices(names, "gpus")  # they may be another machine's GPUs, for which there are plans
+            check_existing([name for name in full if name.startswith("/device:CPU:")], "gpus", names)
+            return full
         gpus = [f"{kind}:{gpu}" if isinstance(gpu, int) and not isinstance(gpu, bool) else gpu for gpu in names]
     return resolve_devices(gpus, "gpus")
 

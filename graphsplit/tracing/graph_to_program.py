@@ -34,12 +34,13 @@ from graphsplit.core.protos import (
 )
 from graphsplit.core.sizes import Shape
 from graphsplit.core.tensorflow_internals import op_definition
+from graphsplit.errors import ArgumentError
 from graphsplit.program.asked_layouts import write_marks
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, check_nesting, inline_calls
 from graphsplit.program.program import Locate, Program
 from graphsplit.program.reading.function_bodies import Memo
 from graphsplit.program.reading.reader import build_for_any_batch, build_for_sizes, build_program
-from graphsplit.program.reading.shape_inference import ELEMENT_SHAPE, known_shape
+from graphsplit.program.reading.shape_inference import ELEMENT_SHAPE, InferenceError, known_shape
 from graphsplit.program.stages import StageCalls, stage_calls
 from graphsplit.tracing.branch_effects import ShapeOf
 from graphsplit.tracing.decompositions import decompose
@@ -114,7 +115,7 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
 
     Raises:
       UnsupportedError: if loops and branches are nested too deep.
-      ValueError: if TensorFlow cannot infer shapes.
+      ArgumentError: if TensorFlow says that shapes do not fit each other.
     """
     fill_defaults(graph)
     calls = stage_calls(graph)
@@ -160,8 +161,15 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
         sizes = dict(zip(reading.inputs, shapes, strict=True))
         known = [{reading.inputs[i]: value for i, value in own.items()} for own in values]
         behind_loops = any(node.op in CONTROL_FLOW or node.op in ELEMENT_SHAPE for node in nodes)
-        return build_for_sizes(functools.partial(build, notes=notes), given if behind_loops else {}, sizes, *known)
-    return build_for_any_batch(build, given, notes)
+        build_now = functools.partial(
+            build_for_sizes, functools.partial(build, notes=notes), given if behind_loops else {}, sizes, *known
+        )
+    else:
+        build_now = functools.partial(build_for_any_batch, build, given, notes)
+    try:
+        return build_now()
+    except InferenceError as error:
+        raise ArgumentError(f"The function cannot run on arguments of these sizes. TensorFlow says: {error}") from None
 
 
 def _replaced_devices(nodes: Sequence[Any], calls: StageCalls) -> list[str]:

@@ -5,22 +5,29 @@ And where its variables are.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from graphsplit.api.calls.traces import Traces
 from graphsplit.core import structures
-from graphsplit.core.devices import copies_take_time, task_of
+from graphsplit.core.devices import copies_take_time, is_of_dtensor, task_of
 from graphsplit.core.keras_internals import only_shapes_count
 from graphsplit.core.tensorflow_internals import in_save_context
 from graphsplit.core.user_code import user_stack_level
-from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.variables.parted_classes import raw_handles
+from graphsplit.core.variables.parted_variables import name_of
+from graphsplit.errors import ArgumentError, GraphsplitError, OutputError, UnsupportedError, bullet_list
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.text.held_text import burden_of_variables
+from graphsplit.tracing.trace import Trace
 
 _MANY_BYTES = 16_000_000
+_ASKS_FOR_REPLICA = ("merge_call", "replica context", "cross-replica")
+"""What errors of optimizers name that are applied in a strategy's scope and outside of its replicas."""
 
 
 def warn_of_outer_graph(name: str, traces: Traces, devices: Iterable[str]) -> None:
@@ -74,6 +81,55 @@ def check_no_replica(name: str) -> None:
                 "would split them again. A parallelized function takes the strategy's place: call it outside of "
                 "strategy.run and of strategy.scope(), once, on the whole batch."
             )
+
+
+@contextlib.contextmanager
+def explaining_trace(name: str, arguments: structures.Container) -> Iterator[None]:
+    """Say what is the matter if a function cannot be traced since it gets batches, or is in a strategy's scope.
+
+    A function may take a dataset, and run in a scope. One that wants a tensor, or applies an optimizer, fails somewhere
+    in TensorFlow or Keras.
+    """
+    try:
+        yield
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, GraphsplitError) and not isinstance(error, OutputError):
+            raise
+        if batches := _what_yields_batches(arguments):
+            raise ArgumentError(
+                f"{name} takes one batch, and got what yields batches:\n"
+                f"{bullet_list(batches)}\n"
+                f"For a result for each batch, iterate over {name}.map(batches)."
+            ) from error
+        if tf.distribute.has_strategy() and any(words in str(error) for words in _ASKS_FOR_REPLICA):
+            raise UnsupportedError(
+                f"{name} is called inside of `with strategy.scope():` of a "
+                f"{type(tf.distribute.get_strategy()).__name__}, where an optimizer can only be applied by each "
+                "replica. A parallelized function takes the strategy's place: make the model and the optimizer, and "
+                f"call {name}, outside of the scope."
+            ) from error
+        raise
+
+
+def _what_yields_batches(arguments: structures.Container) -> list[str]:
+    """Return the arguments that are datasets or iterators, with their types."""
+    leaves = structures.static_leaves(arguments)
+    return [f"{path}: {type(leaf).__name__}" for path, leaf in leaves if isinstance(leaf, (tf.data.Dataset, Iterator))]
+
+
+def check_no_dtensors(name: str, trace: Trace, tensors: Sequence[Any]) -> None:
+    """Raise `UnsupportedError` for arguments and variables that DTensor has divided over a mesh of its own."""
+    with raw_handles():
+        variables = [(f"variable {name_of(variable)}", variable.handle.device) for variable in trace.variables]
+    arguments = zip(trace.program.input_names, [getattr(tensor, "device", None) for tensor in tensors], strict=False)
+    divided = [what for what, device in [*arguments, *variables] if device and is_of_dtensor(device)]
+    if divided:
+        raise UnsupportedError(
+            f"{name} is given tensors that DTensor has divided over a mesh of its own:\n"
+            f"{bullet_list(divided)}\n"
+            "Pass a tf.Tensor, and make variables by tf.Variable: "
+            'gs.set_variable_layout(variable, "sharded") divides them.'
+        )
 
 
 def check_no_distributed_values(name: str, arguments: structures.Container) -> None:

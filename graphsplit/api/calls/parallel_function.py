@@ -35,7 +35,9 @@ from graphsplit.api.calls.chosen_devices import ChosenDevices, choose_devices
 from graphsplit.api.calls.compilation import trace_and_plan
 from graphsplit.api.calls.outer_graphs import (
     check_no_distributed_values,
+    check_no_dtensors,
     check_no_replica,
+    explaining_trace,
     warn_of_outer_graph,
     warn_of_stateless_scope,
     warn_of_variables,
@@ -148,6 +150,7 @@ class ParallelFunction(Generic[P, R]):
                 warn_of_outer_graph(self._name(), self._traces, (*self.devices, planned.plan.home))
             if planned.runs:
                 return planned(tensors)
+            check_no_dtensors(self._name(), planned.trace, tensors)
             with phase(self._name()), phase("building and running it for the first time"):
                 return planned(tensors)
 
@@ -299,6 +302,7 @@ class ParallelFunction(Generic[P, R]):
         planned = self._get(arguments)
         if runs:
             self._settle(planned)
+        check_no_dtensors(self._name(), planned.trace, tensors)
         return planned.on(tensors), tensors
 
     def _check_takes_nothing(self) -> None:
@@ -450,9 +454,10 @@ class ParallelFunction(Generic[P, R]):
             functions = None if seen == arguments else self._traces.functions
             where = chosen.devices, chosen.home, None, chosen.notes, bool(chosen.missing)
             lies = self._arrangement()
-            traced, plan, lies = trace_and_plan(
-                fn, as_call(seen), named, self._options, *where, choices, functions, lies
-            )
+            with explaining_trace(self._name(), named):
+                traced, plan, lies = trace_and_plan(
+                    fn, as_call(seen), named, self._options, *where, choices, functions, lies
+                )
         return Differentiable(traced, plan, self._name(), Layouts(traced, plan, lies))
 
     def _arrangement(self) -> Arrangement:

@@ -147,6 +147,11 @@ def _is_several(own: Any) -> bool:
     return isinstance(own, Sequence) and not isinstance(own, str)
 
 
+def is_word(layout: Any, *words: str) -> bool:
+    """Return whether a layout is one of some words. (Arrays and layouts of DTensor do not compare with words.)"""
+    return isinstance(layout, str) and layout in words
+
+
 def check_layout(layout: Any, mesh: DeviceMesh | None = None) -> None:
     """Raise an error unless this is a layout, which may name axes of a mesh if there is one, or layouts by patterns."""
     for own in layout.values() if isinstance(layout, Mapping) else [layout]:
@@ -156,6 +161,11 @@ def check_layout(layout: Any, mesh: DeviceMesh | None = None) -> None:
 def check_one(layout: Any, mesh: DeviceMesh | None = None) -> None:
     """Raise `ArgumentError` unless this is one layout; see `check_layout`."""
     known = ", ".join(map(repr, WORDS))
+    if (axes_named := _axes_elsewhere(layout)) is not None:
+        raise ArgumentError(
+            f"A layout must be a word or a tuple, got a {type(layout).__module__}.{type(layout).__qualname__}. Write "
+            f"{axes_named!r} and pass the mesh, mesh={{'batch': 2, 'model': 4}}. Without a mesh there are {known}."
+        )
     if isinstance(layout, str) or not isinstance(layout, Sequence):
         if isinstance(layout, AxisCut):
             raise ArgumentError(
@@ -231,9 +241,18 @@ def check_one(layout: Any, mesh: DeviceMesh | None = None) -> None:
         )
 
 
+def _axes_elsewhere(layout: Any) -> tuple[Any, ...] | None:
+    """Return how a layout of DTensor, or an array, is written as a tuple; None for anything else."""
+    if isinstance(layout, np.ndarray):
+        return tuple(layout.tolist())
+    specs = getattr(layout, "sharding_specs", None)
+    return None if specs is None else tuple([None if axis == "unsharded" else axis for axis in specs])
+
+
 def names_host(layout: Any) -> bool:
     """Return whether a layout, or one of several by patterns, is the host's memory."""
-    return "host" in (list(layout.values()) if isinstance(layout, Mapping) else [layout])
+    layouts = list(layout.values()) if isinstance(layout, Mapping) else [layout]
+    return any(is_word(own, "host") for own in layouts)
 
 
 @dataclass(frozen=True, eq=False)

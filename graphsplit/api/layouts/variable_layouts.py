@@ -29,7 +29,7 @@ from graphsplit.api.layouts.layout_spellings import (
 )
 from graphsplit.core import keras_internals
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, devices_of, mesh_axes
-from graphsplit.core.devices import short_name
+from graphsplit.core.devices import is_of_dtensor, short_name
 from graphsplit.core.keras_internals import is_built
 from graphsplit.core.patterns import SLOTS, fits, fits_variable, near, scopes_and_names, suggesting_options
 from graphsplit.core.tensorflow_internals import has_handle
@@ -359,6 +359,11 @@ def variables_with_owners(target: Any) -> list[tuple[tf.Variable, Any]]:
             value._graphsplit_path = variable.path
         with raw_handles():  # what lies in parts stays there
             is_plain = isinstance(value, tf.Variable) and has_handle(value)
+            if is_plain and is_of_dtensor(value.handle.device):
+                raise UnsupportedError(
+                    f"{name_of(value)} is a variable of DTensor, which has a layout on DTensor's mesh. Make it by "
+                    "tf.Variable; set_variable_layout then divides it."
+                )
         if not is_plain:
             raise UnsupportedError(f"{variable!r} is not a variable that can have a layout: it has no handle.")
         found.setdefault(id(value), (value, variable))
