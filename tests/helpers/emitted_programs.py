@@ -50,6 +50,9 @@ class Program:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+AT_ONCE = {"exchange_bytes": 1 << 19}  # as between GPUs
+
+
 def program(make: Callable[[], Made], *given: Any, **options: Any) -> Program:
     own = {name: options.pop(name) for name in Program.__dataclass_fields__ if name in options}
     return Program(make, given, options=options, **own)
@@ -468,6 +471,12 @@ PROGRAMS: dict[str, Program] = {
     "convolutions, any rows": program(convolutions, (None, 6, 6, 3), devices=2),
     "convolutions in micro-batches": program(convolutions, (11, 6, 6, 3), devices=2, micro_batches=2),
     "convolutions compiled": program(convolutions, (7, 6, 6, 3), devices=2, jit_compile=True),
+    "convolutions at once": program(convolutions, (7, 6, 6, 3), tuning=AT_ONCE),
+    "convolutions at once, any rows": program(convolutions, (None, 6, 6, 3), tuning=AT_ONCE),
+    "convolutions at once in micro-batches": program(
+        convolutions, (11, 6, 6, 3), devices=2, micro_batches=2, tuning=AT_ONCE
+    ),
+    "convolutions at once compiled": program(convolutions, (7, 6, 6, 3), jit_compile=True, tuning=AT_ONCE),
     "keras adam": program(keras_adam, (9, 6)),
     "keras adam sharded": program(keras_adam, (9, 6), layout="sharded"),
     "inference": program(inference, (7, 6)),
