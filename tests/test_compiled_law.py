@@ -14,6 +14,7 @@ import tf_keras
 import graphsplit as gs
 from graphsplit.emission import check_emitted, emit
 from graphsplit.emission.clusters import LEFT_OUT
+from graphsplit.emission.communication import CollectiveWriter
 from tests.helpers.float64 import EXACT, float64
 from tests.helpers.law import assert_close, assert_law, squares_step
 from tests.helpers.policies import policy
@@ -87,6 +88,23 @@ def test_results_of_what_never_ran_are_an_error(monkeypatch: pytest.MonkeyPatch)
         parallel(*IDS[2])
     plan = parallel.plan(*IDS[2])
     with pytest.raises(gs.errors.CheckError, match=r"its call .* is dead without"):
+        check_emitted(plan, emit(plan))
+
+
+def test_what_stands_in_for_shards_without_rows_is_in_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = CollectiveWriter._add
+
+    def careless(self: Any, *node: Any, is_instead: bool = False, **attributes: Any) -> str:
+        return written(self, *node[:4], **attributes)
+
+    step, tuning = tied_embeddings()[0], {"reduce_retracing": True, "exchange_bytes": 1 << 19}
+    parallel = gs.parallelize(step, devices=3, jit_compile=True, tuning=tuning)
+    parallel(*IDS[0])
+    parallel(*IDS[2])
+    plan = parallel.plan(*IDS[2])
+    check_emitted(plan, emit(plan))
+    monkeypatch.setattr(CollectiveWriter, "_add", careless)
+    with pytest.raises(gs.errors.CheckError, match=r"its call .* is dead with "):
         check_emitted(plan, emit(plan))
 
 

@@ -86,14 +86,15 @@ def check_clusters(graph: EmittedGraph) -> None:
     if not graph.compiled or not graph.present:
         return
     compiled = compile_clusters(graph, graph.nodes, graph.outputs, graph.effects)
-    before, now = graph.dead_without(), graph.dead_without(compiled.nodes)
-    for node in graph.nodes:
-        found = compiled.inside.get(node.name, node.name)
-        if before.get(node.name) != now.get(found):
-            raise CheckError(
-                f"{node.name!r} is dead without {before.get(node.name)!r}; its call {found!r} is dead without "
-                f"{now.get(found)!r}."
-            )
+    for dead, word in ((graph.dead_without, "without"), (graph.dead_with, "with")):
+        before, now = dead(), dead(compiled.nodes)
+        for node in graph.nodes:
+            call = compiled.inside.get(node.name, node.name)
+            if before.get(node.name) != now.get(call):
+                raise CheckError(
+                    f"{node.name!r} is dead {word} {before.get(node.name)!r}; its call {call!r} is dead {word} "
+                    f"{now.get(call)!r}."
+                )
 
 
 def _check_each(

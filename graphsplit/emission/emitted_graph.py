@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from graphsplit.core.protos import GraphDef, NodeDef, copied, in_order_of_inputs, source_of
+from graphsplit.core.protos import GraphDef, NodeDef, copied, in_order_of_inputs, source_of, split_reference
 from graphsplit.errors import CheckError
 from graphsplit.planning.plan import Plan
 from graphsplit.program.graph.graph import Graph, reached
@@ -109,16 +109,25 @@ class EmittedGraph:
         Args:
           nodes: with calls in place of clusters; None for the graph as it was emitted.
         """
-        nodes = self.nodes if nodes is None else nodes
+        return self._dead(self.nodes if nodes is None else nodes, 1)
+
+    def dead_with(self, nodes: Sequence[Any] | None = None) -> dict[str, str]:
+        """Return the nodes that are dead if a shard has rows: what stands in for it. See `dead_without`."""
+        return self._dead(self.nodes if nodes is None else nodes, 0)
+
+    def _dead(self, nodes: Sequence[Any], output: int) -> dict[str, str]:
+        """Return the nodes behind an output of the `Switch`es, each with what decides there."""
         found: dict[str, str] = {}
         if not self.present:
             return found
         relayed = self.relayed()
-        switches = {f"{n.name}:1": relayed.get(n.input[1], n.input[1]) for n in nodes if n.op == "Switch"}
+        switches = {f"{n.name}:{output}": relayed.get(n.input[1], n.input[1]) for n in nodes if n.op == "Switch"}
         readers: dict[str, list[str]] = {}
         for node in nodes:
             for reference in node.input if node.op not in ("Merge", "ControlTrigger") else ():
-                readers.setdefault(reference if reference in switches else source_of(reference), []).append(node.name)
+                name, index = split_reference(reference)
+                behind = f"{name}:{index}"
+                readers.setdefault(behind if behind in switches else source_of(reference), []).append(node.name)
         for switch, present in reversed(switches.items()):
             new = reached(readers.get(switch, ()), lambda name: [r for r in readers.get(name, ()) if r not in found])
             found.update({name: found.get(name, present) for name in new})
