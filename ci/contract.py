@@ -498,7 +498,7 @@ def tapes_know_handles_by_their_numbers() -> None:
 
 @check
 @relies_on(
-    "_handle", "_handle_data", "_jit_compile", "_reduce_retracing", "_c_graph", "_from_c_op", "_initialized",
+    "_handle", "_handle_data", "_jit_compile", "_reduce_retracing", "_rng", "_c_graph", "_from_c_op", "_initialized",
     "_server_def", "_variable_creator_stack", "_names_in_use",
 )  # fmt: skip
 def what_tensorflow_does_not_tell() -> None:
@@ -528,6 +528,11 @@ def what_tensorflow_does_not_tell() -> None:
     for compiled in (True, False):
         assert internals.is_compiled_function(tf.function(lambda x: x, jit_compile=compiled)) == compiled
         assert internals.is_retraced_less(tf.function(lambda x: x, reduce_retracing=compiled)) == compiled
+    for _ in range(2):  # (of the same seed)
+        seeding = internals.last_seeding()
+        tf.random.set_seed(3)
+        assert internals.last_seeding() is not seeding
+        assert internals.last_seeding() is internals.last_seeding()
     with tf.Graph().as_default() as graph:
         tf.transpose(tf.compat.v1.placeholder(tf.float32, [None, 2]), name="y")
     [*_, last] = internals.import_operations(graph.as_graph_def())

@@ -164,9 +164,9 @@ def with_dropout():
     return tf_keras.Sequential([layers.Input((6,)), layers.Dropout(0.5), layers.Dense(3)])
 
 
-@pytest.mark.parametrize(("generator", "batch"), [(True, 7), (False, 19)])
+@pytest.mark.parametrize(("generator", "batch"), [(True, 7), (False, 19), (False, 7)])
 def test_dropout(generator, batch):
-    """Keras 2's default Dropout keeps its position in the kernel of a trace: equal while all batches have one size."""
+    """Keras 2's default Dropout keeps its position in the kernel of a trace, which has batches of all sizes."""
     random = tf_keras.backend.experimental
     if generator:
         random.enable_tf_random_generator()
@@ -181,18 +181,28 @@ def test_dropout(generator, batch):
         random.disable_tf_random_generator()
 
 
-def test_dropout_of_a_smaller_last_batch_is_warned_of_once():
-    model = made(with_dropout, 3)
+def test_draws_in_loops_of_a_smaller_last_batch_are_warned_of_once():
+    def with_noise():
+        def noise(x):
+            return tf.random.normal(tf.shape(x), dtype=x.dtype)
+
+        def noisy(x):
+            return tf.while_loop(lambda i, _: i < 2, lambda i, x: (i + 1, x + noise(x)), (0, x))[1]
+
+        layers = tf_keras.layers
+        return tf_keras.Sequential([layers.Input((6,)), layers.Lambda(noisy), layers.Dense(3)])
+
+    model = made(with_noise, 3)
     model.fit(numbers(6)[:18], classes(3)[:18], batch_size=6, epochs=2, verbose=0)  # batches of one size: nothing
     with pytest.warns(UserWarning, match="seeded numbers") as told:
         model.fit(numbers(6), classes(3), batch_size=7, epochs=2, verbose=0)
     model.fit(numbers(6), classes(3), batch_size=8, verbose=0)
     assert [str(warning.message) for warning in told] == [
-        "train_step draws seeded numbers by TensorFlow's kernels (tf.random.normal, tf_keras' Dropout). Each kernel "
-        "counts what it drew, and batches of another shape have other kernels. From this batch on, these numbers are "
-        "not those of one device. Draw by keras.random with a SeedGenerator, or by a tf.random.Generator (in tf_keras, "
-        "call tf_keras.backend.experimental.enable_tf_random_generator() before you make the model); or leave out the "
-        "smaller last batch."
+        "train_step draws seeded numbers by TensorFlow's kernels in a loop or branch (tf.random.normal, tf_keras' "
+        "Dropout). Each kernel counts what it drew, and batches of another shape have other kernels. From this batch "
+        "on, these numbers are not those of one device. Draw by keras.random with a SeedGenerator, or by a "
+        "tf.random.Generator (in tf_keras, call tf_keras.backend.experimental.enable_tf_random_generator() before you "
+        "make the model); or leave out the smaller last batch."
     ]
     assert told[0].filename == __file__
 

@@ -83,7 +83,7 @@ def test_equal_stateful_ops_stay_apart():
         return x + tf.random.uniform([7], seed=1) + tf.random.uniform([7], seed=1)
 
     program = gs.parallelize(f, devices=3).plan(tf.range(7.0)).program
-    assert sum(op.type == "RandomUniform" for op in program.ops) == 2
+    assert sum(op.type == "RngReadAndSkip" for op in program.ops) == 2
 
 
 def test_an_optimizer_computes_what_is_common_once():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -176,9 +176,9 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
         for seed in range(_PERTURBED_RUNS):
             moved = map(difference_of, names, expected, runs.on_one_device(np.random.default_rng(seed)))
             most = list(map(_explained, most, moved))
-    plan = function.plan(*args, **kwargs)
+    plan, draws = runs.plan, runs.draws
     judged = [replace(difference, rounding=explained) for difference, explained in zip(apart, most, strict=True)]
-    if _gives_other_results(plan.program):
+    if _gives_other_results(plan.program) or (draws is not None and draws.unseeded):
         judged = [
             replace(d, again=by.relative if by.relative > _HALF else 0.0) for d, by in zip(judged, again, strict=True)
         ]
@@ -238,8 +238,10 @@ class _Runs:
         self._variables = function.variables(*args, **kwargs)  # traces, which may make variables
         self._before = [tf.identity(variable) for variable in self._variables]
         self._tensors, self._tree = structures.flatten((args, kwargs))
+        planned = function._planned(args, kwargs, runs=False)
+        self.plan, self.draws = planned.plan, planned.trace.draws
         self._single = tf.function(function.function)
-        types = {dtype for op in function.plan(*args, **kwargs).program.ops for dtype in op.out_dtypes}
+        types = {dtype for op in self.plan.program.ops for dtype in op.out_dtypes}
         self.last_place = max([last_place(dtype) for dtype in types & {tf.float16, tf.bfloat16}], default=0.0)
 
     def names(self, count: int) -> list[str]:
@@ -249,11 +251,13 @@ class _Runs:
 
     def on_devices(self) -> list[tf.Tensor]:
         """Run the parallelized function."""
-        with self._state_restored():
+        with self._state_restored(), contextlib.nullcontext() if self.draws is None else self.draws.begun_anew():
             return self._results(self._function, self._tensors)
 
     def on_one_device(self, rng: np.random.Generator | None = None) -> list[tf.Tensor]:
         """Run the original; if there is a generator, from arguments and variables changed in their last places."""
+        if self.draws is not None:  # its kernels draw their first numbers
+            self._single = tf.function(self._function.function)
         with self._state_restored(), tf.device(self._function.home):
             if rng is None:
                 return self._results(self._single, self._tensors)
@@ -273,7 +277,7 @@ class _Runs:
         signs = tf.constant(rng.choice([-1.0, 1.0], tensor.shape), tensor.dtype.real_dtype)
         return tensor * tf.cast(1 + by * signs, tensor.dtype)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _state_restored(self) -> Iterator[None]:
         try:
             yield

@@ -268,6 +268,12 @@ def map_leaves(function: Callable[[Leaf], Leaf], tree: Tree) -> Tree:
     return dataclasses.replace(tree, entries=tuple([map_leaves(function, entry) for entry in tree.entries]))
 
 
+def with_leaves(tree: Tree, leaves: Sequence[Leaf]) -> Tree:
+    """Return a structure with other leaves for its tensors, composite ones included, in their order."""
+    rest = iter(leaves)
+    return map_leaves(lambda leaf: leaf if isinstance(leaf, StaticLeaf) else next(rest), tree)
+
+
 # sequences without room for a tensor
 _CONTENT = (str, bytes, bytearray, memoryview, array.array, range, collections.UserString)
 

@@ -75,6 +75,9 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from graphsplit.core.garbage_collection import living_objects, with_derived
 from graphsplit.errors import CheckError
 
+ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+"""The name under which `VarHandleOp` makes a variable that lives as long as its handle (`ResourceHandle` in C++)."""
+
 
 def op_definition(op_type: str) -> Any:
     """Return the registered `OpDef` of an op type, or None if this process does not know the type."""
@@ -99,6 +102,14 @@ def is_retraced_less(fn: object) -> bool:
     """Return whether `fn` is a `tf.function(reduce_retracing=True)`, for which there is no public question either."""
     polymorphic = tf.types.experimental.PolymorphicFunction
     return isinstance(fn, polymorphic) and getattr(fn, "_reduce_retracing", None) is True
+
+
+def last_seeding() -> object:
+    """Return what is another object after each `tf.random.set_seed`, which lets kernels that draw begin anew.
+
+    The seed itself, public or not, does not say that the same one was set again.
+    """
+    return getattr(context.context(), "_rng", None)  # (there is none before the first)
 
 
 def registered_kernels(op_type: str) -> Sequence[Any]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.calls.one_device_traces import Retracing, is_open
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.core import structures
 from graphsplit.core.structures import CompositeLeaf, Leaf, StaticLeaf, TensorLeaf, Tree
@@ -108,7 +109,10 @@ class BatchFunction:
             return self.step(*self._last)
 
     def _tell_of_kernels(self) -> None:
-        """Warn, once, if batches of several shapes draw from kernels: Keras has one trace for all of them."""
+        """Warn, once, if batches of several shapes draw from kernels: Keras has one trace for all of them.
+
+        (Those in loops and branches: see `DrawCounters`.)
+        """
         if self._told:
             return
         programs = self.step._programs_so_far()
@@ -118,10 +122,10 @@ class BatchFunction:
         if sum(map(has_seeded_kernels, programs)) > 1:
             self._told = True
             warnings.warn(
-                f"{self.step._name()} draws seeded numbers by TensorFlow's kernels (tf.random.normal, tf_keras' "
-                "Dropout). Each kernel counts what it drew, and batches of another shape have other kernels. From this "
-                "batch on, these numbers are not those of one device. Draw by keras.random with a SeedGenerator, or by "
-                "a tf.random.Generator (in tf_keras, call "
+                f"{self.step._name()} draws seeded numbers by TensorFlow's kernels in a loop or branch "
+                "(tf.random.normal, tf_keras' Dropout). Each kernel counts what it drew, and batches of another shape "
+                "have other kernels. From this batch on, these numbers are not those of one device. Draw by "
+                "keras.random with a SeedGenerator, or by a tf.random.Generator (in tf_keras, call "
                 "tf_keras.backend.experimental.enable_tf_random_generator() before you make the model); or leave out "
                 "the smaller last batch.",
                 stacklevel=user_stack_level(),
@@ -231,6 +235,11 @@ class ModelStep(ParallelFunction[..., Any]):
         tree = replace(arguments, keys=arguments.keys[1:], entries=tuple(batch))
         return replace(arguments, entries=(seen, *seen.value.in_place_of(tree).entries))
 
+    def _cover(self, arguments: structures.Container, seen: structures.Container) -> structures.Container:
+        if not self._options.tuning["reduce_retracing"]:
+            return arguments  # each batch is planned for its sizes
+        return super()._cover(arguments, seen)
+
 
 def parts_of_batch(data: Any, seen: structures.Tree | None = None) -> tuple[Any, ...]:
     """Return the arguments of a step for a batch: `x, y, sample_weight`, as Keras takes tuples, else `data` whole.
@@ -305,8 +314,7 @@ class SeenShapes:
 
     def in_place_of(self, tree: Tree) -> Tree:
         """Return a structure of the same tensors as the code sees it."""
-        leaves = iter(self._leaves)
-        return structures.map_leaves(lambda leaf: leaf if isinstance(leaf, StaticLeaf) else next(leaves), tree)
+        return structures.with_leaves(tree, self._leaves)
 
     def of(self, data: Any) -> Any:
         """Return a batch as the code sees it: in a graph whose sizes are known, too."""
@@ -316,34 +324,6 @@ class SeenShapes:
             return data
         pairs = zip(tensors, structures.leaves(seen), strict=True)
         return structures.unflatten(seen, [tf.compat.v1.placeholder_with_default(t, leaf.shape) for t, leaf in pairs])
-
-
-class Retracing:
-    """What code sees in a `tf.function` with `reduce_retracing`, as all of Keras are.
-
-    The first shapes that such a function is called with are known to it. Of others, some sizes are open, and calls that
-    fit what was traced before are not traced. TensorFlow itself says which, by a function that does nothing.
-    """
-
-    def __init__(self) -> None:
-        self._functions: dict[Tree, Any] = {}
-        self._found: dict[Tree, Tree] = {}
-
-    def seen(self, tree: Tree) -> Tree:
-        """Return the structure of an argument as the function sees it."""
-        if tree not in self._found:
-            specs = [_spec(leaf) for _, leaf in structures.walk(tree) if not isinstance(leaf, StaticLeaf)]
-            kind = structures.map_leaves(lambda leaf: leaf if isinstance(leaf, StaticLeaf) else StaticLeaf(None), tree)
-            if kind not in self._functions:
-                self._functions[kind] = tf.function(_nothing, autograph=False, reduce_retracing=True)
-            traced = self._functions[kind].get_concrete_function(*specs)
-            seen = structures.flatten(list(traced.structured_input_signature[0]), specs=True)[1]
-            self._found[tree] = SeenShapes(seen).in_place_of(tree)
-        return self._found[tree]
-
-
-def _nothing(*tensors: Any) -> None:
-    """Stand for a function of some tensors."""
 
 
 def tree_of_elements(spec: Any) -> Tree:
@@ -358,15 +338,6 @@ def with_open_rows(tree: Tree) -> Tree:
 
 def _without_rows(leaf: Leaf) -> Leaf:
     return replace(leaf, shape=(None, *leaf.shape[1:])) if isinstance(leaf, TensorLeaf) and leaf.shape else leaf
-
-
-def is_open(tree: Tree) -> bool:
-    """Return whether some size of a structure's tensors is not known."""
-    return any(leaf.shape is None or None in leaf.shape for leaf in structures.leaves(tree))
-
-
-def _spec(leaf: TensorLeaf | CompositeLeaf) -> Any:
-    return leaf.spec if isinstance(leaf, CompositeLeaf) else tf.TensorSpec(leaf.shape, leaf.dtype)
 
 
 def _of_tensors(spec: Any) -> Any:

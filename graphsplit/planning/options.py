@@ -42,7 +42,7 @@ class Tuning(TypedDict, total=False):
         variables are on several hosts, the device with most bytes of variables. A variable is updated on its device,
         though.
       random: `"exact"` gives one device's random numbers, row by row. `"independent"` lets each shard draw other
-        numbers, the same in each run; it also splits stateful random operations (`tf.random.normal`), which otherwise
+        numbers, the same in each run; it also splits stateful random operations in graphs of others, which otherwise
         run on one device.
       reduce_retracing: when calls differ in sizes only, trace once more with these sizes left open, as `tf.function`
         does, the batch size included. A `tf.function` that was made with `reduce_retracing=True` keeps it; one with an

@@ -110,6 +110,8 @@ def held_captures(trace: Trace, plan: Plan, layouts: Layouts | None = None) -> I
         return asked_of_workers(trace, settled) if are_any_parts() else settled()
 
     check_values(trace.captures)
+    if trace.draws is not None:
+        trace.draws.follow_seeding()
     call = object()
     try:
         yield calls.begin(call, trace.captures, find, ask)

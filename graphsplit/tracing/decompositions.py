@@ -26,6 +26,7 @@ from graphsplit.core.protos import (
 )
 from graphsplit.program.graph.function_calls import inline_calls
 from graphsplit.program.reading.shape_inference import known_shape
+from graphsplit.tracing.draw_counters import counted_draw
 
 _FORWARD = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 _BACKWARD = frozenset({"FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"})
@@ -34,7 +35,12 @@ _PREFIX = "taken_apart_"
 
 
 def decompose(
-    nodes: Sequence[Any], results: Sequence[str], library: Iterable[Any], versions: Any, traced: tf.Graph
+    nodes: Sequence[Any],
+    results: Sequence[str],
+    library: Iterable[Any],
+    versions: Any,
+    traced: tf.Graph,
+    counter_of: Callable[[Any], str] | None = None,
 ) -> tuple[list[Any], list[str]]:
     """Return a graph's nodes and the references of its results, with fused and reading ops taken apart.
 
@@ -44,6 +50,7 @@ def decompose(
       library: the functions that loops and branches call. They are left as they are.
       versions: of the graph.
       traced: the graph that the nodes were, before calls were inlined. It knows shapes.
+      counter_of: returns the placeholder, added to the graph, of what counts the draws of a node; None if kernels do.
     """
     # What a fused forward op hands to a gradient in a branch is in the kernel's own form: then both stay fused.
     fused = any(node.op in _BACKWARD and node.attr["is_training"].b for f in library for node in f.node_def)
@@ -59,16 +66,35 @@ def decompose(
         if node.op in GATHERS:
             graph.node.extend(_gather(node))
             continue
-        function = _function_for(node, fused)
+        draw = counted_draw(node) if counter_of is not None else None
+        function = _function_for(node, fused) if draw is None else _definition(_same, (draw,), _drawn_from(node))
         if function is None:
             graph.node.append(node)
             continue
         graph.library.function.append(function)
-        call = make_node(node.name, "PartitionedCall", node.input)
+        counters = [counter_of(node)] if counter_of is not None and draw is not None else []
+        graph.node.extend(_placeholder(name) for name in counters if name not in given)
+        call = make_node(
+            node.name, "StatefulPartitionedCall" if counters else "PartitionedCall", [*counters, *node.input]
+        )
         call.attr["f"].func.name = function.signature.name
         graph.node.append(call)
     inlined, found = inline_calls(graph, results)
     return inlined, found
+
+
+def _placeholder(name: str) -> Any:
+    return make_node(name, "Placeholder", [], dtype=tf.resource)
+
+
+def _same(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def _drawn_from(node: Any) -> tuple[Any, ...]:
+    """Return the dtypes of what a counted draw reads: the counter, the shape, and the bounds of integers."""
+    bounds = (node.attr["Tout"].type,) * 2 if node.op == "RandomUniformInt" else ()
+    return (tf.resource, node.attr["T"].type, *bounds)
 
 
 def _dense_shape(node: Any, given: Mapping[str, Any], traced: tf.Graph) -> np.ndarray | None:
@@ -150,14 +176,17 @@ def _definition(make: Callable[..., Any], options: tuple[Any, ...], dtypes: tupl
 
 
 def _with_names_of_its_own(function: Any) -> Any:
-    """Return `function` with other names for its nodes: inlined as `call/node`, they must not meet the program's."""
+    """Return `function` with other names for its nodes: inlined as `call/node`, they must not meet the program's.
+
+    Nothing in it waits: whatever it changes, it reads the value of, too.
+    """
     own = {node.name for node in function.node_def}
     for node in function.node_def:
         node.name = f"{_PREFIX}{node.name}"
-        node.input[:] = [_renamed(reference, own) for reference in node.input]
-    for returned in (function.ret, function.control_ret):
-        for name, reference in list(returned.items()):
-            returned[name] = _renamed(reference, own)
+        node.input[:] = [_renamed(reference, own) for reference in node.input if reference[0] != "^"]
+    for name, reference in list(function.ret.items()):
+        function.ret[name] = _renamed(reference, own)
+    function.control_ret.clear()
     return function
 
 

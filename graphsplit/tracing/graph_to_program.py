@@ -83,6 +83,8 @@ class Reading:
       bodies: of loops and branches, those that were read before.
       shapes_inside: shapes of what nodes in functions yield.
       compiled: whether XLA compiles what comes of it anyway, so that calls that it would compile are taken apart.
+      counter_of: adds the placeholder of what counts the draws of a kernel to the inputs of the graph, and returns its
+        name; None if kernels count for themselves.
     """
 
     inputs: Sequence[str]
@@ -101,6 +103,7 @@ class Reading:
     shapes_inside: ShapeOf = lambda *_: ()
     compiled: bool = False
     sizes: CallSizes | None = None
+    counter_of: Callable[[Any], str] | None = None
     adjust: Callable[[Sequence[Any]], None] = field(default=lambda _: None)
 
 
@@ -125,7 +128,11 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
     )
     functions = {body.signature.name: body for body in graph.library.function}
     check_nesting(nodes, functions)
-    nodes, references = decompose(nodes, references, graph.library.function, graph.versions, reading.known)
+    before = {node.name for node in nodes}
+    parts = graph.library.function, graph.versions, reading.known
+    nodes, references = decompose(nodes, references, *parts, reading.counter_of)
+    counters = [node.name for node in nodes if node.op == "Placeholder" and node.name not in before]
+    captures = [*reading.captures, *counters]
     reading.adjust(nodes)
     shapes_held = {name: shape for name, (_, shape) in reading.held.items()}
     nodes, library, moved = hoist_reads(nodes, functions, shapes_held, reading.shapes_inside)
@@ -134,7 +141,7 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
     whole.function.extend(library.values())
     drop_idle_waits(nodes)
     wait_instead_of_adding(nodes)
-    named = {*reading.captures, *(source_of(r) for r in references if reading.names_stay)}
+    named = {*captures, *(source_of(r) for r in references if reading.names_stay)}
     notes = [*reading.notes, *_replaced_devices(nodes, calls)]
     nodes, references = merge(nodes, references, named, calls.of)
     count = len(reading.outputs)
@@ -143,12 +150,15 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
         nodes,
         inputs=reading.inputs,
         input_names=reading.input_names,
-        captures=reading.captures,
+        captures=captures,
         outputs=references[:count],
         effects=[reference[1:] for reference in references[count:]],
         library=whole,
         versions=graph.versions,
-        resources={n: (d, known_shape(s)) for n, (d, s) in reading.held.items()},
+        resources={
+            **{n: (d, known_shape(s)) for n, (d, s) in reading.held.items()},
+            **dict.fromkeys(counters, (tf.int64, (3,))),
+        },
         inlined_from=reading.known,
         locate=reading.locate,
         seeds=reading.seeds,

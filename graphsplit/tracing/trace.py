@@ -33,6 +33,7 @@ from graphsplit.errors import OutputError, bullet_list
 from graphsplit.program.program import Locate, Program, is_stateful, is_write
 from graphsplit.program.reading.function_bodies import Memo
 from graphsplit.tracing.branch_effects import ShapeOf
+from graphsplit.tracing.draw_counters import DrawCounters
 from graphsplit.tracing.graph_to_program import CallSizes, Reading, graph_to_program
 
 _objects: weakref.WeakValueDictionary[int, tf.Variable] = weakref.WeakValueDictionary()  # by the ids of their handles
@@ -90,12 +91,14 @@ class SharedByTraces:
       compiled: whether XLA compiles all of it, and not only the calls that ask for it.
       captured: what captures stand for, by the names of their placeholders: what they did when the first of the traces
         was made. A derivative may be traced in a graph of TensorFlow's (of a vectorized Jacobian), and be used later.
+      draws: what kernels have drawn that remember it; None if they count for themselves.
     """
 
     lock: Any = field(default_factory=threading.RLock)
     bodies: Memo = field(default_factory=dict)
     compiled: bool = False
     captured: dict[str, tf.Tensor] = field(default_factory=dict)
+    draws: DrawCounters | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,13 +164,30 @@ class Trace:
         return self.shared.lock
 
     @property
+    def draws(self) -> DrawCounters | None:
+        """What counts the draws of its kernels; None if it has none, or they count for themselves."""
+        draws = self.shared.draws
+        return draws if draws is not None and draws.variables else None
+
+    @property
+    def counters(self) -> set[str]:
+        """The names of the placeholders of what counts its draws."""
+        handles = set(map(id, self.draws.handles if self.draws else ()))
+        pairs = zip(self.program.captures, self.captures, strict=True)
+        return {self.program.ops[i].name for i, handle in pairs if id(handle) in handles}
+
+    @property
     def outer_graph(self) -> Any:
         """The graph that captures belong to, or None if all of them are eager."""
         return next((tensor.graph for tensor in self.captures if not hasattr(tensor, "numpy")), None)
 
 
 def trace_function(
-    fn: Callable[..., Any], arguments: structures.Tree, names: Sequence[str], compiled: bool = False
+    fn: Callable[..., Any],
+    arguments: structures.Tree,
+    names: Sequence[str],
+    compiled: bool = False,
+    draws: DrawCounters | None = None,
 ) -> TracedFunction:
     """Trace `fn`.
 
@@ -176,6 +196,7 @@ def trace_function(
       arguments: the structure of `(args, kwargs)`.
       names: how the user calls each tensor in it.
       compiled: whether XLA is going to compile all of it.
+      draws: what counts the draws of its kernels; None if they count for themselves.
 
     Raises:
       OutputError: if the function returns something that is neither a tensor nor a plain Python value.
@@ -197,7 +218,7 @@ def trace_function(
     traced = tf.function(flat_function, autograph=False, jit_compile=compiled or None)
     function = traced.get_concrete_function(*specs)
     _check_result(results[-1])
-    return TracedFunction(function, results[-1], SharedByTraces(compiled=compiled))
+    return TracedFunction(function, results[-1], SharedByTraces(compiled=compiled, draws=None if compiled else draws))
 
 
 def read_graph(
@@ -231,6 +252,15 @@ def read_graph(
     pairs = captures_in_order(graph, shared)
     placeholders = [placeholder for placeholder, _ in pairs]
     captured = [shared.captured.setdefault(placeholder.op.name, tensor) for placeholder, tensor in pairs]
+    draws = shared.draws
+
+    def counter_of(node: Any) -> str:
+        assert draws is not None
+        handle = draws.handle(node, taped=bool(seeds))
+        name = str(graph.capture(handle).op.name)
+        shared.captured[name] = handle
+        return name
+
     inner = sorted({name for names in graph.get_collection(_COLLECTION)[-1:] for name in names})
     reading = Reading(
         inputs=[tensor.op.name for tensor in inputs],
@@ -252,10 +282,13 @@ def read_graph(
         shapes_inside=_shapes_inside(graph),
         compiled=shared.compiled,
         sizes=sizes,
+        counter_of=None if draws is None else counter_of,
     )
     program = graph_to_program(graph.as_graph_def(), reading)
-    captures = tuple(captured)
-    variables = variables_of(graph, placeholders, captured)
+    counters = set(map(id, draws.handles if draws else ()))
+    users = [k for k, handle in enumerate(captured) if id(handle) not in counters]
+    variables = variables_of(graph, [placeholders[k] for k in users], [captured[k] for k in users])
+    captures = tuple([shared.captured[program.ops[i].name] for i in program.captures])
     known = (tuple(inputs), tuple(outputs), tuple(effects), graph, function, shared)
     return Trace(program, captures, variables, result, *known)
 

@@ -5,7 +5,6 @@ A function that is called with many is warned of: each has a plan, and costs wha
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core import structures
-from graphsplit.core.structures import Container, TensorLeaf, Tree
+from graphsplit.core.structures import Container
 from graphsplit.core.tensorflow_internals import rewritten_by_autograph
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.errors import ArgumentError, RetracingWarning, bullet_list
@@ -117,39 +116,6 @@ def by_bound_arguments(fn: Callable[..., Any], signature: inspect.Signature) -> 
 
     as_it_is: Callable[[Mapping[str, Any]], Any] = tf.autograph.experimental.do_not_convert(call)
     return as_it_is
-
-
-def as_specified(arguments: Tree, specs: Any) -> Tree:
-    """Return a call's structure with the shapes of `tf.TensorSpec`s, nested alike, wherever there are some."""
-    if isinstance(arguments, TensorLeaf):
-        known = isinstance(specs, tf.TensorSpec) and specs.shape.rank is not None
-        return TensorLeaf(arguments.dtype, tuple(specs.shape.as_list())) if known else arguments
-    if not isinstance(arguments, Container):
-        return arguments
-    if isinstance(specs, Mapping):
-        chosen = [specs.get(key) for key in arguments.keys]
-    elif isinstance(specs, Sequence):
-        chosen = [specs[i] if i < len(specs) else None for i in range(len(arguments.keys))]
-    else:
-        return arguments
-    entries = [as_specified(entry, spec) for entry, spec in zip(arguments.entries, chosen, strict=True)]
-    return dataclasses.replace(arguments, entries=tuple(entries))
-
-
-def generalized(one: Tree, other: Tree) -> Tree | None:
-    """Return the structure that covers two calls that differ in sizes only: those are unknown. None if more differs."""
-    if isinstance(one, TensorLeaf) and isinstance(other, TensorLeaf):
-        a, b = one.shape, other.shape
-        if one.dtype != other.dtype or a is None or b is None or len(a) != len(b):
-            return one if one == other else None
-        return TensorLeaf(one.dtype, tuple([x if x == y else None for x, y in zip(a, b, strict=True)]))
-    if not isinstance(one, Container) or not isinstance(other, Container):
-        return one if one == other else None
-    if (one.kind, one.keys, one.rest) != (other.kind, other.keys, other.rest):
-        return None
-    entries = [generalized(x, y) for x, y in zip(one.entries, other.entries, strict=True)]
-    found = [entry for entry in entries if entry is not None]
-    return dataclasses.replace(one, entries=tuple(found)) if len(found) == len(entries) else None
 
 
 def check_takes_inputs(fn: Any, args: Sequence[Any]) -> None:

@@ -34,6 +34,7 @@ from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State, state_elsewhere
 from graphsplit.program.stages import Stage, check_stages
+from graphsplit.tracing.draw_counters import DrawCounters
 from graphsplit.tracing.graph_to_program import CallSizes
 from graphsplit.tracing.trace import Trace, TracedFunction, trace_function
 
@@ -51,6 +52,7 @@ def trace_and_plan(
     choices: Choices | None = None,
     functions: dict[Hashable, TracedFunction] | None = None,
     lies: Arrangement | None = None,
+    draws: DrawCounters | None = None,
 ) -> tuple[Trace, Plan, Arrangement]:
     """Trace `fn` for one structure of arguments, and decide where its variables are to lie, and what runs where.
 
@@ -66,11 +68,12 @@ def trace_and_plan(
       choices: automatic ones that were made for the function before; a new one is put there.
       functions: those that were traced before, by what they are valid for; None to trace anew.
       lies: how variables are to lie by what was asked before; None for as they do.
+      draws: what counts the draws of kernels; None if they count for themselves.
     """
     splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
     names = [path for path, _ in structures.paths(arguments)]
     with phase("tracing"):
-        traced = trace_call(fn, call, names, splitting, bool(options.jit_compile), functions)
+        traced = trace_call(fn, call, names, splitting, bool(options.jit_compile), functions, draws)
     check_no_others(traced.program, options)
     check_stages(traced.program.all_stages(), len(devices))
     if options.is_automatic and not options.mesh:
@@ -105,11 +108,12 @@ def trace_call(
     splitting: Splitting,
     compiled: bool,
     functions: dict[Hashable, TracedFunction] | None = None,
+    draws: DrawCounters | None = None,
 ) -> Trace:
     """Trace `fn` for a call; see `trace_and_plan`. The trace has the sizes of the call, `fn` those that `call` says."""
     functions, valid = {} if functions is None else functions, (call, open_scopes(), layout_changes())
     if valid not in functions:
-        functions[valid] = trace_function(fn, call, names, compiled)
+        functions[valid] = trace_function(fn, call, names, compiled, draws)
     seen = structures.leaves(call)
     if all(leaf.shape == shape or has_sizes(shape) for leaf, shape in zip(seen, splitting.shapes, strict=True)):
         return functions[valid].read(names, splitting.shapes)

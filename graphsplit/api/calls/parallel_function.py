@@ -21,11 +21,9 @@ from graphsplit.api import input_pipelines
 from graphsplit.api.calls.argument_splitting import check_split, resolve_split, same_batch
 from graphsplit.api.calls.call_signatures import (
     as_call,
-    as_specified,
     by_bound_arguments,
     check_no_specs,
     check_takes_inputs,
-    generalized,
     parameters_of,
     signature_of,
     spread,
@@ -33,6 +31,7 @@ from graphsplit.api.calls.call_signatures import (
 )
 from graphsplit.api.calls.chosen_devices import ChosenDevices, choose_devices
 from graphsplit.api.calls.compilation import trace_and_plan
+from graphsplit.api.calls.one_device_traces import as_specified, is_open
 from graphsplit.api.calls.outer_graphs import (
     check_no_distributed_values,
     check_no_dtensors,
@@ -46,6 +45,7 @@ from graphsplit.api.calls.traces import PerInstance, Signature, Traces
 from graphsplit.api.layouts.variable_layouts import decide_later
 from graphsplit.core import structures
 from graphsplit.core.garbage_collection import collection_paused
+from graphsplit.core.hosts import host_name
 from graphsplit.core.keras_internals import open_scopes, variables_have_other_values
 from graphsplit.core.progress import phase
 from graphsplit.core.stand_ins import answering
@@ -58,8 +58,10 @@ from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.program.program import Program
+from graphsplit.rules.families.random import has_seeded_kernels
 from graphsplit.runtime.gradients.differentiable import Differentiable
 from graphsplit.runtime.handles import Layouts, LayoutsChangedError
+from graphsplit.tracing.draw_counters import DrawCounters
 from graphsplit.tracing.trace import inside_trace
 
 if TYPE_CHECKING:
@@ -123,8 +125,16 @@ class ParallelFunction(Generic[P, R]):
         return self._fn
 
     def _seen(self, arguments: structures.Container) -> structures.Container:
-        """Return the arguments as the function sees them while it is traced: all, or (a subclass) not every size."""
-        return arguments
+        """Return the arguments as the function sees them while one device traces it: not every size, perhaps.
+
+        Sizes are open where it is a `tf.function` with an `input_signature`, and under `reduce_retracing`.
+        """
+        specs = self._signature.bind_partial(*(getattr(self._fn, "input_signature", None) or ())).arguments
+        seen = as_specified(arguments, specs)
+        if self._options.tuning["reduce_retracing"]:
+            seen = self._traces.retracing.seen(seen)
+        assert isinstance(seen, structures.Container)
+        return seen
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run on the devices."""
@@ -394,10 +404,11 @@ class ParallelFunction(Generic[P, R]):
         if (found := self._find(arguments)) is not None:
             return found
         with self._traces.lock:
-            arguments = self._cover(arguments)
+            seen = self._seen(arguments)
+            arguments = self._cover(arguments, seen)
             found = self._find(arguments)  # another thread may have been faster, or another call was like this
             if found is None:
-                found = self._trace_and_plan(arguments)
+                found = self._trace_and_plan(arguments, seen)
                 signature = Signature(arguments, open_scopes())
                 others = [other for other in self._traces.planned.get(signature, ()) if other.is_current]
                 self._traces.planned[signature] = [*others, found]
@@ -418,47 +429,62 @@ class ParallelFunction(Generic[P, R]):
         outer = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         signature = Signature(self._traces.covered.get(arguments, arguments), open_scopes())
         for planned in self._traces.planned.get(signature, ()):
-            in_reach = planned.trace.outer_graph in (None, outer) and not (outer and planned.plan.state.parts)
+            in_reach = planned.trace.outer_graph in (None, outer) and not (outer and self._is_eager(planned))
             if planned.is_current and in_reach:
                 return planned
         return None
 
-    def _cover(self, arguments: structures.Container) -> structures.Container:
-        """Return the signature under which a call is traced: its own, or one that leaves sizes open.
+    def _is_eager(self, planned: Differentiable) -> bool:
+        """Return whether a planned form is for eager calls: in a graph each call is a place of its own.
 
-        It does so where the function is a `tf.function` with an `input_signature`, and under `reduce_retracing`.
+        There variables are whole, and kernels that draw remember what they drew at this place.
         """
-        specs = self._signature.bind_partial(*(getattr(self._fn, "input_signature", None) or ())).arguments
-        wider: list[structures.Tree | None] = [as_specified(arguments, specs)]
-        if self._options.tuning["reduce_retracing"]:
-            wider += [generalized(known.arguments, arguments) for known in self._traces.planned]
-        for found in wider:
-            if isinstance(found, structures.Container) and found != arguments and self._is_one_batch(found, arguments):
-                self._traces.remember_covered(arguments, found)
-                return found
-        return arguments
+        program = planned.plan.program
+        return bool(planned.plan.state.parts or planned.trace.draws or has_seeded_kernels(program))
+
+    def _cover(self, arguments: structures.Container, seen: structures.Container) -> structures.Container:
+        """Return the signature for which a call is planned: its own, or one that leaves sizes open.
+
+        Args:
+          arguments: of the call.
+          seen: the same as one device traces it.
+        """
+        if seen == arguments or not self._is_one_batch(seen, arguments):
+            return arguments
+        self._traces.remember_covered(arguments, seen)
+        return seen
 
     def _is_one_batch(self, found: structures.Container, arguments: structures.Container) -> bool:
         splitting = resolve_split(self._options.split, spread(found, self._signature))
         return same_batch(splitting, spread(arguments, self._signature))
 
     @collection_paused()
-    def _trace_and_plan(self, arguments: structures.Container) -> Differentiable:
+    def _trace_and_plan(self, arguments: structures.Container, seen: structures.Container) -> Differentiable:
         named = spread(arguments, self._signature)
         check_no_distributed_values(self._name(), named)
         check_no_specs(self._name(), named)
         fn = by_bound_arguments(self._traced, self._signature)
         chosen = self._chosen
         with phase(self._name()):
-            seen, choices = self._seen(arguments), self._traces.choices
-            functions = None if seen == arguments else self._traces.functions
+            choices = self._traces.choices
+            # (what is traced in a graph may capture what is there)
+            functions = self._traces.functions if is_open(seen) and tf.executing_eagerly() else None
             where = chosen.devices, chosen.home, None, chosen.notes, bool(chosen.missing)
-            lies = self._arrangement()
+            lies, draws = self._arrangement(), self._draws_of(seen)
             with explaining_trace(self._name(), named):
                 traced, plan, lies = trace_and_plan(
-                    fn, as_call(seen), named, self._options, *where, choices, functions, lies
+                    fn, as_call(seen), named, self._options, *where, choices, functions, lies, draws
                 )
         return Differentiable(traced, plan, self._name(), Layouts(traced, plan, lies))
+
+    def _draws_of(self, seen: structures.Container) -> DrawCounters | None:
+        """Return what counts the draws of kernels in a trace; None where each plan has kernels that do.
+
+        In a graph each call is a place of its own, whose kernels begin and end with the graph.
+        """
+        if not tf.executing_eagerly() or self._chosen.missing or any(map(host_name, (*self.devices, self.home))):
+            return None
+        return self._traces.draws.setdefault(Signature(seen, open_scopes()), DrawCounters())
 
     def _arrangement(self) -> Arrangement:
         """Return how variables are to lie by what was asked before they are known to be the function's."""

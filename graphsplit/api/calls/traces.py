@@ -8,9 +8,11 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from graphsplit.api.calls.one_device_traces import Retracing
 from graphsplit.core import structures
 from graphsplit.errors import UnsupportedError
 from graphsplit.runtime.gradients.differentiable import Differentiable
+from graphsplit.tracing.draw_counters import DrawCounters
 from graphsplit.tracing.trace import TracedFunction
 
 MOST_COVERED = 1000
@@ -47,6 +49,8 @@ class Traces:
       covered: arguments of calls that run as wider ones.
       choices: plans that were chosen automatically.
       functions: what TensorFlow traced without knowing all sizes, for calls that have them.
+      retracing: what one device would have traced, under `reduce_retracing`.
+      draws: what counts the draws of kernels, by the signature under which one device traces.
       lock: held while tracing.
       told_of_graph: whether the user was told what a call over workers is in a graph that somebody else runs.
       told_of_scope: whether the user was told that a call in a stateless scope runs on one device.
@@ -58,6 +62,8 @@ class Traces:
     covered: dict[structures.Container, structures.Container] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)
     functions: dict[Hashable, TracedFunction] = field(default_factory=dict)
+    retracing: Retracing = field(default_factory=Retracing)
+    draws: dict[Signature, DrawCounters] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)  # type: ignore[valid-type]  # a function until 3.13
     told_of_graph: bool = False
     told_of_scope: bool = False

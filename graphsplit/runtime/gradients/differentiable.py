@@ -453,7 +453,7 @@ def _forward_and_backward(single: Differentiable, watched: Sequence[bool]) -> Fo
     program, joint = single.trace.program, joint_trace(single.trace, watched)
     layouts = [_layout_of(single, k) for group in joint.groups for k in group]
     plan = _plan_now(single, joint.trace, single.plan, (*single.plan.input_layouts, *layouts))
-    graph, known = emit(plan), {program.ops[i].name for i in program.captures}
+    graph, known = emit(plan), {program.ops[i].name for i in program.captures} | joint.trace.counters
     names = zip(origins_of(joint.trace, plan), graph.captures, strict=True)
     late = [name for (origin, _), name in names if origin not in known]
     cut = cut_graph(graph, len(program.inputs), len(program.outputs), joint.sizes(), single.name, late)

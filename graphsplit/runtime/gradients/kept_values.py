@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import MeshDivision
 from graphsplit.core.tensorflow_internals import (
+    ANONYMOUS,
     graph_around,
     no_recording,
     record_on_tapes,
@@ -28,9 +29,6 @@ from graphsplit.core.variables.values import gradient_of, pieces_of, whole_of
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.handles import asked_of_workers, captured, origins_of
 from graphsplit.tracing.trace import Trace
-
-_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
-"""The name under which `VarHandleOp` makes a variable that lives as long as its handle (`ResourceHandle` in C++)."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ def _variable(value: tf.Tensor, device: str) -> tf.Tensor:
 
     def make(value: tf.Tensor) -> tf.Tensor:
         with tf.device(device):
-            handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=_ANONYMOUS)
+            handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=ANONYMOUS)
             with tf.control_dependencies([assign(handle, value)]):
                 return handle if tf.executing_eagerly() else tf.identity(handle)
 
