@@ -199,6 +199,28 @@ def test_known_integers_that_a_branch_is_given_are_known_inside(rows_are_known: 
     assert branch in plan.sharded_ops
 
 
+@pytest.mark.parametrize("devices", [2, 3])
+def test_results_whose_sizes_are_known_inside_only(devices: int):
+    """The rows are counted outside of a branch, which TensorFlow gives a result of any number of rows."""
+
+    def make():
+        weight = tf.Variable(0.3 * np.random.default_rng(0).normal(size=(6, 8)))
+
+        def step(x):
+            count = tf.shape(x)[0]
+
+            def no_rows():
+                return tf.zeros([count, 8], tf.float64) + tf.cast(count, tf.float64)
+
+            y = tf.cond(tf.reduce_sum(x) > 0, lambda: tf.tanh(x @ weight), no_rows)
+            return tf.reduce_sum(y, 0), y
+
+        return step, (weight,)
+
+    plan = assert_law(make, [(rows(7, 6),), (-rows(7, 6),), (rows(2, 6),)], devices=devices)
+    assert {op.type for op in plan.sharded_ops} & {"If", "StatelessIf"}
+
+
 INNER = [((3,), (3,)), ((4, 3), (3,)), ((3,), (4, 3)), ((1,), (1,)), ((1, 1), (1, 1)), ((7, 1), (1,))]
 
 

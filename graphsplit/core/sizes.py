@@ -330,7 +330,7 @@ def confirmed(claimed: Shape | None, found: Shape | None, hint: Shape | None = N
         return hint
     known = hint if hint is not None and len(hint) == len(claimed) else (None,) * len(claimed)
     sizes = zip(claimed, found, known, strict=True)
-    return tuple([f if is_same(c, f) or (c is None and isinstance(f, Size)) else k for c, f, k in sizes])
+    return tuple([f if c is None or is_same(c, f) else k for c, f, k in sizes])
 
 
 def agreed(shapes: Sequence[Shape | None]) -> Shape | None:
