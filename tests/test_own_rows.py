@@ -82,6 +82,80 @@ def test_elements_of_each_row(devices: int):
     assert devices == 1 or not [move for move in plan.moves if move.kind in ("gather", "all-gather")]
 
 
+@pytest.mark.parametrize("devices", DEVICES)
+@pytest.mark.parametrize("axes", [(6,), (3, 2), (2, 1, 3)])
+def test_gradient_of_the_largest_of_each_row(devices: int, axes: tuple[int, ...]):
+    """It puts what it is given to places in all rows, made flat: a shard has those of its own rows."""
+    plan = law(lambda h: tf.math.top_k(tf.reshape(h, [-1, *axes]), axes[-1] // 2)[0], devices=devices)
+    assert_own(plan, "ScatterNd", devices)
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_gradient_of_the_largest_of_each_micro_batch(devices: int):
+    options = {"micro_batches": 2, "sharded": ["ScatterNd"]}
+    plan = law(lambda h: tf.math.top_k(h, 2)[0], devices=devices, **options)
+    assert_own(plan, "ScatterNd", devices)
+    assert not [move for move in plan.moves if move.kind in ("gather", "all-gather", "reduce-scatter")]
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("axes", [(6,), (3, 2)])
+def test_largest_of_rows_of_unknown_number(devices: int, axes: tuple[int, ...]):
+    signature = [tf.TensorSpec((None, 4), tf.float64)]
+    calls = [(rows(n, 4),) for n in (COUNT, 2, 7, 1)]
+    apply = lambda h: tf.sort(tf.reshape(h, [-1, *axes]))  # noqa: E731
+    plan = law(apply, devices=devices, calls=calls, signature=signature, at_home=None)
+    assert_own(plan, "ScatterNd", devices)
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_nearest_neighbours(unknown: bool):
+    """Distances of each row to all: what is put into them is cut into rows, as they are."""
+
+    def apply(h, i):
+        near = tf.gather(tf.matmul(h, h, transpose_b=True), i % tf.shape(h, tf.int64)[0], batch_dims=1)
+        return near if unknown else near + tf.math.top_k(tf.matmul(h, -h, transpose_b=True), 3)[0]
+
+    signature = [tf.TensorSpec((None, 4), tf.float64), tf.TensorSpec((None, 3), tf.int64)] if unknown else None
+    calls = [(rows(n, 4), PICKED[:n]) for n in (COUNT, 7, 1)] if unknown else [(rows(COUNT, 4), PICKED)]
+    plan = law(apply, devices=3, calls=calls, signature=signature, at_home=None)
+    for op_type in ("UnsortedSegmentSum", *([] if unknown else ["ScatterNd"])):
+        assert_own(plan, op_type, 3)
+
+
+@pytest.mark.parametrize("op", ["top_k", "gather"])
+def test_numbers_of_many_rows(op: str):
+    """More than are computed while planning: that they are in equal steps is enough."""
+    count = 1200
+    picked = tf.random.stateless_uniform((count, 3), [1, 2], 0, 6, tf.int64)
+    apply = {"top_k": lambda h, i: tf.math.top_k(h, 2)[0] + tf.cast(i[:, :1], h.dtype)}.get(
+        op, lambda h, i: tf.gather(h, i, batch_dims=1)
+    )
+    plan = law(apply, devices=3, calls=[(rows(count, 4), picked)], at_home=None)
+    assert_own(plan, {"top_k": "ScatterNd", "gather": "UnsortedSegmentSum"}[op], 3)
+
+
+@pytest.mark.parametrize("change", ["one more", "steps of less", "another length", "down"])
+def test_largest_at_places_of_other_rows(change: str):
+    """Places that reach into the next row, or are counted otherwise, are not a shard's own."""
+
+    def apply(h):
+        count = tf.shape(h)[0]
+        starts = {
+            "one more": tf.range(1, 6 * count + 1, 6),
+            "steps of less": tf.range(0, 5 * count, 5),
+            "another length": tf.range(0, 6 * count, 6)[:, None] + [[0, 6]],
+            "down": tf.range(6 * count - 6, -6, -6),
+        }[change]
+        places = tf.math.top_k(h, 2)[1] + (starts if change == "another length" else starts[:, None])
+        return tf.scatter_nd(tf.reshape(places, [-1, 1]), tf.reshape(h[:, :2], [-1]), [6 * count + 12])
+
+    signature = [tf.TensorSpec((None, 4), tf.float64)]
+    for known in (None, signature):
+        plan = law(apply, devices=3, calls=[(rows(COUNT, 4),)], signature=known, at_home=None)
+        assert not any(step.shards and step.shards.shift for step in plan.steps if step.shards)
+
+
 UPDATES = ("update", "add", "sub", "min", "max")
 
 
@@ -195,3 +269,12 @@ def test_indices_that_nothing_was_gathered_by():
 
     plan = law(apply, PICKED, devices=3)
     assert not any(step.shards and step.shards.shift for step in plan.steps)
+
+
+def test_a_sum_that_each_device_holds_whole_is_named():
+    """Its places follow from data, so no device knows which of them are its rows'."""
+
+    step = gs.parallelize(lambda x, i: tf.math.unsorted_segment_max(x, i, 5000), devices=3)
+    text = str(step.plan(tf.TensorSpec((64, 4)), tf.TensorSpec((64,), tf.int32)))
+    assert "each device holds a whole tensor: 1\n    UnsortedSegmentMax 'UnsortedSegmentMax'" in text
+    assert ": 80.0 kB on each device" in text

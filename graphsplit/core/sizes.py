@@ -275,7 +275,7 @@ def _joined_sizes(sizes: tuple[int | None, ...], symbols: tuple[Symbol, ...]) ->
     if None in sizes or len(set(sizes)) == 1:
         return sizes[0] if None not in sizes else None
     points = witnesses(symbols)
-    for powers in itertools.product(*[range(2 if symbol == ROWS else 3) for symbol in symbols]):
+    for powers in itertools.product(range(3), repeat=len(symbols)):
         monomial = tuple(itertools.chain(*[(symbol,) * power for symbol, power in zip(symbols, powers, strict=True)]))
         values = [math.prod([point[symbol] for symbol in monomial]) for point in points]
         count, rest = divmod(sizes[0] or 0, values[0])

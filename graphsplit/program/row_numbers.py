@@ -1,7 +1,8 @@
 """Operands that number rows, or entries of rows, in the whole: of a part of the rows they are less what comes before.
 
 `tf.gather(x, i, batch_dims=1)` has a gradient that adds up entries `row * n + i` of all rows, made flat. A shard that
-has these rows has these entries, too, if `i` is less than `n` for certain: if something was gathered from `n` by it.
+has these rows has these entries, too, if `i` is less than `n` for certain: if something was gathered from `n` by it, or
+if it says which of `n` are the largest, as `tf.math.top_k` does, whose gradient is made flat likewise.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphsplit.core.polynomials import is_symbolic
-from graphsplit.core.sizes import is_same
+from graphsplit.core.sizes import is_at_least, is_same, quotient
 
 NUMBERED = {
     "CropAndResize": 2,
@@ -51,13 +52,22 @@ class Numbers(NamedTuple):
 
 
 class InOrder(NamedTuple):
-    """What is known of an operand of unknown size: its entries are 0, 1, 2 and so on, as many as a polynomial says."""
+    """What is known of an operand of any size: entry `k` of its first axis is at least `k * step`.
+
+    Attributes:
+      size: how many entries there are.
+      step: from the least of one entry to that of the next.
+      bound: each is less than its least and this; of 1, it is `k * step` itself.
+    """
 
     size: Any
+    step: Any = 1
+    bound: Any = 1
 
-    def are_of(self, rows: Any, count: int) -> bool:
-        """Return whether, cut into `rows` rows, each has its own number only."""
-        return count == 1 and is_same(self.size, rows)
+    def are_of(self, rows: Any, count: Any) -> bool:
+        """Return whether, cut into `rows` rows, each has the numbers of its own `count` entries only."""
+        each = quotient(self.size, rows)
+        return type(each) is int and is_same(self.step * each, count) and is_at_least(self.step, self.bound)
 
 
 class RowNumbers:
@@ -66,15 +76,20 @@ class RowNumbers:
     def __init__(self, ops: Sequence[Any], known: Mapping[Any, np.ndarray]):
         self._ops = ops
         self._known = known
-        self._gathered: dict[Any, int] = {}  # indices -> the length of what something was gathered from by them
+        self._below: dict[Any, Any] = {}  # indices -> the length of the axis on which there is something at them
 
     def note(self, op: Any) -> None:
         """Take notice of an op that is read."""
         axis, shape = op.constants.get(2), op.in_shapes[0] if op.in_shapes else None
         if op.type == "GatherV2" and axis is not None and shape and op.attr("batch_dims").i:
-            length = shape[int(axis)]
-            if type(length) is int:
-                self._gathered[op.inputs[1]] = min(length, self._gathered.get(op.inputs[1], length))
+            self._note_below(op.inputs[1], shape[int(axis)])
+        elif op.type == "TopKV2" and shape:
+            self._note_below(type(op.inputs[0])(op.index, 1), shape[-1])
+
+    def _note_below(self, indices: Any, length: Any) -> None:
+        known = self._below.get(indices)
+        if length is not None and (known is None or is_at_least(known, length)):
+            self._below[indices] = length
 
     def find(self, op: Any) -> dict[int, Numbers | InOrder]:
         """Return what is known of the operand of an op that may number rows."""
@@ -93,22 +108,70 @@ class RowNumbers:
         return isinstance(found, InOrder) and found.are_of(shape[0], 1)
 
     def _numbers(self, tensor: Any) -> Numbers | InOrder | None:
+        tensor = self._in_order(tensor)
+        op = self._ops[tensor.op]
+        if op.type == "SelectV2":
+            return self._or_first(op)
+        found, shape = self._sum(tensor), op.out_shapes[tensor.index]
+        if found is None or not found.least.size or shape is None or None in shape:
+            return self._steps(tensor)
+        numbered = found.least.ndim - sum(size == 1 for size in found.least.shape)
+        is_of_first_axes = found.least.shape == (*shape[:numbered], *(1,) * (len(shape) - numbered))
+        return found if is_of_first_axes else None
+
+    def _in_order(self, tensor: Any) -> Any:
+        """Return a tensor that has the same numbers in the same order, before they got another shape or dtype."""
         for _ in range(_MOST_STEPS):
             op = self._ops[tensor.op]
             if tensor in self._known or op.type not in _IN_ORDER:
                 break
             tensor = op.inputs[0]
+        return tensor
+
+    def _steps(self, tensor: Any) -> InOrder | None:
+        """Return what is known of numbers in equal steps, and of their sum with indices within a step."""
         op = self._ops[tensor.op]
-        if op.type == "SelectV2":
-            return self._or_first(op)
-        if op.type == "Range" and 1 in op.symbols and (op.constants.get(0), op.constants.get(2)) == (0, 1):
-            return InOrder(op.symbols[1].item())
-        found, shape = self._sum(tensor), self._ops[tensor.op].out_shapes[tensor.index]
-        if found is None or not found.least.size or shape is None or None in shape:
-            return None
-        numbered = found.least.ndim - sum(size == 1 for size in found.least.shape)
-        is_of_first_axes = found.least.shape == (*shape[:numbered], *(1,) * (len(shape) - numbered))
-        return found if is_of_first_axes else None
+        if op.type != "AddV2":
+            return self._exact_steps(tensor)
+        for indices, numbers in (op.inputs, op.inputs[::-1]):
+            shape, length = op.out_shapes[0], self._length_below(indices)
+            is_spread = shape and self._is_of_first_axis(numbers, shape)
+            found = self._exact_steps(self._in_order(numbers)) if length is not None and is_spread else None
+            if found is not None:
+                return found._replace(bound=length)
+        return None
+
+    def _is_of_first_axis(self, tensor: Any, shape: Any) -> bool:
+        """Return whether a tensor has a number for each entry of the first axis of what it is broadcast to."""
+        own = self._ops[tensor.op].out_shapes[tensor.index]
+        if own is None or len(own) != len(shape):
+            return False
+        return is_same(own[0], shape[0]) and all(is_same(size, 1) for size in own[1:])
+
+    def _exact_steps(self, tensor: Any) -> InOrder | None:
+        """Return what is known of a range from 0, and of its multiples."""
+        op = self._ops[tensor.op]
+        if op.type == "Range":
+            end, step = (op.symbols.get(k, op.constants.get(k)) for k in (1, 2))
+            if op.constants.get(0) != 0 or end is None or step is None or not is_at_least(step.item(), 1):
+                return None
+            size = quotient(end.item(), step.item())
+            return None if size is None else InOrder(size, step.item())
+        if op.type == "Mul":
+            for k in (0, 1):
+                times = op.symbols.get(k, op.constants.get(k))
+                found = self._exact_steps(op.inputs[1 - k]) if times is not None and times.ndim == 0 else None
+                if found is not None and times is not None and is_at_least(times.item(), 1):
+                    return found._replace(step=found.step * times.item())
+        return None
+
+    def _length_below(self, tensor: Any) -> Any:
+        """Return a length that is more than each of some indices, none of which is negative, or None."""
+        for _ in range(_MOST_STEPS):
+            if tensor in self._below or self._ops[tensor.op].type not in _IN_ORDER:
+                break
+            tensor = self._ops[tensor.op].inputs[0]
+        return self._below.get(tensor)
 
     def _or_first(self, op: Any) -> InOrder | None:
         """Return what is known of `n > 1 ? range(n) : 0`, as `tf.vectorized_map` numbers rows: the same without it."""
@@ -123,8 +186,9 @@ class RowNumbers:
         op = self._ops[tensor.op]
         if tensor in self._known:
             return None if is_symbolic(self._known[tensor]) else Numbers(self._known[tensor], 1)
-        if tensor in self._gathered:
-            return Numbers(np.zeros((1,) * len(op.out_shapes[tensor.index] or ()), np.int64), self._gathered[tensor])
+        length = self._length_below(tensor)
+        if type(length) is int:
+            return Numbers(np.zeros((1,) * len(op.out_shapes[tensor.index] or ()), np.int64), length)
         if op.type != "AddV2" or depth > _MOST_STEPS:
             return None
         a, b = (self._sum(t, depth + 1) for t in op.inputs)
@@ -138,6 +202,8 @@ class RowNumbers:
             value = self._known[tensor]
             return None if is_symbolic(value) or not value.size else Numbers(value[..., 0], 1)
         op = self._ops[tensor.op]
+        if op.out_shapes[tensor.index] and is_same(op.out_shapes[tensor.index][-1], 1):
+            return self._numbers(tensor)
         if op.type == "Pack" and op.attr("axis").i in (-1, len(op.out_shapes[0] or ()) - 1):
             return self._numbers(op.inputs[0])
         if op.type == "ConcatV2" and (op.in_shapes[0] or (0,))[-1] == 1:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from graphsplit.core.layouts import BATCH, REPLICATE, EvenCut, Joined, Layout, OtherRows, Shard
-from graphsplit.core.sizes import is_same, quotient
+from graphsplit.core.sizes import as_size, is_same, quotient
 from graphsplit.program.program import Op
 from graphsplit.program.row_numbers import has_columns
 from graphsplit.rules.factors import Resize, Shift
@@ -87,17 +87,31 @@ def blocks_between(layout: Shard, begin: Any, end: Any, length: Any) -> tuple[in
     return None if first is None or last is None or first >= last else (first, last)
 
 
-def own_segments(op: Op, layouts: Sequence[Layout]) -> Answer | None:
-    """`(data, ids, count)`: entries of rows, added to entries of the same rows."""
-    found, numbers, total = _cut(op, layouts), op.numbers.get(1), op.constants.get(2)
-    if found is None or numbers is None or total is None:
-        return None
-    cut, rows = found
-    given, count = _entries(op, 1, cut, rows), quotient(total.item(), rows)
-    if given is None or type(count) is not int or not count or not numbers.are_of(rows, count):
-        return None
-    result = Shard(0, (count,), cut.partition)
-    return Sharded((given, given, REPLICATE), (result,), (Resize(2, (), np.asarray(total)),), shift={1: Shift(result)})
+def own_segments(numbering: int) -> LayoutRule:
+    """Return the rule of ops that add entries of rows to entries of the same rows: the rows' own, several for each.
+
+    Args:
+      numbering: the operand that numbers what is added to; the other one is added, the third says how much there is.
+    """
+
+    def rule(op: Op, layouts: Sequence[Layout]) -> Answer | None:
+        found, numbers, total = _cut(op, layouts), op.numbers.get(numbering), op.constants.get(2)
+        indices = op.in_shapes[numbering]
+        if found is None or numbers is None or total is None or not total.size or not indices:
+            return None
+        cut, rows = found
+        columns = int(indices[-1] or 0) if has_columns(op.type) else 0
+        size, position = (total.flat[0], 0) if has_columns(op.type) else (total.item(), ())
+        given, count = _entries(op, numbering, cut, rows), quotient(size, rows)
+        if given is None or count is None or is_same(count, 0) or has_columns(op.type) != bool(columns):
+            return None
+        if not numbers.are_of(rows, count):
+            return None
+        result = Shard(0, (as_size(count),), cut.partition)
+        resize, shift = Resize(2, position, np.asarray(total)), {numbering: Shift(result, columns)}
+        return Sharded((given, given, REPLICATE), (result,), (resize,), shift=shift)
+
+    return rule
 
 
 def own_rows(operands: str, result: str, shape: int | None = None) -> LayoutRule:

@@ -1,4 +1,4 @@
-"""Sections that some plans have: stages that were cut automatically, what XLA compiles, what has no kernel for GPUs.
+"""Sections that some plans have: stages that were cut automatically, sums that each device holds whole, XLA, hosts.
 
 Of stages it is told where each begins and why, and what it needs from others. What has no kernel for GPUs TensorFlow
 runs on the host, and copies there and back.
@@ -10,8 +10,10 @@ from collections import Counter
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.gpus import has_moving_kernel, kernel_devices
+from graphsplit.core.layouts import Partial, Shard
 from graphsplit.planning.amounts import size_text
 from graphsplit.planning.communication.transfers import Concatenation, Slice, Sum, Value
+from graphsplit.planning.costs.work import SMALL_BYTES
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.propagation.owners import computing_devices
 from graphsplit.program.graph.compilability import why_not_compiled
@@ -102,6 +104,27 @@ def _made_by(value: Value) -> str:
     if isinstance(value, Concatenation):
         return "ConcatV2"
     return _REDUCTIONS[value.reduction] if isinstance(value, Sum) else ""
+
+
+_PUTS = ("ScatterNd", "TensorScatter", "UnsortedSegment")  # types begin so that put rows at places in a whole tensor
+_MOST_SUMS = 4
+
+
+def whole_sums_text(plan: Decisions) -> list[str]:
+    """Return what each device puts its rows into that is larger than they are, and has all rows' places."""
+    found = [op for op in plan.sharded_ops if op.type.startswith(_PUTS) and _is_larger_than_rows(plan, op)]
+    lines = [f"  sums of rows for which each device holds a whole tensor: {len(found)}"] if found else []
+    for op in found[:_MOST_SUMS]:
+        lines.append(f"    {_place(plan, op)}: {size_text(plan.program, [Tensor(op.index, 0)])} on each device")
+    return lines + ([f"    ... and {len(found) - _MOST_SUMS} more"] if len(found) > _MOST_SUMS else [])
+
+
+def _is_larger_than_rows(plan: Decisions, op: Op) -> bool:
+    shards, size = plan.steps[op.index].shards, plan.program.bytes(Tensor(op.index, 0))
+    if shards is None or not isinstance(shards.gives[0], Partial) or size <= SMALL_BYTES:
+        return False
+    read = [t for t, want in zip(op.inputs, shards.wants, strict=True) if isinstance(want, Shard)]
+    return size > sum(map(plan.program.bytes, read))
 
 
 _NO_WORK = frozenset({"Placeholder", "Const", "NoOp", "ReadVariableOp", "Identity", SIZES})

@@ -11,7 +11,7 @@ from graphsplit.program.program import Op
 from graphsplit.rules.factors import DROPPED, Declined, Dims, Factors, Numbered, Resize
 from graphsplit.rules.known import axes_in, but, known, ranked, shape_operand
 from graphsplit.rules.registry import register
-from graphsplit.rules.rows import own_rows, own_segments
+from graphsplit.rules.rows import own_segments
 
 _REDUCTION = {"Sum": "sum", "Mean": "mean", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
 
@@ -52,8 +52,8 @@ def l2_loss(op: Op) -> Factors:
 _SEGMENT = 200  # the factor that segments are entries of: no axis has this number
 
 
-@register("UnsortedSegmentSum", linear=(0,), layouts=own_segments)
-@register("UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd", layouts=own_segments)
+@register("UnsortedSegmentSum", linear=(0,), layouts=own_segments(1))
+@register("UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd", layouts=own_segments(1))
 def unsorted_segments(op: Op) -> Factors:
     """Rows reduced by their segment: every device reduces its own rows. This is an embedding's dense gradient.
 
@@ -69,7 +69,7 @@ def unsorted_segments(op: Op) -> Factors:
     return Factors((rows + rest, rows, None), ((_SEGMENT, *rest),), contracted, resize, numbered=numbered)
 
 
-@register("ScatterNd", linear=(1,), layouts=own_rows("nn-", "r", shape=2))
+@register("ScatterNd", linear=(1,), layouts=own_segments(0))
 def scatter_nd(op: Op) -> Factors:
     """`(indices, updates, shape)`: every device adds its own updates into zeros. The gradient of `GatherNd`."""
     shape, (indices, updates) = shape_operand(op, 2), ranked(*op.in_shapes[:2])
