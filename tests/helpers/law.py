@@ -84,11 +84,18 @@ def assert_law(
       The plan of the last call.
     """
     plan = _assert_law(make, calls, devices, sharded, at_home, tolerance, options)
-    sums = {move.tensor for move in plan.moves if isinstance(move.source, Partial)}
-    if "exchange_bytes" not in options.get("tuning", {}) and sums & leading_to_shards(plan.program, plan.steps):
-        at_once = {**options, "tuning": {**options.get("tuning", {}), "exchange_bytes": EXCHANGE_BYTES}}
+    if (at_once := with_sums_at_once(plan, options)) is not None:
         _assert_law(make, calls, devices, sharded, at_home, tolerance, at_once)
     return plan
+
+
+def with_sums_at_once(plan: gs.inspect.Plan, options: dict[str, Any]) -> dict[str, Any] | None:
+    """Return options by which sums that shards wait for go from each to each; None if a plan has none, or they do."""
+    tuning = options.get("tuning", {})
+    sums = {move.tensor for move in plan.moves if isinstance(move.source, Partial)}
+    if "exchange_bytes" in tuning or not sums & leading_to_shards(plan.program, plan.steps):
+        return None
+    return {**options, "tuning": {**tuning, "exchange_bytes": EXCHANGE_BYTES}}
 
 
 def _assert_law(

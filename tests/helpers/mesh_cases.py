@@ -15,6 +15,7 @@ import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission import check_emitted, emit
 from graphsplit.emission.axes import columns
+from tests.helpers.law import with_sums_at_once
 
 WIDTH, HIDDEN, LENGTH, VOCABULARY, HEAD = 12, 15, 6, 11, 4
 
@@ -147,7 +148,20 @@ def axes_checked() -> Iterator[list[gs.inspect.Plan]]:
 def assert_law(
     make: Callable[[], Made], layout: dict[str, Any], mesh: dict[str, int], batches: Sequence[tf.Tensor], **options: Any
 ) -> gs.ParallelFunction[..., Any]:
-    """Run steps on one device and on a mesh, and compare what they return and leave."""
+    """Run steps on one device and on a mesh, and compare what they return and leave; both ways, see `law`."""
+    parallel, plan = _assert_law(make, layout, mesh, batches, options)
+    if (at_once := with_sums_at_once(plan, options)) is not None:
+        _assert_law(make, layout, mesh, batches[:1], at_once)
+    return parallel
+
+
+def _assert_law(
+    make: Callable[[], Made],
+    layout: dict[str, Any],
+    mesh: dict[str, int],
+    batches: Sequence[tf.Tensor],
+    options: dict[str, Any],
+) -> tuple[gs.ParallelFunction[..., Any], gs.inspect.Plan]:
     variables, step = make()
     laid, other = make()
     gs.set_variable_layout(laid, layout, devices_of(mesh), mesh=mesh)
@@ -168,7 +182,7 @@ def assert_law(
                 assert sum(size > 0 for size in parts.bytes_on_devices().values()) == len(set(parts.devices))
     for one, own in zip(variables, laid, strict=True):
         np.testing.assert_allclose(one.numpy(), own.numpy(), 1e-9, 1e-10)
-    return parallel
+    return parallel, plan
 
 
 MESHES = [

@@ -65,18 +65,18 @@ def _exchanged_at_once(program: Program, moves: Iterable[Move], few_bytes: int) 
     """Return sums that the shards send each other, those together that are ready at the same time.
 
     That is where as many exchanges, one after the other, and as many products lead to them. So none follows from
-    another one, and none waits for a product that another one needs.
+    another one, and none waits for a product that another one needs. (Each column of a mesh has devices of its own.)
     """
     exchanged = {move.tensor: move for move in moves if move.source == PARTIAL_SUM and move.target == REPLICATE}
     before: list[tuple[int, int]] = []  # of each operation, how many exchanges and products lead to its results
-    ready: dict[tuple[tuple[int, int], tf.DType], list[Move]] = {}
+    ready: dict[tuple[object, ...], list[Move]] = {}
     for op in program.ops if exchanged else ():
         exchanges = max([before[t.op][0] + (t in exchanged) for t in op.inputs], default=0)
         products = max([before[t.op][1] for t in op.inputs], default=0) + (family_of(op.type) in (*MATRIX, "depthwise"))
         before.append((exchanges, products))
         for k, dtype in enumerate(op.out_dtypes):
             if (tensor := Tensor(op.index, k)) in exchanged:
-                ready.setdefault((before[-1], dtype), []).append(exchanged[tensor])
+                ready.setdefault((before[-1], dtype, op.provenance.column), []).append(exchanged[tensor])
     alike = [part for together in ready.values() for part in _filled(program, together, few_bytes)]
     return [together for together in alike if len(together) > 1]
 
