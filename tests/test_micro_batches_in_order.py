@@ -150,7 +150,8 @@ def test_what_shards_of_a_device_give_to_a_sum_is_added_up_once():
             w.assign_sub(0.1 * gradient)
         return loss
 
-    plan = gs.parallelize(step, devices=4, micro_batches=3, variables="replicated").plan(rows(60, 64))
+    options = {"micro_batches": 3, "variables": "replicated", "tuning": {"exchange_bytes": 1 << 19}}
+    plan = gs.parallelize(step, devices=4, **options).plan(rows(60, 64))
     found = [collective for collective in plan.collectives if collective.kind == "all-reduce"]
     assert len(found) > 2, str(plan)
     for collective in found:

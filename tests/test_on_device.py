@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import keras
 import numpy as np
@@ -46,7 +47,7 @@ def test_a_stage_of_a_training_step_runs_on_its_devices(stage, of_shards):
 def test_training_equals_the_unsplit_function(stage, count):
     kinds = ["Tanh", "TanhGrad", "LeakyRelu", "LeakyReluGrad", "MatMul"]
     place = on(stage)
-    made = iter([training(), training(place)])
+    made = itertools.cycle([training(), training(place)])
     assert_law(lambda: next(made), [(rows(count, seed=s),) for s in range(4)], devices=OUTER, sharded=kinds)
 
 
@@ -161,7 +162,7 @@ def test_one_lstm_for_two_inputs_each_on_its_own_devices():
     def sequences(count):
         return tuple(tf.random.stateless_normal([count, 5, 3], [count, s], dtype=tf.float64) for s in range(2))
 
-    made = iter([make([lambda fn: fn] * 2), make([on(STAGE), on("CPU:4")])])
+    made = itertools.cycle([make([lambda fn: fn] * 2), make([on(STAGE), on("CPU:4")])])
     plan = assert_law(
         lambda: next(made), [sequences(7)] * 2 + [sequences(3)], devices=OUTER, sharded=["StatelessWhile"]
     )

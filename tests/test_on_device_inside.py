@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import tensorflow as tf
 
@@ -60,7 +62,7 @@ def test_random_masks_of_a_stage_are_those_of_one_device():
         encode = place(lambda x: tf.tanh(dropout(x, training=True)))
         return lambda x: tf.nn.leaky_relu(encode(x)), dropout.variables
 
-    made = iter([make(lambda fn: fn), make(on(STAGE))])
+    made = itertools.cycle([make(lambda fn: fn), make(on(STAGE))])
     assert_law(lambda: next(made), [(rows(7, 6),), (rows(5, 6),)], devices=OUTER, sharded=["Tanh"], at_home=None)
 
 
@@ -85,7 +87,7 @@ def test_a_stage_in_a_loop_around_whole_steps():
 
         return steps, variables
 
-    made = iter([make(lambda fn: fn), make(on(STAGE))])
+    made = itertools.cycle([make(lambda fn: fn), make(on(STAGE))])
     assert_law(lambda: next(made), [(rows(5),), (rows(3),)], devices=OUTER)
     steps, _ = make(on(STAGE))
     with partition_graphs() as graphs:

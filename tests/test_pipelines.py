@@ -22,7 +22,7 @@ from tests.helpers.pipelines import named, training
 
 def assert_pipeline(stages: int, places: list[Any], **options: Any) -> gs.inspect.Plan:
     """Compare a training step of stages on devices with that of one device."""
-    twins = iter([lambda fn, _: fn, lambda fn, number: named(gs.on_device(fn, places[number]), number)])
+    twins = itertools.cycle([lambda fn, _: fn, lambda fn, number: named(gs.on_device(fn, places[number]), number)])
     given = rows(11, 6), rows(11, 6)
     return assert_law(lambda: training(stages, next(twins)), [given, given], sharded=["Tanh", "TanhGrad"], **options)
 
@@ -158,7 +158,7 @@ def check_random_pipeline(seed: int) -> None:
 
         return step, variables
 
-    twins = iter([lambda fn, _: fn, lambda fn, number: named(gs.on_device(fn, places[number]), number)])
+    twins = itertools.cycle([lambda fn, _: fn, lambda fn, number: named(gs.on_device(fn, places[number]), number)])
     calls = [(rows(size, 6), rows(size, 6)) for size in rng.choice([1, 2, 5, 8, 13], 3)]
     plan = assert_law(lambda: make(next(twins)), calls, at_home=None, sharded=["Tanh", "TanhGrad"], **options)
     if plan.mesh.has_turns:
@@ -188,7 +188,8 @@ def test_normalization_in_a_stage_makes_all_wait():
     def trained(part: Any) -> Any:
         return lambda x: part(x, training=True)
 
-    twins = iter([lambda part, _: trained(part), lambda part, number: gs.on_device(trained(part), f"CPU:{number}")])
+    staged = lambda part, number: gs.on_device(trained(part), f"CPU:{number}")  # noqa: E731
+    twins = itertools.cycle([lambda part, _: trained(part), staged])
     given = tf.cast(rows(11, 6), tf.float32)
     plan = assert_law(lambda: make(next(twins)), [(given,)], devices=["CPU:0"], micro_batches=3, schedule="1f1b")
     assert {phase.level for phase in plan.phases} != {0}
