@@ -22,6 +22,7 @@ DECIDES = {
     "divide_variables": {"program", "state"},
     "choose_home": {"home", "notes"},
     "recompute": {"program", "notes"},
+    "merge_moments": {"program"},
     "propagate": {"steps", "owners", "moves"},
     "read_rows": {"program", "steps"},
     "cut_into_stages": {"program", "stage_cuts", "owners", "moves"},
@@ -91,6 +92,11 @@ def with_large_weights(**options: Any) -> gs.ParallelFunction:
     return gs.parallelize(lambda x: functools.reduce(tf.matmul, kernels, x), devices=2, **options)
 
 
+def standardized(x: tf.Tensor) -> tf.Tensor:
+    mean, variance = tf.nn.moments(x, [0])
+    return (x - mean) * tf.math.rsqrt(variance + 1e-3)
+
+
 class OnHosts:
     """A function of a variable that another host has than that of the first device."""
 
@@ -114,6 +120,7 @@ CASES: dict[str, Callable[[], gs.ParallelFunction | OnHosts]] = {
     "micro-batches": lambda: gs.parallelize(training_step(), devices=2, micro_batches=2),
     "recomputing": lambda: gs.parallelize(training_step(), devices=2, recompute="blocks"),
     "what is read late": lambda: gs.parallelize(reading_late(), devices=2),
+    "moments": lambda: gs.parallelize(standardized, devices=2, tuning={"exchange_bytes": 1 << 19}),
     "a stage in a loop": lambda: gs.parallelize(with_stage_in_a_branch, devices=2),
 }
 
