@@ -13,6 +13,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.planning.text.advice import ADVICE, advice_on
 from graphsplit.rules.families.whole import WHY
+from graphsplit.rules.registry import rule_of, ruled_types
 from tests.helpers.law import assert_close, check, rows
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +24,7 @@ ASKED = {"axes_in", "known", "shape_operand"}  # (what of, with its verb: see `k
 @functools.cache
 def reasons() -> list[str]:
     """Return every reason that is written in rules and planning; what is filled in counts as `Op`."""
-    found = list(WHY.values())
+    found = [*WHY.values(), *[rule.why_whole for rule in map(rule_of, ruled_types()) if rule is not None]]
     for path in [*(ROOT / "graphsplit/rules").rglob("*.py"), *(ROOT / "graphsplit/planning").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             name = getattr(node.func, "id", "") if isinstance(node, ast.Call) and node.args else ""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.planning.text.headlines import shares_of
 from tests.helpers.law import rows
 
 MESH = {"batch": 2, "model": 2}
@@ -28,3 +32,45 @@ def test_all_devices_that_work_are_counted(layout: dict):
     assert plan.compare(plan).startswith(f"A plan for {len(report.devices)} devices against ")
     if "mesh" in layout:
         assert "\n  shard 1: CPU:2 and CPU:3, 2 rows\n" in str(plan)
+
+
+WEIGHTS = [tf.Variable(0.3 * rows(6, 6), name=f"weight_{k}") for k in range(3)]
+
+
+def picking(x, picked):
+    """Return a step that works on some rows, once: those of a mask, or of a degree. Data say how many these are."""
+    with tf.GradientTape() as tape:
+        h = x @ WEIGHTS[0]
+        own = tf.boolean_mask(h, picked) if picked.dtype == tf.bool else tf.slice(h, [picked[0], 0], [picked[1], 6])
+        loss = tf.reduce_mean(((own @ WEIGHTS[1]) @ WEIGHTS[2]) ** 2)
+    for weight, gradient in zip(WEIGHTS, tape.gradient(loss, WEIGHTS), strict=True):
+        weight.assign_sub(0.01 * gradient)
+    return loss
+
+
+MASK, DEGREE = tf.constant(np.arange(40) % 3 > 0), tf.constant([5, 9])
+
+
+@pytest.mark.parametrize("picked", [MASK, DEGREE], ids=["a mask", "a degree"])
+def test_reasons_explain_all_that_is_not_sharded(picked: tf.Tensor):
+    """What follows from some of the rows has reasons, though nothing is as long as the batch any more."""
+    step = gs.parallelize(picking, devices=3, split={"picked": None})
+    assert gs.verify(step, rows(40, 6), picked).passed
+    plan = step.plan(rows(40, 6), picked)
+    shares = shares_of(plan)
+    explained = sum(cause.flops for cause in shares.causes)
+    assert explained > 0.5 * shares.flops
+    assert explained > 0.9 * (shares.flops - shares.sharded_flops), str(plan)
+    counted = [own for own in _percent(str(plan), "of the FLOPs (sharded|work on|run once)") if own < 100]
+    assert abs(sum(counted) - 100) < 1.1, str(plan)  # (what is less than 1 % has no line)
+    assert re.search(r": up to [0-9.]+ % of the FLOPs; (it picks rows|its sizes are not known)", str(plan)), str(plan)
+
+
+def _percent(text: str, what: str) -> list[float]:
+    return [float(found[1]) for found in re.finditer(rf"([0-9.e-]+) % {what}", text)]
+
+
+def test_work_on_some_rows_is_refused():
+    step = gs.parallelize(picking, devices=3, strict=True)
+    with pytest.raises(gs.errors.StrictError, match="give those that do not count a weight of 0"):
+        step.plan(rows(40, 6), MASK)

@@ -81,7 +81,7 @@ def _answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int],
         if sharded is not None and not _cuts_unknown(op, sharded):
             pieces = max([len(layout.blocks) for layout in sharded.gives if isinstance(layout, Shard)], default=0)
             return sharded if pieces <= _MOST_BLOCKS else Declined(f"each shard would have {pieces} pieces of it")
-    return Declined("it needs all rows at once")
+    return Declined(rule.why_whole)
 
 
 def _cuts_unknown(op: Op, sharded: Sharded) -> bool:

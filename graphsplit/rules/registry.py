@@ -92,12 +92,14 @@ class Rule:
       layouts: an answer that factors cannot give (joining blocks, passing anything through), asked first; may pass.
       linear: operands in each of which the op is linear while the others are whole.
       joint: whether the op is linear in all its data operands together (sums, concatenation).
+      why_whole: why it runs whole where no factor of it is cut.
     """
 
     function: FactorRule
     layouts: LayoutRule | None = None
     linear: tuple[int, ...] = ()
     joint: bool = False
+    why_whole: str = "it needs all rows at once"
 
     def factors(self, op: Op) -> Factors | Declined:
         """Return the factors of an op; it is declined where the rule asks what is not known."""
@@ -116,7 +118,11 @@ _RULES: dict[str, Rule] = {}
 
 
 def register(
-    *op_types: str, linear: tuple[int, ...] = (), joint: bool = False, layouts: LayoutRule | None = None
+    *op_types: str,
+    linear: tuple[int, ...] = (),
+    joint: bool = False,
+    layouts: LayoutRule | None = None,
+    why_whole: str = Rule.why_whole,
 ) -> Callable[[FactorRule], FactorRule]:
     """Register the decorated function as the factor rule of `op_types`."""
 
@@ -124,7 +130,7 @@ def register(
         for op_type in op_types:
             if op_type in _RULES:
                 raise ValueError(f"{op_type} has two rules.")
-            _RULES[op_type] = Rule(function, layouts, linear, joint)
+            _RULES[op_type] = Rule(function, layouts, linear, joint, why_whole)
         return function
 
     return decorate

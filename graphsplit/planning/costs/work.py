@@ -130,13 +130,18 @@ def _known(shape: Shape | None, unknown_size: int | None) -> tuple[int, ...] | N
     return tuple([stand_in if size is None else int(size) for size in ((None,) if shape is None else shape)])
 
 
-def flops_of(op: Op) -> int:
-    """Return the floating-point operations of one execution: 0 where no formula is known, bodies of loops once."""
+def flops_of(op: Op, unknown_size: int | None = None) -> int:
+    """Return the floating-point operations of one execution: 0 where no formula is known, bodies of loops once.
+
+    Args:
+      op: which.
+      unknown_size: what a size counts as that follows from data; None: what has one has no floating-point operations.
+    """
     if op.bodies:
         return sum(map(flops_of_all, op.bodies.values()))
     if not has_flops(op.type):
         return 0
-    shapes = [[_as_planned(shape) for shape in shapes] for shapes in (op.in_shapes, op.out_shapes)]
+    shapes = [[_as_planned(shape, unknown_size) for shape in shapes] for shapes in (op.in_shapes, op.out_shapes)]
     return count_flops(op.type, op.attr, *shapes) or 0
 
 
@@ -145,9 +150,9 @@ def flops_of_all(program: Program) -> int:
     return sum(map(flops_of, program.ops))
 
 
-def _as_planned(shape: Shape | None) -> Shape | None:
+def _as_planned(shape: Shape | None, unknown_size: int | None) -> Shape | None:
     """Return a shape as numbers: unknown sizes as what they count as while planning."""
-    return None if shape is None else tuple([None if size is None else int(size) for size in shape])
+    return None if shape is None else tuple([unknown_size if size is None else int(size) for size in shape])
 
 
 def data_in(program: Program, batch: int) -> list[bool]:

@@ -53,6 +53,12 @@ ADVICE = (
         "XLA compiles it as a whole|which XLA does",
         "take jit_compile=True off it and give that to parallelize",
     ),
+    Advice(
+        "picks rows by numbers|how many entries it finds",
+        "keep all rows and give those that do not count a weight of 0, as tf.where does; rows that read others, as in "
+        "a graph, need all",
+        "nothing is to be done for a finished model",
+    ),
     Advice("takes a diagonal", "take the diagonal first, with tf.linalg.diag_part"),
     Advice("names no axis", "name the axis"),
     Advice("kernels that cut and join", "cast it first to a type that TensorFlow cuts, int8 or float32"),

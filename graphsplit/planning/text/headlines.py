@@ -5,8 +5,9 @@ Times come from a model of one machine, and are only compared with each other.
 Shares count everything that runs, optimizers and reductions included, and say what of the batch does not run on the
 shards, whichever way it came home. What is at home and follows from rows has a cause: the first operation on its way
 that made or read them there. Rows are known by where they come from: they were gathered, or born in an operation from
-nothing that had them, and they last as long as an axis has the batch's length, or a multiple of it. What follows from
-variables alone has none.
+nothing that had them, and they last as long as an axis has the batch's length, or a multiple of it; or, behind an
+operation that picks some of them, as many as it picks, which may not be known. What follows from variables alone has
+none.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from graphsplit.core.layouts import Shard
-from graphsplit.core.sizes import is_same, quotient
+from graphsplit.core.layouts import Layout, Shard
+from graphsplit.core.sizes import is_one, is_same, quotient
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.costs.seconds import seconds_of
 from graphsplit.planning.costs.work import data_in, flops_of
@@ -120,12 +121,14 @@ class Cause:
       reason: why it is at home.
       followers: what follows from it at home and has rows.
       flops: of all of these.
+      is_most: whether they are so many if all rows are picked of which data tell how many are, or fewer.
     """
 
     op: Op
     reason: str
     followers: tuple[Op, ...]
     flops: int
+    is_most: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,21 +159,21 @@ class Shares:
 def shares_of(plan: Decisions) -> Shares:
     """Return how much of a plan runs on the shards, and what keeps the rest of the work on the batch from it."""
     counted: list[Any] = [0] * len(_COUNTED)
-    causes: list[Cause] = []
+    finder = _Causes(plan)
+    causes = finder.causes()
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.bodies:
             inside = [shares_of(body) for body in step.bodies.values()]
             own = [sum([getattr(one, name) for one in inside]) for name in _COUNTED]
             causes += [cause for one in inside for cause in one.causes]
         elif step.home or step.shards:
-            sharded, flops, own_bytes = not step.home, flops_of(op), sum(op.out_bytes)
+            sharded, flops, own_bytes = not step.home, finder.flops(op), sum(op.out_bytes)
             seconds = seconds_of(plan.program, op)
             on_shards = (flops * sharded, own_bytes * sharded, seconds * bool(step.shards))
             own = [flops, own_bytes, seconds, *on_shards]
         else:
             continue
         counted = [a + b for a, b in zip(counted, own, strict=True)]
-    causes += _Causes(plan).causes()
     causes.sort(key=lambda cause: -cause.flops)
     return Shares(**dict(zip(_COUNTED, counted, strict=True)), causes=tuple(causes))
 
@@ -185,6 +188,8 @@ class _Causes:
         self._plan = plan
         self._program: Program = plan.program
         self._blamed: dict[int, int] = {}  # operations at home that have rows -> their cause
+        self._picked: dict[int, list[Any]] = {}  # causes -> how many rows are picked in it and behind it
+        self._most: dict[int, int] = {}  # causes -> how many these are at most: all that are read
         self._has_data = data_in(plan.program, plan.batch)
 
     def causes(self) -> list[Cause]:
@@ -198,24 +203,31 @@ class _Causes:
                 cause = self._cause_of(op)
                 if cause is not None:
                     self._blamed[op.index] = cause
+                    self._note_picked(op, cause)
         groups: dict[int, list[Op]] = {}
         for position, cause in self._blamed.items():
             groups.setdefault(cause, []).append(self._program.ops[position])
         return [self._cause(self._program.ops[first], ops) for first, ops in groups.items()]
 
+    def flops(self, op: Op) -> int:
+        """Return the floating-point operations of one that runs; what picks rows counts as if it picked all."""
+        cause = self._blamed.get(op.index)
+        return flops_of(op) if cause is None else flops_of(op, self._most[cause])
+
     def _cause(self, first: Op, ops: list[Op]) -> Cause:
+        is_most = any(flops_of(op) != self.flops(op) for op in ops)
         reads = any(self._made_in_pieces(tensor) for tensor in first.inputs)
         reason = self._plan.steps[first.index].reason or (_FOLLOWS if reads else _BORN)
-        return Cause(first, reason, tuple([op for op in ops if op is not first]), sum(map(flops_of, ops)))
+        return Cause(first, reason, tuple([op for op in ops if op is not first]), sum(map(self.flops, ops)), is_most)
 
     def _cause_of(self, op: Op) -> int | None:
         """Return the operation that is to blame for the rows that one at home has, if it has any."""
         if op.is_constant or op.type == "Placeholder":
             return None
-        blamed = [self._blamed[t.op] for t in op.inputs if t.op in self._blamed and self._has_rows(t)]
+        blamed = [self._blamed[t.op] for t in op.inputs if t.op in self._blamed and self._has_rows_behind(t)]
         if blamed:
             return blamed[0]
-        if any(self._made_in_pieces(tensor) for tensor in op.inputs):
+        if self._plan.steps[op.index].reason or any(self._made_in_pieces(tensor) for tensor in op.inputs):
             return op.index
         given = any(self._is_captured(t) for i, t in enumerate(op.inputs) if i not in op.constants)
         born = self._has_data[op.index] and not any(self._has_data[tensor.op] for tensor in op.inputs)
@@ -226,7 +238,30 @@ class _Causes:
         step = self._plan.steps[tensor.op]
         if step.for_rows:
             return not step.for_rows.adds
-        return not step.home and step.shards is not None and isinstance(step.shards.gives[tensor.index], Shard)
+        return isinstance(self._layout(tensor), Shard)
+
+    def _has_rows_behind(self, tensor: Tensor) -> bool:
+        """Return whether what follows from a cause has rows: all of them, or as many as were picked."""
+        shape, picked = self._program.shape(tensor), self._picked[self._blamed[tensor.op]]
+        if shape is None or None in shape or self._has_rows(tensor):
+            return True
+        return any(is_same(size, length) for size in shape for length in picked)
+
+    def _note_picked(self, op: Op, cause: int) -> None:
+        """Note how many rows an operation that follows from a cause picks of those that it reads, and how many at most.
+
+        Their axis is as long as the batch, or that on which they were in pieces.
+        """
+        picked, most = self._picked.setdefault(cause, []), int(self._plan.batch)
+        for layout in [layout for t in op.inputs if isinstance(layout := self._layout(t), Shard)]:
+            most = max(most, int(layout.size(self._plan.batch)))
+            lengths = [shape[layout.axis] for shape in op.out_shapes if shape and layout.axis < len(shape)]
+            picked += [length for length in lengths if not is_one(length)]
+        self._most[cause] = max(most, self._most.get(cause, 0))
+
+    def _layout(self, tensor: Tensor) -> Layout | None:
+        step = self._plan.steps[tensor.op]
+        return None if step.home or step.shards is None else step.shards.gives[tensor.index]
 
     def _is_captured(self, tensor: Tensor) -> bool:
         """Return whether a tensor is a capture or a constant with the batch's rows. (No argument: see `split`.)"""

@@ -19,6 +19,7 @@ from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Cut, MeshDivision, Nested, Replicate, along_axis, axis_of
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.chains import longest_chain
+from graphsplit.planning.costs.work import flops_of
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.device_bytes import STAGES, Traffic, alive_on, along, giving_devices, held_bytes, traffic
 from graphsplit.planning.mesh import Mesh
@@ -61,7 +62,7 @@ def describe(plan: Decisions) -> str:
     sends = traffic(plan, tasks)
     for_rows = _for_rows(plan)
     nothing = [f"  all {'other ' * bool(for_rows)}work on the batch is sharded"] if plan.mesh.shards else []
-    at_home = [*for_rows, *([*_at_home(plan), *_following(plan, shares)] or nothing)]
+    at_home = [*for_rows, *([*_at_home(plan), *_following(plan, shares)] or nothing), *_without_rows(plan, shares)]
     burden = burden_of_variables(plan, tasks)
     more = [f"  {burden}"] if burden is not None else []
     found = [*_header(plan, shares, sends), *_communication(plan, sends), *whole_sums_text(plan), *more, *at_home]
@@ -75,7 +76,7 @@ def cause_text(plan: Decisions, cause: Cause, shares: Shares) -> str:
     if cause.followers:
         text += f", and so does what follows it ({_kinds(cause.followers, 3)})"
     if shares.flops:
-        text += f": {100 * cause.flops / shares.flops:.4g} % of the FLOPs"
+        text += f": {'up to ' * cause.is_most}{100 * cause.flops / shares.flops:.4g} % of the FLOPs"
     return f"{text}; {cause.reason}" + (f" ({where})" if where else "")
 
 
@@ -415,7 +416,8 @@ def run_for_rows(plan: Decisions) -> list[tuple[Op, str]]:
 
 def _following(plan: Decisions, shares: Shares) -> list[str]:
     """Say what follows on one device from each operation that has rows there, where it is any work."""
-    found = [cause for cause in shares.causes if cause.flops and (cause.followers or not plan.stayed_home)]
+    named = {id(op) for op, _ in plan.stayed_home}
+    found = [cause for cause in shares.causes if cause.flops and (cause.followers or id(cause.op) not in named)]
     lines = [
         line
         for cause in found[:_MOST_LISTED]
@@ -423,11 +425,27 @@ def _following(plan: Decisions, shares: Shares) -> list[str]:
     ]
     more = len(found) - _MOST_LISTED
     lines += [f"    ... and {more} more"] if more > 0 else []
-    return (
-        [f"  {100 * shares.at_home:.4g} % of the FLOPs work on the batch and run on one device:", *lines]
-        if lines
-        else []
-    )
+    if not shares.at_home:
+        return []
+    total = f"  {100 * shares.at_home:.4g} % of the FLOPs work on the batch and run on one device"
+    return [f"{total}:", *lines] if lines else [total]
+
+
+_LEAST_SUM = 0.01  # of the FLOPs, for which a line says what else runs once
+
+
+def _without_rows(plan: Decisions, shares: Shares) -> list[str]:
+    """Say how much runs once and follows from no rows at home: optimizers, and what is made of sums."""
+    blamed = {id(op) for cause in shares.causes for op in (cause.op, *cause.followers)}
+    flops = {op: flops_of(op) for op in plan.home_ops if id(op) not in blamed and not plan.steps[op.index].bodies}
+    total = sum(flops.values())
+    if not plan.mesh.shards or total <= _LEAST_SUM * shares.flops:
+        return []
+    kinds: Counter[str] = Counter()
+    for op, count in flops.items():
+        kinds[op.type] += count
+    most = [f"{kind} {100 * count / shares.flops:.2g} %" for kind, count in kinds.most_common(3) if count]
+    return [f"  {100 * total / shares.flops:.4g} % of the FLOPs run once, and on no rows: {', '.join(most)}"]
 
 
 def _turns(plan: Decisions) -> list[str]:

@@ -174,7 +174,10 @@ def strided_slice_gradient(op: Op) -> Factors:
     return Factors((None, None, None, None, tuple(inputs)), (tuple(output),), resize=resize)
 
 
-@register("GatherV2", linear=(0,))
+_PICKS = "it picks rows by numbers, which may be those of any"
+
+
+@register("GatherV2", linear=(0,), why_whole=_PICKS)
 def gather(op: Op) -> Factors:
     """Sharded indices into a table that every device reads, or rows taken from each sample (`batch_dims`)."""
     params, indices = ranked(*op.in_shapes[:2])
@@ -203,7 +206,7 @@ def is_number(dtype: tf.DType) -> bool:
     return bool(dtype.is_floating or dtype.is_integer or dtype.is_complex)
 
 
-@register("GatherNd", linear=(0,), layouts=own_rows("rn", "n"))
+@register("GatherNd", linear=(0,), layouts=own_rows("rn", "n"), why_whole=_PICKS)
 def gather_nd(op: Op) -> Factors:
     """Sharded indices into a value that every device reads."""
     params, indices = ranked(*op.in_shapes)
