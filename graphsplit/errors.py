@@ -131,7 +131,7 @@ class StrictError(GraphsplitError):
 
     Each operation comes with its line, the bytes that would be gathered for it, why, and what to do about it
     ([all reasons](docs/limits.md#what-runs-on-one-device)). For a share of the work,
-    `assert step.plan(x).sharded_fraction > 0.9`.
+    `assert step.plan(x).balance > 0.9`.
 
     >>> import tensorflow as tf, graphsplit as gs
     >>> distinct = gs.parallelize(lambda x: tf.unique(tf.tanh(x)).y, devices=2, strict=True)
@@ -142,7 +142,7 @@ class StrictError(GraphsplitError):
       - Unique 'Unique' at ...: 24 B gathered; which entries are new depends on all rows
         -> leave it out if it only saves lookups, or call it in dataset.map and pass its values with
         split={...: None}
-    Or drop strict=True, and assert how much is sharded: step.plan(x).sharded_fraction > 0.9.
+    Or drop strict=True, and assert how evenly devices work: step.plan(x).balance > 0.9.
     """
 
 

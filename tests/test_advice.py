@@ -105,7 +105,7 @@ def test_the_same_words_everywhere():
         "strict=True, but these operations work on rows of the batch and would run on one device:\n"
         f"  - StringFormat 'StringFormat' at test_advice.py:{line}: nothing gathered; no rule for StringFormat\n"
         f"    -> {DO}\n"
-        "Or drop strict=True, and assert how much is sharded: step.plan(x).sharded_fraction > 0.9."
+        "Or drop strict=True, and assert how evenly devices work: step.plan(x).balance > 0.9."
     )
     assert any(DO in warning for warning in parallel.placement(x).warnings)
 

@@ -18,8 +18,7 @@ from tests.helpers.processes import python
 CPUS = "".join(f"  - CPU:{i}\n" for i in range(5))
 MAKE_MORE = "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
 _STRICT = (
-    "strict must be True or False, got {!r}. To require a share of the work, write: "
-    "assert step.plan(x).sharded_fraction > 0.9."
+    "strict must be True or False, got {!r}. To require a share of the work, write: assert step.plan(x).balance > 0.9."
 )
 
 
@@ -409,7 +408,7 @@ def test_strict_names_the_operation_and_the_line():
         f"  - Unique 'Unique' at test_errors.py:{here}: nothing gathered; which entries are new depends on all rows\n"
         "    -> leave it out if it only saves lookups, or call it in dataset.map and pass its values with "
         "split={...: None}\n"
-        "Or drop strict=True, and assert how much is sharded: step.plan(x).sharded_fraction > 0.9."
+        "Or drop strict=True, and assert how evenly devices work: step.plan(x).balance > 0.9."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -74,3 +75,26 @@ def test_work_on_some_rows_is_refused():
     step = gs.parallelize(picking, devices=3, strict=True)
     with pytest.raises(gs.errors.StrictError, match="give those that do not count a weight of 0"):
         step.plan(rows(40, 6), MASK)
+
+
+@pytest.mark.parametrize("layout", ["home", "replicated", "sharded"])
+def test_the_headline_sees_how_evenly_devices_work(layout: str):
+    """Each operation counts once for what is sharded, and on each device that runs it for the balance."""
+    weights = [tf.Variable(rows(24, 48), name="up"), tf.Variable(rows(48, 24), name="down")]
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(weights)
+    gs.set_variable_layout([*weights, *optimizer.variables[2:]], layout, devices=3)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weights[0] @ weights[1]))
+        optimizer.apply(tape.gradient(loss, weights), weights)
+        return loss
+
+    parallel = gs.parallelize(step, devices=3)
+    plan, placed = parallel.plan(rows(9, 24)), parallel.placement(rows(9, 24))
+    computed = [device.flops for device in placed.devices.values()]
+    assert sum(computed) / (len(computed) * max(computed)) == pytest.approx(plan.balance, abs=0.1)
+    assert f" on 3 devices, balance {plan.balance:.2f}, " in headline(plan)
+    assert (plan.balance < 0.9) == (layout == "home"), plan.balance
+    assert plan.sharded_fraction < 0.9, "the optimizer is no work on rows"

@@ -43,7 +43,7 @@ def test_specifications_stand_for_tensors():
 def test_specifications_with_unknown_sizes_and_of_composites():
     plan = gs.parallelize(mean, devices=2).plan(spec(None, 4), spec(None, 4))
     assert str(plan).splitlines()[0] == (
-        "Plan: 100 % of the FLOPs sharded on 2 devices, 8 B and 64 B a row to send a step"
+        "Plan: 100 % of the FLOPs sharded on 2 devices, balance 1.00, 8 B and 64 B a row to send a step"
     )
     dense = gs.parallelize(lambda x: tf.tanh(x.to_tensor()), devices=2)
     ragged = tf.RaggedTensorSpec([5, None], tf.float64, ragged_rank=1)

@@ -48,13 +48,15 @@ def test_how_much_is_sharded_can_be_asserted():
     assert str(plan).startswith(f"Plan: {100 * plan.sharded_fraction:.4g} % of the FLOPs sharded on 2 devices, ")
     assert gs.parallelize(f, devices=2, split=None).plan(rows(13, 6)).sharded_fraction == 0
     assert gs.parallelize(tf.identity, devices=2).plan(rows(13, 6)).sharded_fraction == 1, "there are no FLOPs"
+    assert gs.parallelize(f, devices=2, split=None).plan(rows(13, 6)).balance == 0.5
+    assert gs.parallelize(tf.identity, devices=2).plan(rows(13, 6)).balance == 1
     with pytest.raises(gs.errors.StrictError, match="would run on one device"):
         gs.parallelize(f, devices=2, strict=True)(rows(13, 6))
 
 
 @pytest.mark.parametrize("strict", [0.1, 1.0, "yes", None])
 def test_strict_is_a_truth_value(strict):
-    with pytest.raises(gs.errors.ArgumentError, match=r"strict must be True or False, got .*sharded_fraction > 0.9."):
+    with pytest.raises(gs.errors.ArgumentError, match=r"strict must be True or False, got .*balance > 0.9."):
         gs.parallelize(born_whole, strict=strict)
 
 

@@ -113,8 +113,8 @@ def parallelize(
         its kernel, the error names your line.
       strict: fail if work on the batch would run on one device: raise `StrictError` for an operation on its rows, or if
         more than a hundredth of the floating-point operations would be computed from whole rows. A lookup whose rows
-        are fewer bytes than its table may run where the table is. How much is sharded, a plan says: `assert
-        step.plan(x).sharded_fraction > 0.9`.
+        are fewer bytes than its table may run where the table is. How evenly devices work, a plan says: `assert
+        step.plan(x).balance > 0.9`.
       plan: search for the fastest plan: `"auto"` for the devices at hand; the name of a machine, the path of its file
         or a `Machine` for that machine, see `predict`. It chooses what `memory` chooses, and the number of devices and
         of stages. Without `memory`, a device's whole memory counts.

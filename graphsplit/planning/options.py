@@ -309,7 +309,7 @@ def check_strict(strict: object) -> None:
     if not isinstance(strict, bool):
         raise ArgumentError(
             f"strict must be True or False, got {strict!r}. To require a share of the work, write: "
-            "assert step.plan(x).sharded_fraction > 0.9."
+            "assert step.plan(x).balance > 0.9."
         )
 
 

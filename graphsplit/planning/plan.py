@@ -23,7 +23,7 @@ from graphsplit.planning.schedule.phases import check_phases, check_turns_taken
 from graphsplit.planning.schedule.scheduling import check_order
 from graphsplit.planning.steps import Step
 from graphsplit.planning.text.advice import advice_on
-from graphsplit.planning.text.headlines import shares_of
+from graphsplit.planning.text.headlines import balance_of, computing_devices, shares_of
 from graphsplit.planning.text.plan_comparison import compare
 from graphsplit.planning.text.plan_text import cause_text, describe
 from graphsplit.program.graph.graph import reached
@@ -87,7 +87,7 @@ class Plan(Decisions):
     def sharded_fraction(self) -> float:
         """The fraction of the floating-point operations that are sharded, as the first line says; 1 if there are none.
 
-        `assert step.plan(x).sharded_fraction > 0.9` keeps a later change from taking work off the devices.
+        It counts each operation once, and says how much of the work is on rows; `balance` says how evenly devices work.
         """
         shares = shares_of(self)
         return shares.sharded_flops / shares.flops if shares.flops else 1.0
@@ -101,6 +101,16 @@ class Plan(Decisions):
         a step from waiting more often.
         """
         return longest_chain(self)
+
+    @property
+    def balance(self) -> float:
+        """How evenly devices work: their floating-point operations, over their number times those of the busiest.
+
+        1 if all compute alike, 1 / N if one of N computes everything. What several devices compute alike counts on each
+        of them; sums that carry out moves do not count. `assert step.plan(x).balance > 0.9` keeps a later change from
+        taking work off the devices.
+        """
+        return balance_of(shares_of(self), computing_devices(self))
 
     def compare(self, other: Plan) -> str:
         """Return how another plan of the same function differs: what devices compute, send and store."""
@@ -141,7 +151,7 @@ def _read(op: Op, step: Step) -> list[Tensor]:
 _LONG_CHAIN = 20  # exchanges: of some 20 us each over GPUs' links that is a tenth of a step of 4 ms
 _LARGEST_SHARE = 0.01  # of all FLOPs, that `strict=True` leaves to what follows from rows born whole
 _MOST_CAUSES = 6
-_INSTEAD = "Or drop strict=True, and assert how much is sharded: step.plan(x).sharded_fraction > 0.9."
+_INSTEAD = "Or drop strict=True, and assert how evenly devices work: step.plan(x).balance > 0.9."
 _OF_IDS = frozenset({"Unique", "UniqueV2", "UniqueWithCounts"})
 
 

@@ -2,8 +2,9 @@
 
 Times come from a model of one machine, and are only compared with each other.
 
-Shares count everything that runs, optimizers and reductions included, and say what of the batch does not run on the
-shards, whichever way it came home. What is at home and follows from rows has a cause: the first operation on its way
+Shares count everything that runs, optimizers and reductions included, each operation once, and say what of the batch
+does not run on the shards, whichever way it came home. The balance counts what each device does: an operation that runs
+on every device counts on each. What is at home and follows from rows has a cause: the first operation on its way
 that made or read them there. Rows are known by where they come from: they were gathered, or born in an operation from
 nothing that had them, and they last as long as an axis has the batch's length, or a multiple of it; or, behind an
 operation that picks some of them, as many as it picks, which may not be known. What follows from variables alone has
@@ -12,11 +13,11 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphsplit.core.layouts import Layout, Shard
+from graphsplit.core.layouts import Layout, Partial, Shard
 from graphsplit.core.sizes import is_one, is_same, quotient
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.costs.seconds import seconds_of
@@ -40,7 +41,7 @@ def headline(plan: Decisions, shares: Shares, sends: Traffic) -> str:
     """
     if not plan.mesh.shards:
         return "Plan: nothing is sharded"
-    where = count_text(len(sharding_devices(plan)), "device")
+    where = f"{count_text(len(sharding_devices(plan)), 'device')}{_balance_text(plan, shares)}"
     amounts = f"{_alone_text(plan, shares)}{_sent_text(plan, sends)}{_limit_text(plan, shares, sends)}"
     return f"Plan: {sharded_text(shares)} on {where}, {amounts}"
 
@@ -54,6 +55,25 @@ def sharding_devices(plan: Decisions) -> tuple[str, ...]:
         for body in step.bodies.values():
             found.update(dict.fromkeys(sharding_devices(body)))
     return tuple(found)
+
+
+def _balance_text(plan: Decisions, shares: Shares) -> str:
+    devices = computing_devices(plan)
+    return f", balance {balance_of(shares, devices):.2f}" if len(devices) > 1 and shares.flops else ""
+
+
+def computing_devices(plan: Decisions) -> tuple[str, ...]:
+    """Return the devices that a plan is for: those that run sharded operations, or those that were asked for."""
+    return sharding_devices(plan) or plan.start.homes
+
+
+def balance_of(shares: Shares, devices: Sequence[str]) -> float:
+    """Return what devices compute over their number times what the busiest computes: 1 if all compute alike.
+
+    Everything counts that a device computes, also what others compute as well; what carries out moves does not.
+    """
+    most = max(shares.by_device.values(), default=0.0) * len(devices)
+    return sum(shares.by_device.values()) / most if most else 1.0
 
 
 def _with_bodies(op: Op) -> Iterator[Op]:
@@ -140,6 +160,7 @@ class Shares:
       bytes, sharded_bytes: of all results.
       seconds, sharded_seconds: on a reference device; of what runs on the shards and once, on the shards.
       causes: of work on the batch at home, those of the costliest first.
+      by_device: floating-point operations of each device.
     """
 
     flops: int
@@ -149,6 +170,7 @@ class Shares:
     seconds: float
     sharded_seconds: float
     causes: tuple[Cause, ...]
+    by_device: Mapping[str, float]
 
     @property
     def at_home(self) -> float:
@@ -161,21 +183,39 @@ def shares_of(plan: Decisions) -> Shares:
     counted: list[Any] = [0] * len(_COUNTED)
     finder = _Causes(plan)
     causes = finder.causes()
+    by_device: dict[str, float] = {}
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.bodies:
             inside = [shares_of(body) for body in step.bodies.values()]
             own = [sum([getattr(one, name) for one in inside]) for name in _COUNTED]
             causes += [cause for one in inside for cause in one.causes]
+            _add(by_device, *[pair for one in inside for pair in one.by_device.items()])
         elif step.home or step.shards:
             sharded, flops, own_bytes = not step.home, finder.flops(op), sum(op.out_bytes)
             seconds = seconds_of(plan.program, op)
             on_shards = (flops * sharded, own_bytes * sharded, seconds * bool(step.shards))
             own = [flops, own_bytes, seconds, *on_shards]
+            _add(by_device, *_on_devices(plan, op, flops))
         else:
             continue
         counted = [a + b for a, b in zip(counted, own, strict=True)]
     causes.sort(key=lambda cause: -cause.flops)
-    return Shares(**dict(zip(_COUNTED, counted, strict=True)), causes=tuple(causes))
+    return Shares(**dict(zip(_COUNTED, counted, strict=True)), causes=tuple(causes), by_device=by_device)
+
+
+def _add(amounts: dict[str, float], *more: tuple[str, float]) -> None:
+    for device, amount in more:
+        amounts[device] = amounts.get(device, 0.0) + amount
+
+
+def _on_devices(plan: Decisions, op: Op, flops: int) -> Iterator[tuple[str, float]]:
+    """Return how many of an operation's floating-point operations each device does."""
+    step, mesh = plan.steps[op.index], plan.mesh
+    if step.home:
+        yield from [(device or plan.home, float(flops)) for device in plan.owners.devices(op.index)]
+    if step.shards:
+        is_cut = any(isinstance(layout, (Shard, Partial)) for layout in (*step.shards.wants, *step.shards.gives))
+        yield from [(own, flops * (mesh.share(d) if is_cut else 1)) for d, own in enumerate(mesh.devices_of(op))]
 
 
 _COUNTED = ("flops", "bytes", "seconds", "sharded_flops", "sharded_bytes", "sharded_seconds")
