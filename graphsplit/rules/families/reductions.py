@@ -77,4 +77,5 @@ def scatter_nd(op: Op) -> Factors:
     indexed = operator.index(known(indices[-1], "its shape is"))
     resize = {factor: (Resize(2, indexed + i, shape),) for i, factor in enumerate(rest)}
     dims = ((*rows, None), rows + rest, None)
-    return Factors(dims, ((*(None,) * indexed, *rest),), dict.fromkeys(rows, "sum"), resize)
+    adds = "any" if op.out_dtypes[0].is_bool else "sum"
+    return Factors(dims, ((*(None,) * indexed, *rest),), dict.fromkeys(rows, adds), resize)
