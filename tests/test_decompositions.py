@@ -100,7 +100,7 @@ def test_gathers_from_variables_are_sharded_and_keep_their_order(nested: bool):
     assert_close(parallel(ids), tf.function(step)(ids))
     assert_close(other.read_value(), table.read_value())
     plan = parallel.plan(ids)
-    assert [op.type for op, _ in plan.stayed_home] == ["ResourceScatterSub"]
+    assert [op.type for op in plan.rows_kept] == ["ResourceScatterSub"]
     assert ("GatherNd" if nested else "GatherV2") in {op.type for op in plan.sharded_ops}
 
 

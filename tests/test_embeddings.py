@@ -90,7 +90,7 @@ def test_shared_table_and_gathers_from_variables():
 
     calls = [(integers(WORDS, rows), integers(WORDS, rows, seed=3)) for rows in (7, 7, 5)]
     plan = assert_law(make, calls, sharded=["GatherV2", "Sin", "Cos"], at_home=1, tolerance=EXACT)
-    assert [op.type for op, _ in plan.stayed_home] == ["ResourceScatterSub"]
+    assert [op.type for op in plan.rows_kept] == ["ResourceScatterSub"]
 
 
 def test_gather_and_scatter_row_by_row():

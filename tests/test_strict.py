@@ -134,3 +134,68 @@ def test_options_reach_what_is_planned_for_gradients():
             parallel(x)
     loose = gs.parallelize(counted, devices=3, tuning={"bucket_bytes": 600, "random": "independent"})
     assert loose.gradient_plan(x).asked == loose.plan(x).asked
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rmsprop", "adam"])
+@pytest.mark.parametrize("variables", ["home", "sharded"])
+def test_a_table_is_updated_where_it_is(optimizer: str, variables: str):
+    """The rows of a sparse gradient go to the table once, whatever the optimizer: no other form sends less."""
+    net = [keras.layers.Input((3,), dtype="int32"), keras.layers.Embedding(200, 8), keras.layers.Flatten()]
+    model = keras.Sequential([*net, keras.layers.Dense(16), keras.layers.Dense(1)])
+    model = gs.multi_gpu_model(model, gpus=3, strict=True, variables={"embedding*": variables, "*": "home"})
+    model.compile(optimizer, "mse")
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 200, (7, 3)), rng.normal(size=(7, 1))
+    plan = model.plan(x, y)
+    assert "MatMul" in {op.type for op in plan.sharded_ops}
+    assert "dataset.map" not in str(plan)
+    if optimizer == "sgd" and variables == "home":
+        [scatter] = plan.rows_kept
+        assert f"  rows that variables keep, each written once, on their devices: 1\n    {scatter.type} " in str(plan)
+        assert plan.gathered_bytes(scatter) >= 4 * 7 * 3 * 8
+    assert gs.verify(model, x, y)
+
+
+_ROWS_KEPT = {
+    "concat": lambda q, k: q.assign(tf.concat([k, q], 0)[: q.shape[0]]),
+    "a queue": lambda q, k: q.assign(tf.concat([q[tf.shape(k)[0] :], k], 0)),
+    "roll": lambda q, k: q.assign(tf.tensor_scatter_nd_update(tf.roll(q, 7, 0), tf.range(7)[:, None], k)),
+    "a ring": lambda q, k: q.scatter_nd_update(((5 + tf.range(tf.shape(k)[0])) % q.shape[0])[:, None], k),
+    "rows by number": lambda q, k: q.scatter_update(tf.IndexedSlices(k, tf.range(7))),
+    "a slice": lambda q, k: q[:7].assign(k),
+}
+
+
+@pytest.mark.parametrize("form", list(_ROWS_KEPT))
+@pytest.mark.parametrize("layout", ["home", "sharded", "replicated"])
+def test_a_queue_keeps_rows(form: str, layout: str):
+    queue = tf.Variable(np.random.default_rng(1).normal(size=(20, 6)), name="queue")
+    gs.set_variable_layout(queue, layout, devices=3)
+
+    def step(k):
+        k = tf.math.l2_normalize(k, 1)
+        _ROWS_KEPT[form](queue, k)
+        return tf.reduce_mean(k @ tf.transpose(queue))
+
+    parallel = gs.parallelize(step, devices=3, strict=True)
+    plan = parallel.plan(rows(7, 6))
+    assert "MatMul" in {op.type for op in plan.sharded_ops}
+    assert not plan.stayed_home
+    kept = [op for op in plan.rows_kept if plan.gathered(op)]
+    assert kept or (layout != "home" and form == "rows by number")  # each device writes its own
+    for op in kept:
+        assert plan.gathered_bytes(op) == 8 * 7 * 6
+        assert "each written once, on their devices: 1\n" in str(plan)
+    assert gs.verify(parallel, rows(7, 6))
+
+
+def test_what_computes_with_rows_that_are_kept_is_refused():
+    """Rows that are sorted before they are kept are work on one device."""
+    queue = tf.Variable(np.zeros((7, 6)))
+
+    def step(k):
+        queue.assign(tf.sort(tf.tanh(k), 0))
+        return tf.reduce_sum(k)
+
+    with pytest.raises(gs.errors.StrictError, match="TopKV2 'sort/TopKV2'"):
+        gs.parallelize(step, devices=3, strict=True)(rows(7, 6))

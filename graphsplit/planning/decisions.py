@@ -16,6 +16,7 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.options import Options
 from graphsplit.planning.propagation.flow import Flow
 from graphsplit.planning.propagation.owners import Owners
+from graphsplit.planning.rows_kept import rows_kept
 from graphsplit.planning.schedule.automatic_stages import StageCuts
 from graphsplit.planning.schedule.phases import Phase, Turn
 from graphsplit.planning.schedule.schedules import Schedule
@@ -190,12 +191,25 @@ class Decisions:
         """Return the operations that work on rows of the batch and run on one device, with the reason.
 
         Those in the turns of a loop that is one loop for all shards are among them, and not the loop. None do where
-        home is where the only shard is: a batch of one row needs nothing else.
+        home is where the only shard is: a batch of one row needs nothing else. Those that only bring rows into
+        variables, `rows_kept`, are not among them.
         """
         if self.devices == (self.home,):
             return ()
         pairs = [pair for plan in self._all_plans() for pair in zip(plan.program.ops, plan.steps, strict=True)]
-        return tuple((op, step.reason) for op, step in pairs if step.home and step.reason and not step.bodies)
+        kept = set(map(id, self.rows_kept))
+        return tuple(
+            [
+                (op, step.reason)
+                for op, step in pairs
+                if step.home and step.reason and not step.bodies and id(op) not in kept
+            ]
+        )
+
+    @cached_property
+    def rows_kept(self) -> tuple[Op, ...]:
+        """The operations that bring rows of the batch into variables, which keep them, and run once."""
+        return tuple(rows_kept(self.program, self.steps, self.moves))
 
     def _all_plans(self) -> Iterable[Decisions]:
         """Return this and the plans of turns of loops, and of loops in them."""

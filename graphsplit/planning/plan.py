@@ -18,6 +18,7 @@ from graphsplit.planning.communication.moves import find_moves
 from graphsplit.planning.communication.transfer_checks import check_transfers
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.propagation.sharding_checks import check_size, check_step
+from graphsplit.planning.rows_kept import behind_results
 from graphsplit.planning.schedule.automatic_stages import check_stage_cuts
 from graphsplit.planning.schedule.phases import check_phases, check_turns_taken
 from graphsplit.planning.schedule.scheduling import check_order
@@ -26,7 +27,6 @@ from graphsplit.planning.text.advice import advice_on
 from graphsplit.planning.text.headlines import balance_of, computing_devices, shares_of
 from graphsplit.planning.text.plan_comparison import compare
 from graphsplit.planning.text.plan_text import cause_text, describe
-from graphsplit.program.graph.graph import reached
 from graphsplit.program.program import Op, Program, Tensor
 
 
@@ -186,13 +186,7 @@ def _finds_ids(op: Op, program: Program) -> bool:
     Which rows of a table a batch has, for the sparse gradient of an embedding, is known where all ids are; the values
     stay on the shards. What follows from it at home counts with everything else.
     """
-    return op.type in _OF_IDS and op.out_dtypes[0].is_integer and op.index not in _behind_results(program)
-
-
-def _behind_results(program: Program) -> Set[int]:
-    """Return the operations from which something flows to what the function returns."""
-    made_from = [[tensor.op for tensor in op.inputs] for op in program.ops]
-    return reached([tensor.op for tensor in program.outputs], made_from.__getitem__)
+    return op.type in _OF_IDS and op.out_dtypes[0].is_integer and op.index not in behind_results(program)
 
 
 def _stayed_message(plan: Plan, stayed: Sequence[tuple[Op, str]], finished: bool) -> str:

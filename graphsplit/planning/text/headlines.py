@@ -236,10 +236,11 @@ class _Causes:
         plan = self._plan
         if not plan.mesh.shards or plan.devices == (plan.home,):
             return []
+        kept = set(map(id, plan.rows_kept))
         for op, step in zip(plan.program.ops, plan.steps, strict=True):
             # (rows are looked up where their table is, or a part of it)
             is_beside = op.device or op.index in plan.owners.groups
-            if step.home and not step.bodies and not step.for_rows and not is_beside:
+            if step.home and not step.bodies and not step.for_rows and not is_beside and id(op) not in kept:
                 cause = self._cause_of(op)
                 if cause is not None:
                     self._blamed[op.index] = cause

@@ -60,9 +60,9 @@ def describe(plan: Decisions) -> str:
     notes = [f"  note: {note}" for note in (*plan.program.notes, *plan.notes)]
     shares, tasks = shares_of(plan), few_tasks_of(plan)
     sends = traffic(plan, tasks)
-    for_rows = _for_rows(plan)
-    nothing = [f"  all {'other ' * bool(for_rows)}work on the batch is sharded"] if plan.mesh.shards else []
-    at_home = [*for_rows, *([*_at_home(plan), *_following(plan, shares)] or nothing), *_without_rows(plan, shares)]
+    once = [*_for_rows(plan), *_rows_kept(plan)]
+    nothing = [f"  all {'other ' * bool(once)}work on the batch is sharded"] if plan.mesh.shards else []
+    at_home = [*once, *([*_at_home(plan), *_following(plan, shares)] or nothing), *_without_rows(plan, shares)]
     burden = burden_of_variables(plan, tasks)
     more = [f"  {burden}"] if burden is not None else []
     found = [*_header(plan, shares, sends), *_communication(plan, sends), *whole_sums_text(plan), *more, *at_home]
@@ -387,6 +387,18 @@ def _at_home(plan: Decisions) -> list[str]:
         lines.append(f"    {op.type} {op.name!r}: {gathered} gathered; {reason}" + (f" ({where})" if where else ""))
         lines.append(f"      -> {advice_on(reason)}")
     more = len(stayed) - _MOST_LISTED
+    return lines + ([f"    ... and {more} more"] if more > 0 else [])
+
+
+def _rows_kept(plan: Decisions) -> list[str]:
+    """Say what brings rows into variables that keep them."""
+    found = sorted(plan.rows_kept, key=lambda op: -plan.gathered_bytes(op))
+    gathering = [op for op in found if plan.gathered(op)]
+    lines = [f"  rows that variables keep, each written once, on their devices: {len(gathering)}"] if gathering else []
+    for op in gathering[:_MOST_LISTED]:
+        where = plan.program.line_of(op)
+        lines.append(f"    {op.type} {op.name!r}: {plan.gathered_text(op)}" + (f" ({where})" if where else ""))
+    more = len(gathering) - _MOST_LISTED
     return lines + ([f"    ... and {more} more"] if more > 0 else [])
 
 
