@@ -28,8 +28,29 @@ def test_not_built():
     model = keras.Sequential([layers.Dense(3)], name="late")
     assert message(gs.errors.ArgumentError, gs.multi_gpu_model, model, 2) == (
         "'late' is not built: it has no variables yet that could be shared. Give it an Input, or call it once on a "
-        "batch, before it is wrapped."
+        "batch, before it is wrapped. If its fit makes its layers, call model.fit(x, y, epochs=0)."
     )
+
+
+def test_a_model_whose_fit_makes_its_layers():
+    """Calling it once would fail, or make other layers; `fit(epochs=0)` makes those that are trained."""
+
+    class Adversarial(keras.Model):
+        def call(self, x):
+            return self.net(x)
+
+        def fit(self, x, y=None, **options):
+            if not self.built:
+                self.net = small()
+                self.build(x.shape)
+            return super().fit(x, y, **options)
+
+    model = Adversarial(name="dann")
+    model.compile("sgd", "mse")
+    x, y = np.ones((5, 3)), np.ones((5, 2))
+    assert "call model.fit(x, y, epochs=0)" in message(gs.errors.ArgumentError, gs.multi_gpu_model, model, 2)
+    model.fit(x, y, epochs=0, verbose=0)
+    assert gs.verify(gs.multi_gpu_model(model, 2), x, y)
 
 
 def test_wrapped_already():

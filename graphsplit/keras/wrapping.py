@@ -165,7 +165,7 @@ def _check_model(model: Any) -> Flavor:
     if not model.built and defines(model, "call"):
         raise ArgumentError(
             f"{model.name!r} is not built: it has no variables yet that could be shared. Give it an Input, or call "
-            "it once on a batch, before it is wrapped."
+            "it once on a batch, before it is wrapped. If its fit makes its layers, call model.fit(x, y, epochs=0)."
         )
     if not model.built and (unbuilt := layers_not_built(model)):
         raise ArgumentError(
