@@ -140,8 +140,8 @@ class StrictError(GraphsplitError):
     graphsplit.errors.StrictError: strict=True, but these operations work on rows of the batch and would run on
     one device:
       - Unique 'Unique' at ...: 24 B gathered; which entries are new depends on all rows
-        -> leave it out if it only saves lookups, or call it in dataset.map and pass its values with
-        split={...: None}
+        -> leave it out if it only saves lookups, or call it in dataset.map, pad its values and pass them
+        with split={...: None}
     Or drop strict=True, and assert how evenly devices work: step.plan(x).balance > 0.9.
     """
 

@@ -94,6 +94,24 @@ def test_lookups_without_unique_are_sharded_and_so_are_those_of_its_values():
     assert_close(with_values(values, own), step(ids))
 
 
+def test_values_that_are_padded_make_one_signature():
+    """As the advice has it: in each batch other ids are new, and another number of them."""
+    table, ids = rows(9, 4), tf.constant([[1, 2, 1], [5, 2, 5], [0, 8, 1], [3, 3, 3]])
+    step = gs.parallelize(
+        lambda values, places: tf.tanh(tf.gather(tf.gather(table, values), places)), devices=2, split={"values": None}
+    )
+
+    def unique(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        values, places = tf.unique(tf.reshape(batch, [-1]))
+        values = tf.pad(values, [[0, tf.size(batch) - tf.size(values)]])
+        return tf.ensure_shape(values, [6]), tf.reshape(places, tf.shape(batch))
+
+    dataset = tf.data.Dataset.from_tensor_slices(ids).batch(2, drop_remainder=True).map(unique)
+    for result, batch in zip(step.map(dataset), (ids[:2], ids[2:]), strict=True):
+        assert_close(result, tf.tanh(tf.gather(table, batch)))
+    assert len(step._traces.planned) == 1
+
+
 def test_the_same_words_everywhere():
     x = rows(4, 3)
     parallel = gs.parallelize(printing, devices=2)

@@ -406,7 +406,7 @@ def test_strict_names_the_operation_and_the_line():
     assert re.sub(r"'\S*Unique'", "'Unique'", text) == (
         "strict=True, but these operations work on rows of the batch and would run on one device:\n"
         f"  - Unique 'Unique' at test_errors.py:{here}: nothing gathered; which entries are new depends on all rows\n"
-        "    -> leave it out if it only saves lookups, or call it in dataset.map and pass its values with "
+        "    -> leave it out if it only saves lookups, or call it in dataset.map, pad its values and pass them with "
         "split={...: None}\n"
         "Or drop strict=True, and assert how evenly devices work: step.plan(x).balance > 0.9."
     )

@@ -66,7 +66,7 @@ def test_why_something_is_at_home(tmp_path: Path):
     assert [op.type for op in placement.home_ops_with_batch] == ["Unique"]
     assert placement.warnings[0] == (
         "rows gathered on one device by Unique: which entries are new depends on all rows; leave it out if it only "
-        "saves lookups, or call it in dataset.map and pass its values with split={...: None}"
+        "saves lookups, or call it in dataset.map, pad its values and pass them with split={...: None}"
     )
 
 

@@ -45,7 +45,8 @@ ADVICE = (
     ),
     Advice(
         "entries are new",
-        "leave it out if it only saves lookups, or call it in dataset.map and pass its values with split={...: None}",
+        "leave it out if it only saves lookups, or call it in dataset.map, pad its values and pass them with "
+        "split={...: None}",
         "save the model without it, or call it before the request",
     ),
     Advice("XLA compiles for sizes", "call with known sizes, or give jit_compile to parallelize instead"),
