@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
@@ -21,6 +22,7 @@ from benchmarks.communication import Traffic, planned_traffic, transfers_in_grap
 from benchmarks.goals import broken_goals, met_goals
 from benchmarks.layouts import count
 from benchmarks.links import LinksError, linked, started
+from benchmarks.overlap import overlap_in
 from benchmarks.partitions import busiest
 from benchmarks.phases import PHASES
 from benchmarks.planning import synthetic_program, synthetic_speed
@@ -28,6 +30,8 @@ from benchmarks.results import Record, Results
 from benchmarks.runner import Settings
 from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import WORKLOADS, data, workload
+from graphsplit.inspect.recorded import OpEvent
+from graphsplit.inspect.records import PlacedOp, Transfer
 from graphsplit.planning.device_bytes import traffic
 from tests.helpers.layout_cases import deep_step
 
@@ -131,6 +135,33 @@ def test_links_leave_nothing_behind():
         made = stack.enter_context(started(name, command))
         assert address in made.stdout.readline()
     assert socket.if_nameindex() == before
+
+
+@pytest.mark.parametrize(("read_s", "hidden"), [(2.0, 1.0), (4.0, 0.5), (9.0, 0.0)])
+def test_what_the_backward_pass_hides_is_over_when_it_ends(read_s: float, hidden: float):
+    """Of a timeline in which the first product takes a second and the second one two, on a link of 4 s a gradient."""
+    ops = [
+        PlacedOp("shard_1/early", "Conv2DBackpropFilter", shard=1, backward=True),
+        PlacedOp("shard_1/late", "MatMul", shard=1, backward=True),
+        PlacedOp("shard_0/late", "MatMul", shard=0, backward=True),
+        PlacedOp("sum", "AddN", role="reduce"),
+        PlacedOp("graphsplit/bucket/join", "ConcatV2", role="reduce"),
+    ]
+    times = [
+        ("shard_1/early", "B", 0.0, 1.0),
+        ("graphsplit/bucket/join", "B", 1.0, 0.0),
+        ("shard_1/late", "B", 1.0, 1.0),
+    ]
+    times += [("shard_0/late", "A", 0.0, 2.0), ("sum", "A", read_s, 0.1)]
+    events = [OpEvent(name, "", device, start, length, 0) for name, device, start, length in times]
+    sent = [Transfer(ops[k].name, 0, "B", "A", 250_000, ("sum",)) for k in (0, 4)]
+    placement = SimpleNamespace(ops={op.name: op for op in ops}, transfers=sent)
+    found = overlap_in(SimpleNamespace(events=events, placement=placement), mbit=1)
+    assert found.backward_s == 2.0
+    assert found.link_s == 4.0
+    assert found.hidden == hidden
+    assert found.at_best == 0.5
+    assert (found.buckets, found.full) == (1, 1)
 
 
 def test_synthetic_programs_are_sharded():

@@ -11,6 +11,8 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission import check_emitted, emit
+from graphsplit.planning.tasks import OPERATION, SEND
+from graphsplit.planning.waits import ordered_tasks_of
 from tests.helpers.law import assert_close
 from tests.helpers.layout_cases import ancestors_of, numbers
 
@@ -77,6 +79,25 @@ def test_a_full_bucket_is_reduced_while_the_backward_pass_goes_on(layout: str):
     assert_close(result, plain_step(X))
     for a, b in zip(variables, plain, strict=True):
         assert_close(tf.convert_to_tensor(a), tf.convert_to_tensor(b))
+
+
+def test_large_gradients_are_sent_while_the_backward_pass_goes_on():
+    """On GPUs that need not be here: each gradient waits for the layers behind its own, and for no other."""
+    _, step = deep("home")
+    plan = gs.parallelize(step, devices=["GPU:0", "GPU:1"], variables="auto").plan(X)
+    found, all_products = ordered_tasks_of(plan), {op.index for op in plan.program.ops if op.type == "MatMul"}
+    before: dict[int, set[int]] = {}  # of each task, the products that it comes after, itself among them
+    for n in found.positions_in_order:
+        task = found.tasks[n]
+        own = {task.op} & all_products if task.kind == OPERATION else set()
+        before[n] = own.union(*[before[source] for source in found.sources[n]])
+    sums = [
+        n for n, task in enumerate(found.tasks) if task.kind == SEND and task.sent_for in ("reduce", "reduce-scatter")
+    ]
+    waits = sorted(
+        {len(before[n]) for n in sums if plan.program.ops[found.tasks[n].op or 0].type in ("MatMul", "SplitV")}
+    )
+    assert waits == [LAYERS + k + 1 for k in range(LAYERS)], "forward, of k inputs the gradient, and its own"
 
 
 def test_the_size_of_a_bucket():
