@@ -13,11 +13,13 @@ import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.device_bytes import live_bytes
+from graphsplit.planning.text.held_text import most_held
 from graphsplit.simulate.calls import PredictedCall, predicted_call
 from graphsplit.simulate.search.candidates import Candidate
 from graphsplit.simulate.search.chosen_plans import choose, table_for
 from graphsplit.simulate.search.plan_search import Question, Search
 from tests.helpers.automatic_plans import Deep, Momentum, machine_of
+from tests.helpers.layout_cases import Optimizer, adam, numbers
 from tests.helpers.messages import raises
 
 
@@ -313,6 +315,15 @@ def test_devices_that_are_not_here_are_planned_for():
     unnamed = gs.parallelize(step, devices=gpus, plan="auto")
     with pytest.raises(gs.errors.ArgumentError, match=r"has none of the GPUs .* Name the machine .* plan='"):
         unnamed.plan(x)
+
+
+def test_the_layout_that_is_chosen_for_devices_that_are_not_here_is_in_the_plan():
+    gpus = [f"GPU:{d}" for d in range(4)]
+    step = gs.parallelize(Optimizer(adam).step, devices=gpus, plan="4xA100-SXM4-40GB", memory=30_000)
+    plan = step.plan(numbers(11, 7), numbers(11, 5))
+    assert "2 devices, variables sharded" in plan.explain()
+    assert "variables sharded: 6, on GPU:0, GPU:1\n" in str(plan)
+    assert most_held(plan) <= 30_000
 
 
 @pytest.mark.parametrize("layout", ["replicated", "sharded"])

@@ -9,6 +9,8 @@ import tensorflow as tf
 import tf_keras
 
 import graphsplit as gs
+from graphsplit.api.calls import compilation
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from tests.helpers.law import rows
 
 ROWS = 7
@@ -91,6 +93,46 @@ def test_what_really_ran():
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("module", [keras, tf_keras])
+def test_what_ran_is_asked_about_after_another_step_ran(module):
+    """A metric's variables are made in the first step, which lays them out: a prediction after it moves nothing."""
+    x = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.float32)
+    histories = []
+    for devices in (None, 3):
+        module.utils.set_random_seed(1)
+        model = module.Sequential([module.Input((4,)), module.layers.Dense(1, "sigmoid")])
+        model = model if devices is None else gs.multi_gpu_model(model, devices, variables="sharded")
+        model.compile("sgd", "binary_crossentropy", metrics=["AUC"])
+        losses = [model.fit(x, y, batch_size=6, verbose=0).history["loss"]]
+        model.predict(x, verbose=0)
+        losses.append(model.fit(x, y, batch_size=6, verbose=0).history["loss"])
+        histories.append(losses)
+    np.testing.assert_allclose(*histories, rtol=1e-5)
+    assert len(model.train_function.step._traces.all()) == 1
+    made = [v if isinstance(v, tf.Variable) else v.value for metric in model.metrics for v in metric.variables]
+    assert any(parts_of_variable(variable) is not None for variable in made)
+    assert model.plan() is model.plan(x[:6], y[:6])
+
+
+@pytest.mark.parametrize("rows", [12, 13])
+@pytest.mark.parametrize("module", [keras, tf_keras])
+def test_a_batch_that_ran_is_not_traced_again(module, rows: int, monkeypatch: pytest.MonkeyPatch):
+    """Keras' own code knows the rows of batches that are all alike; questions about one of these know them, too."""
+    traced, trace = [], compilation.trace_function
+    monkeypatch.setattr(compilation, "trace_function", lambda *a: traced.append(a) or trace(*a))
+    model, (x, y) = gs.multi_gpu_model(module.Sequential([module.Input((4,)), module.layers.Dense(2)]), 3), data(rows)
+    model.compile("adam", "mse", metrics=["mae"])
+    model.fit(x, y, batch_size=6, verbose=0)
+    model.predict(x, batch_size=6, verbose=0)
+    before = len(traced)
+    ran = model.plan()
+    assert model.plan(x[:6], y[:6]) is ran
+    model.plan(x[:6])
+    assert gs.verify(model, x[:6], y[:6]).passed
+    assert len(traced) == before
+
+
 @pytest.mark.parametrize("module", KERASES)
 def test_verify(module):
     model, (x, y) = wrapped(module), data()

@@ -75,7 +75,8 @@ def arguments_of(model: Any, kind: str, function: Any, batch: tuple[Any, Any, An
     """Return the arguments of a step for a batch, `(x, y, sample_weight)`; where it has specifications, with these.
 
     Keras itself makes tensors of them, in `train_on_batch` and the like, and builds optimizer and metrics; and packs
-    them as `fit` does: what is not given is no part of the batch. (`train_on_batch` passes None for it.)
+    them as `fit` does: what is not given is no part of the batch. (`train_on_batch` passes None for it.) Of a batch
+    that ran, the step knows the sizes that it knew then, so what was traced and planned is found.
 
     Raises:
       ArgumentError: for a model that runs eagerly.
@@ -101,7 +102,7 @@ def arguments_of(model: Any, kind: str, function: Any, batch: tuple[Any, Any, An
     flavor = flavor_of(model)
     assert flavor is not None
     pack = flavor.module().utils.pack_x_y_sample_weight
-    return parts_of_batch(pack(*tf.nest.pack_sequence_as(data, found)))
+    return function.step.as_called(parts_of_batch(pack(*tf.nest.pack_sequence_as(data, found))))
 
 
 def _asked_or(asked: Any, leaf: Any) -> Any:

@@ -59,7 +59,7 @@ class BatchFunction:
 
     def __init__(
         self,
-        step: ParallelFunction[..., Any],
+        step: ModelStep,
         steps: Callable[[], int],
         finish: Callable[[list[Any]], Any],
         is_graph: bool = False,
@@ -221,6 +221,15 @@ class ModelStep(ParallelFunction[..., Any]):
 
     def _title(self) -> str:
         return self._own_title
+
+    def as_called(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments for a batch, see `parts_of_batch`, with the sizes that a call with such a batch knew."""
+        _, tree = self._flatten(arguments, {}, specs=True)
+        for known in [signature.arguments for signature in self._traces.planned]:
+            if (known.keys, known.entries[1:]) == (tree.keys, tree.entries[1:]):
+                (first, *_) = known.entries
+                return first.value if isinstance(first, StaticLeaf) else None, *arguments[1:]
+        return arguments
 
     def _planning(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool = False

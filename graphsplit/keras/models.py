@@ -253,7 +253,7 @@ class ParallelModel(SharedState):
         getattr(self.template, f"make_{kind}_function")(force=True)
         return getattr(self.template, f"{kind}_function")
 
-    def _step(self, kind: str) -> ParallelFunction[..., Any]:
+    def _step(self, kind: str) -> ModelStep:
         step = step_of_parts(tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step")))
         where = self.model_devices
         home = where.predict_home if kind == "predict" else where.options.tuning["default_device"]

@@ -5,7 +5,7 @@ Under `strict=True`, a plan that leaves work on the batch at home is refused (`c
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from functools import cached_property
 
 from graphsplit.core.garbage_collection import collection_paused

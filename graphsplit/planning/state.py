@@ -158,11 +158,6 @@ def state_of(trace: Trace, lies: Arrangement | None = None) -> State:
     return State(_devices(trace), divisions=held, changes=changes)
 
 
-def state_elsewhere(_: Trace) -> State:
-    """Return where variables and tables are in a process that has the devices, and makes all else at home."""
-    return State()
-
-
 def _devices(trace: Trace) -> dict[str, str]:
     pairs = zip(trace.program.captures, trace.captures, strict=True)
     held = {trace.program.ops[position].name: handle for position, handle in pairs if handle.dtype == tf.resource}

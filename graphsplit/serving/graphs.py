@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.calls.argument_splitting import resolve_split
-from graphsplit.api.calls.plan_requests import plan_for
+from graphsplit.api.calls.plan_requests import PlanRequest
 from graphsplit.core.progress import phase
 from graphsplit.core.protos import GraphDef, make_node, output_type, split_reference
 from graphsplit.core.storage.stored_models import check_graph
@@ -92,7 +92,7 @@ def transpile_and_plan(
     splitting = resolve_split(options.split, arguments_of(part, called))
     program = read_part(part, called, splitting.shapes)
     home = asked.names[0]
-    plan = plan_for(program, splitting, options, asked.names, home, _state(program, home))
+    plan = PlanRequest(program, splitting, options, asked.names, home, state=_state(program, home)).plan()
     check_strict(plan, asked.strict, finished=True)
     return _join(part, plan), plan
 

@@ -15,10 +15,12 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.calls.call_signatures import as_call
-from graphsplit.api.calls.compilation import trace_and_plan
+from graphsplit.api.calls.chosen_devices import ChosenDevices
+from graphsplit.api.calls.compilation import Called, trace_and_plan
 from graphsplit.core import structures
 from graphsplit.core.layouts import Replicate
 from graphsplit.core.protos import GraphDef, output_type, source_of, split_reference, with_inputs
+from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.errors import UnsupportedError, bullet_list
@@ -76,10 +78,9 @@ def plan_signature(
     specs = dict(function.structured_input_signature[1])
     leaves = tuple(structures.TensorLeaf(spec.dtype, known_shape(spec.shape)) for spec in specs.values())
     arguments = structures.Container(dict, tuple(specs), leaves)
-    call = as_call(arguments)
-    traced, plan, _ = trace_and_plan(
-        lambda inputs: function(**inputs), call, arguments, options, devices, devices[0], find_state
-    )
+    called = Called(lambda inputs: function(**inputs), as_call(arguments), arguments)
+    chosen = ChosenDevices(tuple(devices), devices[0], options)
+    traced, plan, _ = trace_and_plan(called, chosen, Arrangement, find_state=find_state)
     return PlannedSignature(name, function, specs, traced, plan)
 
 

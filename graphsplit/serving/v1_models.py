@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.calls.argument_splitting import resolve_split
-from graphsplit.api.calls.plan_requests import plan_for
+from graphsplit.api.calls.plan_requests import PlanRequest
 from graphsplit.core.protos import function_definition, make_node, mark, output_type, split_reference
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.options import Options
@@ -70,7 +70,8 @@ def transpile_in_place(meta_graph: Any, key: str, options: Options, devices: Seq
     called = [inputs[reference] for reference in part.inputs.values()]
     splitting = resolve_split(options.split, arguments_of(part, called))
     program = read_part(part, called, splitting.shapes)
-    plan = plan_for(program, splitting, options, devices, devices[0], State(dict.fromkeys(resources_of(program), "")))
+    state = State(dict.fromkeys(resources_of(program), ""))
+    plan = PlanRequest(program, splitting, options, devices, devices[0], state=state).plan()
     if not any(step.shards for step in plan.steps):
         return SignatureReport(key, plan, why_whole(plan))
     emitted = emit(plan)

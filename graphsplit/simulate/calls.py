@@ -15,9 +15,9 @@ from typing import Any
 from graphsplit.api.calls.argument_splitting import Splitting, check_split, resolve_split
 from graphsplit.api.calls.call_signatures import as_call, by_bound_arguments, parameters_of, signature_of, spread
 from graphsplit.api.calls.chosen_devices import check_no_others
-from graphsplit.api.calls.compilation import trace_call, variables_elsewhere
+from graphsplit.api.calls.compilation import Called, trace_call, variables_elsewhere
 from graphsplit.api.calls.parallel_function import ParallelFunction, Stepping, step_of
-from graphsplit.api.calls.plan_requests import PlanRequest, plan_as_if
+from graphsplit.api.calls.plan_requests import PlanRequest
 from graphsplit.api.layouts.layout_spellings import VariableLayout, spelling_of
 from graphsplit.api.layouts.predicted_layouts import Layout, layout_name, notes_on_layout
 from graphsplit.core import structures
@@ -157,7 +157,7 @@ class PredictedCall:
       run_trace: traces the function.
       seen: returns arguments as the function sees them while it is traced.
       notes: for predictions.
-      lies: how variables are to lie.
+      arrange: returns how variables are to lie, once it is traced.
     """
 
     function: Callable[..., Any]
@@ -167,7 +167,7 @@ class PredictedCall:
     run_trace: Callable[[], Trace] = field(repr=False)
     seen: Callable[[structures.Container], structures.Container] = field(repr=False)
     notes: tuple[str, ...] = ()
-    lies: Arrangement = field(default_factory=Arrangement, repr=False)
+    arrange: Callable[[], Arrangement] = field(default=Arrangement, repr=False)
 
     @property
     def title(self) -> str:
@@ -185,6 +185,12 @@ class PredictedCall:
         found = self.run_trace()
         check_no_others(found.program, self.options)
         return found
+
+    @functools.cached_property
+    def lies(self) -> Arrangement:
+        """How variables are to lie, also those that the function made while it was traced."""
+        _ = self.trace
+        return self.arrange()
 
     def with_options(self, options: Options) -> PredictedCall:
         """Return the same call under other options, traced only once."""
@@ -205,7 +211,7 @@ class PredictedCall:
 
         wide = structures.map_leaves(widen, self.arguments)
         assert isinstance(wide, structures.Container)
-        return replace(_call_of(self.function, self.options, wide, self.seen, self.notes), lies=self.lies)
+        return replace(_call_of(self.function, self.options, wide, self.seen, self.notes), arrange=self.arrange)
 
     @collection_paused()
     def plan(self, devices: Sequence[str], layout: Layout = None, memory: float | None = None, **options: Any) -> Plan:
@@ -218,10 +224,9 @@ class PredictedCall:
           **options: instead of those that the function has, `micro_batches=4`.
         """
         chosen = replace(self.options, **options)
-        request = PlanRequest(self.trace, self.splitting, chosen, devices, lies=self.lies).noting(
-            *variables_elsewhere(self.trace)
-        )
-        return plan_as_if(request.as_if(chosen, devices), layout, memory=memory)
+        request = PlanRequest(self.trace.program, self.splitting, chosen, devices, trace=self.trace, lies=self.lies)
+        request = request.noting(*variables_elsewhere(self.trace)).as_if(chosen, devices, layout)
+        return request.planned(lambda: memory)[0]
 
 
 def check_renamed(fn: Any, kwargs: Mapping[str, Any]) -> None:
@@ -259,7 +264,7 @@ def predicted_call(
     assert isinstance(tree, structures.Container)
     seen = fn._seen if isinstance(fn, ParallelFunction) else lambda arguments: arguments
     call = _call_of(function, options, tree, seen, notes)
-    return replace(call, lies=fn._arrangement()) if isinstance(fn, ParallelFunction) else call
+    return replace(call, arrange=fn._arrangement) if isinstance(fn, ParallelFunction) else call
 
 
 def _call_of(
@@ -275,7 +280,8 @@ def _call_of(
     _check_known(paths)
     splitting = resolve_split(options.split, named)
     fn, names = by_bound_arguments(function, signature), [path for path, _ in paths]
-    traced = functools.partial(trace_call, fn, as_call(seen(arguments)), names, splitting, bool(options.jit_compile))
+    called = Called(fn, as_call(seen(arguments)), named)
+    traced = functools.partial(trace_call, called, names, splitting, bool(options.jit_compile))
     return PredictedCall(function, options, arguments, splitting, traced, seen, notes)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,12 +12,11 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.api.calls.argument_splitting import resolve_split
-from graphsplit.api.calls.plan_requests import plan_for
+from graphsplit.api.calls.plan_requests import PlanRequest
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import mesh_axes
 from graphsplit.core.gpus import kernel_devices
 from graphsplit.emission import EmittedGraph
-from graphsplit.emission.axes.columns import program_on_mesh
 from graphsplit.planning.options import Options
 from graphsplit.planning.state import State, state_of
 from graphsplit.tracing.trace import Trace, trace_function
@@ -44,9 +42,8 @@ def plan_for_gpus(
     splitting = resolve_split(own.split, named)
     names = [path for path, _ in structures.paths(named)]
     traced = trace_function(step, call, names).read(names, splitting.shapes)
-
-    divide = functools.partial(program_on_mesh, traced)
-    return plan_for(traced.program, splitting, own, devices, devices[0], state_on_gpus(traced), divide)
+    home, state = devices[0], state_on_gpus(traced)
+    return PlanRequest(traced.program, splitting, own, devices, home, trace=traced, state=state).plan()
 
 
 def state_on_gpus(trace: Trace) -> State:

@@ -7,15 +7,15 @@ trace and its plan. In between, variables get the layouts that options ask for.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from graphsplit.api.calls.argument_splitting import Splitting, open_shapes, open_sparse_shapes, resolve_split
-from graphsplit.api.calls.chosen_devices import check_no_others
-from graphsplit.api.calls.plan_requests import PlanRequest, plan_laid_out
+from graphsplit.api.calls.chosen_devices import ChosenDevices, check_no_others
+from graphsplit.api.calls.plan_requests import PlanRequest
 from graphsplit.api.calls.traces import Choices
 from graphsplit.api.layouts.layout_spellings import AUTO
 from graphsplit.api.layouts.learned_layouts import lie_as_asked, lie_together
@@ -30,50 +30,54 @@ from graphsplit.core.progress import phase, say
 from graphsplit.core.sizes import has_sizes
 from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.core.variables.parted_variables import layout_changes, parts_of
-from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.state import State, state_elsewhere
+from graphsplit.planning.state import State
 from graphsplit.program.stages import Stage, check_stages
 from graphsplit.tracing.draw_counters import DrawCounters
 from graphsplit.tracing.graph_to_program import CallSizes
 from graphsplit.tracing.trace import Trace, TracedFunction, trace_function
 
 
-def trace_and_plan(
-    fn: Callable[..., Any],
-    call: structures.Tree,
-    arguments: structures.Container,
-    options: Options,
-    devices: Sequence[str],
-    home: str,
-    find_state: Callable[[Trace], State] | None = None,
-    notes: Sequence[str] = (),
-    is_elsewhere: bool = False,
-    choices: Choices | None = None,
-    functions: dict[Hashable, TracedFunction] | None = None,
-    lies: Arrangement | None = None,
-    draws: DrawCounters | None = None,
-) -> tuple[Trace, Plan, Arrangement]:
-    """Trace `fn` for one structure of arguments, and decide where its variables are to lie, and what runs where.
+@dataclass(frozen=True, eq=False)
+class Called:
+    """A function, and the structure of arguments with which it is called.
 
-    Args:
+    Attributes:
       fn: called as the structure `call` of `(args, kwargs)` says.
       call: see there. Sizes that it leaves open are open for `fn`: the plan has them from `arguments`.
       arguments: the same leaves by the names under which users know them.
-      options: all but the devices are taken from here.
-      devices, home: full names. They need not exist here. Where the options give no home, see `default_home`.
-      find_state: says where variables and tables of a trace live, if not where they lie here.
-      notes: for the plan.
-      is_elsewhere: whether some of the devices are not here.
-      choices: automatic ones that were made for the function before; a new one is put there.
       functions: those that were traced before, by what they are valid for; None to trace anew.
-      lies: how variables are to lie by what was asked before; None for as they do.
       draws: what counts the draws of kernels; None if they count for themselves.
     """
-    splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
-    names = [path for path, _ in structures.paths(arguments)]
+
+    fn: Callable[..., Any]
+    call: structures.Tree
+    arguments: structures.Container
+    functions: dict[Hashable, TracedFunction] | None = None
+    draws: DrawCounters | None = None
+
+
+def trace_and_plan(
+    called: Called,
+    chosen: ChosenDevices,
+    arrange: Callable[[], Arrangement],
+    choices: Choices | None = None,
+    find_state: Callable[[Trace], State] | None = None,
+) -> tuple[Trace, Plan, Arrangement]:
+    """Trace a function for one structure of arguments, and decide where its variables are to lie, and what runs where.
+
+    Args:
+      called: the function.
+      chosen: the devices, which need not exist here, and options. Where these give no home, see `default_home`.
+      arrange: returns how variables are to lie by what was asked before, also those that the function has just made.
+      choices: automatic ones that were made for the function before; a new one is put there.
+      find_state: says where variables and tables of a trace live, if not where they lie here.
+    """
+    options, devices = chosen.options, chosen.devices
+    splitting = resolve_split(options.split, called.arguments)  # what does not fit is said before the user's code runs
+    names = [path for path, _ in structures.paths(called.arguments)]
     with phase("tracing"):
-        traced = trace_call(fn, call, names, splitting, bool(options.jit_compile), functions, draws)
+        traced = trace_call(called, names, splitting, bool(options.jit_compile))
     check_no_others(traced.program, options)
     check_stages(traced.program.all_stages(), len(devices))
     if options.is_automatic and not options.mesh:
@@ -82,38 +86,37 @@ def trace_and_plan(
     if mesh is not None and mesh.others and (placed := traced.program.all_stages()):
         mesh = replace(mesh, stages=tuple([stage.devices for stage in placed if len(stage.devices) > 1]))
     check_mesh(traced, mesh)
-    lies = Arrangement() if lies is None else lies
+    lies, notes = arrange(), chosen.notes if find_state is None else ()
     moved = lie_together(lies, traced)
     asks = options.variables not in (None, AUTO)
-    if is_elsewhere:
+    state = None if find_state is None else find_state(traced)
+    if find_state is None and chosen.missing:
         lies = lying_elsewhere(lies, traced, devices, mesh, at_home=options.variables is None)
-        find_state = None if asks else state_elsewhere
+        state = None if asks else State()  # (variables are where a process that has the devices makes them)
     asked = lie_as_asked(lies, traced, options.variables, devices, mesh) if asks else ()
-    near = None if options.tuning["default_device"] is None else home
-    request = PlanRequest(traced, splitting, options, devices, near, mesh, lies, find_state)
+    near = None if options.tuning["default_device"] is None else chosen.home
+    is_automatic = options.variables == AUTO
+    where = devices, near, mesh, traced, lies, state, is_automatic
+    request = PlanRequest(traced.program, splitting, options, *where)
     request = request.noting(*variables_elsewhere(traced), *notes, *asked, *moved)
     if options.is_automatic:
-        return traced, *_chosen_plan(request, Choices() if choices is None else choices, arguments)
-    request = request.in_stages()
-    with phase("planning"):
-        if options.variables == AUTO:
-            return traced, *plan_laid_out(request, partial(gpu_memory_bytes, devices))
-        return traced, request.plan(), lies
+        plan, lies = _chosen_plan(request, Choices() if choices is None else choices, called.arguments)
+    else:
+        with phase("planning"):
+            plan, lies = request.planned(partial(gpu_memory_bytes, devices))
+    return traced, plan, lies
 
 
-def trace_call(
-    fn: Callable[..., Any],
-    call: structures.Tree,
-    names: Sequence[str],
-    splitting: Splitting,
-    compiled: bool,
-    functions: dict[Hashable, TracedFunction] | None = None,
-    draws: DrawCounters | None = None,
-) -> Trace:
-    """Trace `fn` for a call; see `trace_and_plan`. The trace has the sizes of the call, `fn` those that `call` says."""
-    functions, valid = {} if functions is None else functions, (call, open_scopes(), layout_changes())
+def trace_call(called: Called, names: Sequence[str], splitting: Splitting, compiled: bool) -> Trace:
+    """Trace a function for a call; see `trace_and_plan`.
+
+    The trace has the sizes of the call, the function those that the structure of the call says.
+    """
+    call = called.call
+    functions, valid = called.functions, (call, open_scopes(), layout_changes())
+    functions = {} if functions is None else functions
     if valid not in functions:
-        functions[valid] = trace_function(fn, call, names, compiled, draws)
+        functions[valid] = trace_function(called.fn, call, names, compiled, called.draws)
     seen = structures.leaves(call)
     if all(leaf.shape == shape or has_sizes(shape) for leaf, shape in zip(seen, splitting.shapes, strict=True)):
         return functions[valid].read(names, splitting.shapes)

@@ -30,7 +30,7 @@ from graphsplit.api.calls.call_signatures import (
     warn_of_retracing,
 )
 from graphsplit.api.calls.chosen_devices import ChosenDevices, choose_devices
-from graphsplit.api.calls.compilation import trace_and_plan
+from graphsplit.api.calls.compilation import Called, trace_and_plan
 from graphsplit.api.calls.one_device_traces import as_specified, is_open
 from graphsplit.api.calls.outer_graphs import (
     check_no_distributed_values,
@@ -464,17 +464,12 @@ class ParallelFunction(Generic[P, R]):
         check_no_distributed_values(self._name(), named)
         check_no_specs(self._name(), named)
         fn = by_bound_arguments(self._traced, self._signature)
-        chosen = self._chosen
         with phase(self._name()):
-            choices = self._traces.choices
             # (what is traced in a graph may capture what is there)
             functions = self._traces.functions if is_open(seen) and tf.executing_eagerly() else None
-            where = chosen.devices, chosen.home, None, chosen.notes, bool(chosen.missing)
-            lies, draws = self._arrangement(), self._draws_of(seen)
+            called = Called(fn, as_call(seen), named, functions, self._draws_of(seen))
             with explaining_trace(self._name(), named):
-                traced, plan, lies = trace_and_plan(
-                    fn, as_call(seen), named, self._options, *where, choices, functions, lies, draws
-                )
+                traced, plan, lies = trace_and_plan(called, self._chosen, self._arrangement, self._traces.choices)
         return Differentiable(traced, plan, self._name(), Layouts(traced, plan, lies))
 
     def _draws_of(self, seen: structures.Container) -> DrawCounters | None:

@@ -17,7 +17,7 @@ from typing import NoReturn
 import tensorflow as tf
 
 from graphsplit.api.calls.chosen_devices import check_no_others
-from graphsplit.api.calls.plan_requests import PlanRequest, plan_as_if
+from graphsplit.api.calls.plan_requests import PlanRequest
 from graphsplit.api.layouts.divisions import can_be_parted
 from graphsplit.api.layouts.learned_layouts import slots_in
 from graphsplit.api.layouts.new_variables import slots_for_host
@@ -62,7 +62,7 @@ class ChosenPlans:
         Args:
           before: what ran last, which may fit here, too.
         """
-        trace, options, devices = self.request.trace, self.request.options, self.request.devices
+        trace, options, devices = self.request.traced, self.request.options, self.request.devices
         rows = self.request.splitting.batch
         if isinstance(rows, Size):
             raise UnsupportedError(
@@ -91,19 +91,25 @@ class ChosenPlans:
             return choose(question, before)
 
     def _plan_of(self, devices: Sequence[str], candidate: Candidate) -> Plan:
-        """Return the plan of a candidate, as if the variables lay so."""
+        return self._planned_as(devices, candidate)[0]
+
+    def _planned_as(self, devices: Sequence[str], candidate: Candidate) -> tuple[Plan, Arrangement]:
+        """Return the plan of a candidate for devices that need not exist, and how variables would lie on them."""
         options = replace(self.request.options.as_given(), **candidate.options)
-        check_no_others(self.request.trace.program, options)
+        check_no_others(self.request.program, options)
         layout = None if candidate.layout == AS_THEY_ARE else candidate.layouts
-        return plan_as_if(self.request.as_if(options, devices), layout, keep=True)
+        return self.request.as_if(options, devices, layout, keep=True).planned(lambda: None)
 
     def laid_out(self, choice: Choice) -> tuple[Plan, Arrangement]:
         """Return the plan that was chosen, and how the variables are to lie for it."""
         chosen, devices, request = choice.chosen, self.request.devices[: choice.chosen.devices], self.request
+        if request.lies.home:  # (the devices are not here)
+            plan, lies = self._planned_as(devices, chosen)
+            return replace(plan, notes=(*plan.notes, *choice.notes)), lies
         options, lies = replace(request.options.as_given(), **chosen.options), request.lies.copy()
         mesh = None if options.mesh.is_of_rows else device_mesh(options.mesh, devices)
-        if request.trace.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.others):
-            variables, slots = list(request.trace.variables), slots_in(request.trace)
+        if request.traced.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.others):
+            variables, slots = list(request.traced.variables), slots_in(request.traced)
             wanted = wanted_layouts(variables, chosen.layouts, slots, mesh)
             kept = [own if lies.of(v).division is None else None for v, own in zip(variables, wanted, strict=True)]
             decide(lies, variables, kept, slots, devices if mesh is None else mesh.devices, mesh)
