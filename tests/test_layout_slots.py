@@ -182,7 +182,7 @@ def test_slots_made_later_lie_with_their_variables(kind: str):
     assert max(held.values()) < 1.1 * size / len(held)
     assert len(held) == (2 if mesh else DEVICES)
     notes = wrapped.plan(x[:10], x[:10, :2] / 50).notes
-    assert any("moved to the devices of the variables that are updated with them" in note for note in notes)
+    assert any("lie on the devices of the variables that are updated with them" in note for note in notes)
 
 
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])
@@ -198,14 +198,14 @@ def test_slots_of_ones_own_are_found_by_what_a_step_computes(layout: str):
     parallel = gs.parallelize(step, devices=devices)
     x = tf.random.stateless_normal((5, 40), (1, 2))
     first = parallel.plan(x)
-    assert any("moved to the devices of the variables that are updated with them" in note for note in first.notes)
+    assert any("lie on the devices of the variables that are updated with them" in note for note in first.notes)
     for _ in range(3):
         parallel(x)
         plain_step(x)
     for variable, expected in zip(every, [v for group in plain for v in group], strict=True):
         np.testing.assert_allclose(variable.numpy(), expected.numpy(), 1e-5, 1e-6)
     plan, size = parallel.plan(x), sum(4 * weight.shape.num_elements() for weight, *_ in own)
-    assert not any("moved" in note for note in parallel.plan(x[:3]).notes)  # once
+    assert not any("updated with them" in note for note in parallel.plan(x[:3]).notes)  # once
     for group in own:
         lie = {where(variable) for variable in (group if layout == "sharded" else group[1:])}
         assert len(lie) == 1

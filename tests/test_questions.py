@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import pathlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,17 +17,23 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.api.layouts.variable_layouts import decide_target
 from graphsplit.core.devices import canonical_name
+from graphsplit.core.variables import copied_variables, parted_variables
+from graphsplit.core.variables.arrangements import lying_now
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import layout_changes, parts_of_variable
+from graphsplit.planning.amounts import format_bytes
 from tests.helpers import staged_programs
 from tests.helpers.emitted_programs import CORES
+from tests.helpers.law import assert_close
 from tests.helpers.layout_cases import (
     Optimizer,
     X,
     Y,
     adam,
     deep_step,
+    held_by_device,
     momentum,
     numbers,
     small_network,
@@ -244,6 +251,47 @@ def test_no_question_moves_what_the_first_call_moves(case: str, tmp_path: pathli
 @pytest.mark.parametrize("case", STAYS)
 def test_no_question_moves_what_no_call_moves(case: str, tmp_path: pathlib.Path):
     ask_all(*STAYS[case](tmp_path), [*STAYS].index(case))
+
+
+@pytest.mark.parametrize("before", ["home", "sharded", "replicated"])
+@pytest.mark.parametrize("layout", ["sharded", "replicated", "host"])
+def test_what_the_first_call_moves_is_said_before(layout: str, before: str, monkeypatch: pytest.MonkeyPatch):
+    """How much, and what the fullest device holds meanwhile: as it then is."""
+    own, plain = Optimizer(adam), Optimizer(adam)
+    if before != "home":
+        gs.set_variable_layout(own.variables, before, 2)
+    step = gs.parallelize(own.step, devices=3)
+    step._asks = lambda lies: decide_target(lies, own.variables, layout, 3)
+    lay, plan, assign = lying(own.variables), step.plan(X, Y), parted_variables.assign
+    most = Counter(held_by_device(own.variables))
+
+    def watched(*handle_and_value: Any) -> Any:
+        assigned = assign(*handle_and_value)
+        most.update(Counter(held_by_device(own.variables)) - most)
+        return assigned
+
+    for module in (parted_variables, copied_variables):
+        monkeypatch.setattr(module, "assign", watched)
+    assert_close(step(X, Y), plain.step(X, Y))
+    moved = [v for v, old, new in zip(own.variables, lay, lying(own.variables), strict=True) if old != new]
+    move = plan.first_move
+    if not moved:
+        assert move is None
+        return
+    assert (move.variables, move.bytes) == (len(moved), sum(4 * v.shape.num_elements() for v in moved))
+    assert move.most_bytes == max(most.values())
+    assert move.most_bytes in [held for device, held in most.items() if canonical_name(device) == move.device]
+    said = (
+        f"the first call moves {len(moved)} variables, {format_bytes(move.bytes)}; while it does, variables take up to"
+    )
+    assert said in str(plan)
+    assert said in plan.explain()
+    assert "moves" not in str(step.plan(X, Y)) + step.gradient_plan(X, Y).explain()  # (it is done)
+
+
+def lying(variables: Sequence[tf.Variable]) -> list[Any]:
+    found = map(lying_now, variables)
+    return [(own.division, own.division and own.layout) for own in found]
 
 
 def test_a_layout_that_is_set_after_a_question_is_the_same():

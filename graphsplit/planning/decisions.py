@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from graphsplit.core.layouts import Layout, Replicate, Shard, is_whole
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.sizes import ROWS, Size, symbols_in
+from graphsplit.core.variables.arrangements import FirstMove
 from graphsplit.planning.amounts import size_text
 from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.mesh import Mesh
@@ -71,6 +72,7 @@ class Decisions:
       asked: what the user asks of it.
       state: where variables, tables and large constants live.
       stage_cuts: the stages into which the program was cut, if that was asked for.
+      first_move: the variables that the first call moves to where the plan has them, if some lie otherwise.
       output_layouts: of what it returns; empty if each is on one device.
       input_devices: where each argument lies that the caller gives; empty if all are at home.
       start: what it began with, beside these.
@@ -92,6 +94,7 @@ class Decisions:
     asked: Options = field(default_factory=Options, repr=False)
     state: State = field(default_factory=State, repr=False)
     stage_cuts: StageCuts | None = field(default=None, repr=False)
+    first_move: FirstMove | None = None
     output_layouts: tuple[Layout, ...] = ()
     input_devices: tuple[str, ...] = ()
     start: Start = field(default_factory=Start, repr=False)

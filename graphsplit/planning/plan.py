@@ -26,7 +26,7 @@ from graphsplit.planning.steps import Step
 from graphsplit.planning.text.advice import advice_on
 from graphsplit.planning.text.headlines import balance_of, computing_devices, shares_of
 from graphsplit.planning.text.plan_comparison import compare
-from graphsplit.planning.text.plan_text import cause_text, describe
+from graphsplit.planning.text.plan_text import cause_text, describe, first_move_text
 from graphsplit.program.program import Op, Program, Tensor
 
 
@@ -121,7 +121,7 @@ class Plan(Decisions):
 
         For `plan="auto"`: what was chosen, what it was compared with, and what the predictions assume.
         """
-        notes = (*self.program.notes, *self.notes)
+        notes = (*first_move_text(self), *self.program.notes, *self.notes)
         if len(self.longest_chain) >= _LONG_CHAIN:
             notes += (
                 f"devices wait for each other in a chain of {self.longest_chain}: each takes at least the latency of a "

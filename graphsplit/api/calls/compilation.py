@@ -104,7 +104,7 @@ def trace_and_plan(
     else:
         with phase("planning"):
             plan, lies = request.planned(partial(gpu_memory_bytes, devices))
-    return traced, plan, lies
+    return traced, replace(plan, first_move=lies.first_move(traced.variables)), lies
 
 
 def trace_call(called: Called, names: Sequence[str], splitting: Splitting, compiled: bool) -> Trace:

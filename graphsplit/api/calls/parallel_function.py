@@ -13,6 +13,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload, runtime_checkable
 
 import tensorflow as tf
@@ -196,9 +197,12 @@ class ParallelFunction(Generic[P, R]):
         Raises:
           LayoutsChangedError: see `Layouts.settle`, as for all else.
         """
-        if not planned.layouts.settled:
-            with phase(self._name()) if planned.layouts.lies.is_noticed else contextlib.nullcontext():
-                planned.layouts.settle()
+        layouts, moves = planned.layouts, planned.plan.first_move is not None
+        if not layouts.settled:
+            with contextlib.ExitStack() as doing:
+                for text in (self._name(), "moving variables")[: layouts.lies.is_noticed + moves]:
+                    doing.enter_context(phase(text))
+                layouts.settle()
         if not planned.runs:
             warn_of_variables(self._name(), self._traces, planned.plan)
 
@@ -254,7 +258,9 @@ class ParallelFunction(Generic[P, R]):
     @with_users_traceback
     def gradient_plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Return the plan of the function together with its gradients, as it runs under a tape around the call."""
-        return self._planning(args, kwargs)[0].pair().plan
+        planned = self._planning(args, kwargs)[0]
+        plan, first_move = planned.pair().plan, planned.plan.first_move
+        return plan if first_move is None else replace(plan, first_move=first_move)
 
     @with_users_traceback
     def graph_def(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # generated protos have no types

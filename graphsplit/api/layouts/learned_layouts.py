@@ -76,7 +76,7 @@ def lie_together(lies: Arrangement, trace: Trace) -> tuple[str, ...]:
 
 def _said(moved: Sequence[tf.Variable], where: str) -> tuple[str, ...]:
     size = format_bytes(sum(map(bytes_of_variable, moved)))
-    return (f"{count_text(len(moved), 'variable')} ({size}) moved to {where}",) if moved else ()
+    return (f"{count_text(len(moved), 'variable')} ({size}) lie on {where}",) if moved else ()
 
 
 def _new_slots(lies: Arrangement, trace: Trace) -> list[tf.Variable]:

@@ -7,7 +7,8 @@ variables as they were decided (`apply`): the only place where a layout is chang
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,12 @@ from graphsplit.core.devices import canonical_name
 from graphsplit.core.layouts import Cut, MeshDivision, Replicate, cut_in, in_groups, part_shapes
 from graphsplit.core.variables.copied_variables import VariableCopies
 from graphsplit.core.variables.parted_classes import raw_handles
-from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable, tell_functions
+from graphsplit.core.variables.parted_variables import (
+    VariableParts,
+    bytes_of_variable,
+    parts_of_variable,
+    tell_functions,
+)
 from graphsplit.core.variables.running_calls import calls
 
 
@@ -89,6 +95,22 @@ def forget_stage(variable: tf.Variable) -> None:
 
 
 _ORDINARY = Lying()
+
+
+@dataclass(frozen=True)
+class FirstMove:
+    """What a first call moves before it runs, as variables lie now.
+
+    Attributes:
+      variables, bytes: how many, and how large they are altogether.
+      device, most_bytes: the device that holds most while they move, and how many bytes: of the variables that move,
+        and of those that the function uses.
+    """
+
+    variables: int
+    bytes: int
+    device: str
+    most_bytes: int
 
 
 class Arrangement:
@@ -186,6 +208,27 @@ class Arrangement:
         """The variables that lie otherwise than was decided, and what was."""
         return [(v, own) for v, own in self._decided.values() if _place(lying_now(v)) != _place(own)]
 
+    def first_move(self, variables: Sequence[tf.Variable]) -> FirstMove | None:
+        """Return what `apply` moves; None for nothing, or for devices that are not here.
+
+        Args:
+          variables: which devices hold besides.
+        """
+        moves = [] if self.home else [(v, own) for v, own in self.moves if not _only_reshards(v, own)]
+        if not moves:
+            return None
+        every = {id(v): v for v in (*variables, *[v for v, _ in moves])}.values()
+        held = sum([next(_while_moving(variable, lying_now(variable))) for variable in every], Counter[str]())
+        most = held.copy()
+        for variable, own in moves:
+            alone = list(_while_moving(variable, own))
+            held.subtract(alone[0])
+            for moment in alone:
+                most |= held + moment
+            held.update(alone[-1])
+        device = max(most, key=most.__getitem__)
+        return FirstMove(len(moves), sum([bytes_of_variable(v) for v, _ in moves]), device, most[device])
+
     def divisions(self, named: Mapping[int, tf.Variable]) -> dict[int, MeshDivision]:
         """Return how those of some variables are to be several that are, by the same keys."""
         return {k: own for k, variable in named.items() if (own := self.of(variable).division) is not None}
@@ -201,7 +244,7 @@ class Arrangement:
                 if (parts := parts_of_variable(variable)) is not None:
                     parts.release(variable)
                 if own.division is not None:
-                    is_copy = own.layout == "replicated" and canonical_name(variable.device) in own.division.devices
+                    is_copy = _is_a_copy(variable, own)
                     how = (own.division,) if is_copy else (own.division, own.layout, own.over)
                     (VariableCopies if is_copy else VariableParts)(variable, *how).take_apart()
             for variable, own in self._decided.values():
@@ -211,12 +254,52 @@ class Arrangement:
             self._decided, self._before, self._then = {}, {}, []
 
 
+def _only_reshards(variable: tf.Variable, own: Lying) -> bool:
+    """Return whether a variable is to stay where it is."""
+    return _place(lying_now(variable).resharding(own.reshards)) == _place(own)
+
+
 def _reshard(variable: tf.Variable, own: Lying) -> bool:
     """Let what stays where it is be dropped after the forward pass, or be kept; return whether it stays."""
-    stays = _place(lying_now(variable).resharding(own.reshards)) == _place(own)
+    stays = _only_reshards(variable, own)
     if stays and own.division is not None:
         variable._graphsplit_parts.reshard(own.division)
     return stays
+
+
+def _while_moving(variable: tf.Variable, own: Lying) -> Iterator[Counter[str]]:
+    """Yield what a variable takes on each device, at each moment from now on until it lies as was decided.
+
+    It is put together first, and then divided; the side that has the value is emptied once the other one has it.
+    """
+    parts, whole = parts_of_variable(variable), _bytes_by_device(variable, None)
+    if parts is not None and parts.in_parts:
+        yield (now := _bytes_by_device(variable, parts.division))
+        if not isinstance(parts, VariableCopies):
+            yield now + whole
+    yield whole
+    if own.division is not None:
+        after = _bytes_by_device(variable, own.division)
+        if not _is_a_copy(variable, own):
+            yield whole + after
+        yield after
+
+
+def _bytes_by_device(variable: tf.Variable, division: MeshDivision | None) -> Counter[str]:
+    """Return what a variable takes on each device, whole where it was made or divided."""
+    found = Counter[str]()
+    if division is None:
+        found[canonical_name(variable.device)] = bytes_of_variable(variable)
+    else:
+        for device, shape in zip(division.devices, part_shapes(division, variable.shape.as_list()), strict=True):
+            found[device] += math.prod(shape) * variable.dtype.size
+    return found
+
+
+def _is_a_copy(variable: tf.Variable, own: Lying) -> bool:
+    """Return whether a variable is to be one of its copies."""
+    devices = () if own.division is None else own.division.devices
+    return own.layout == "replicated" and canonical_name(variable.device) in devices
 
 
 def _place(own: Lying) -> tuple[Any, ...]:

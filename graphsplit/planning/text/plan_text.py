@@ -57,7 +57,7 @@ _MOST_MET = 4
 @collection_paused()
 def describe(plan: Decisions) -> str:
     """Return what runs where, what moves, what stayed on one device and why."""
-    notes = [f"  note: {note}" for note in (*plan.program.notes, *plan.notes)]
+    notes = [f"  note: {note}" for note in (*first_move_text(plan), *plan.program.notes, *plan.notes)]
     shares, tasks = shares_of(plan), few_tasks_of(plan)
     sends = traffic(plan, tasks)
     once = [*_for_rows(plan), *_rows_kept(plan)]
@@ -67,6 +67,16 @@ def describe(plan: Decisions) -> str:
     more = [f"  {burden}"] if burden is not None else []
     found = [*_header(plan, shares, sends), *_communication(plan, sends), *whole_sums_text(plan), *more, *at_home]
     return "\n".join([*found, *_turns(plan), *_held(plan, tasks), *_split_turns(plan), *notes])
+
+
+def first_move_text(plan: Decisions) -> list[str]:
+    """Return what is to be said of the variables that the first call moves."""
+    move = plan.first_move
+    if move is None:
+        return []
+    what = f"{count_text(move.variables, 'variable')}, {format_bytes(move.bytes)}"
+    most = f"variables take up to {format_bytes(move.most_bytes)} on {short_name(move.device)}"
+    return [f"the first call moves {what}; while it does, {most}"]
 
 
 def cause_text(plan: Decisions, cause: Cause, shares: Shares) -> str:

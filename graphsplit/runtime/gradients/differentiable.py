@@ -61,7 +61,7 @@ class Differentiable:
     def __init__(self, trace: Trace, plan: Plan, name: str, layouts: Layouts | None = None):
         self.trace = trace
         self.name = name
-        self.plan = plan
+        self._plan = plan
         self._executable: Function | None = None
         self._elsewhere: Differentiable | None = None
         self._fed: dict[tuple[str, ...], tuple[Function, Function]] = {}  # by the hosts that have the arguments
@@ -72,6 +72,13 @@ class Differentiable:
         cut = {move.tensor.op for move in plan.moves if isinstance(move.target, Shard)}
         given = zip(plan.program.inputs, plan.input_devices, strict=False)
         self._cut = {k: device for k, (i, device) in enumerate(given) if i in cut}
+
+    @property
+    def plan(self) -> Plan:
+        """What runs where. Once the first call has moved variables, it does not say so any more."""
+        if self._plan.first_move is not None and self.layouts.settled:
+            self._plan = replace(self._plan, first_move=None)
+        return self._plan
 
     @property
     def forms(self) -> tuple[Differentiable, ...]:
@@ -94,6 +101,7 @@ class Differentiable:
                 like = replace(self.plan, input_devices=devices)
                 with contextlib.suppress(LayoutsChangedError):  # which this form's call says, too
                     plan = _plan_now(self, self.trace, like, self.plan.input_layouts)
+                    plan = replace(plan, first_move=self.plan.first_move)
                     self._elsewhere = Differentiable(self.trace, plan, self.name, self.layouts)
             other = self._elsewhere
             return other if other is not None and other.plan.input_devices == devices else self
