@@ -265,11 +265,39 @@ def test_private_attributes_in_few_files_only():
     assert [m for m, source in sources.items() if re.search(r"keras\.src\b", source)] == ["core/keras_internals.py"]
 
 
+ON_NODES_AND_GRAPHS = {  # what other names of ours are, which no variable has
+    "_graphsplit_at_home": "core/protos.py",
+    "_graphsplit_layout": "program/asked_layouts.py",
+    "_graphsplit_of_gradient": "program/asked_layouts.py",
+    "_graphsplit_of_variable": "core/protos.py",
+    "_graphsplit_own_trace": "core/variables/parted_variables.py",
+    "_graphsplit_part": "rules/families/random.py",
+    "_graphsplit_role": "core/protos.py",
+}
+
+
+def names_of_ours(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """Return the `_graphsplit_` attributes that a file uses, and the strings that may name one."""
+    nodes = list(ast.walk(tree))
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return tuple({name for name in own if re.fullmatch(r"_graphsplit_\w+", name)} for own in (attributes, texts))
+
+
+def test_users_variables_have_one_record():
+    found = {module: names_of_ours(tree_of(module)) for module in MODULES}
+    attributes = {module: names for module, (names, _) in found.items() if names}
+    assert set().union(*attributes.values()) == {"_graphsplit_record"}
+    assert {module.rpartition("/")[0] for module in attributes} == {"core/variables"}
+    named = {name: module for module, (_, texts) in found.items() for name in texts - {"_graphsplit_record"}}
+    assert named == ON_NODES_AND_GRAPHS
+
+
 @pytest.mark.parametrize(
     ("planted", "found"),
     {
         "v._handle": "_handle",
-        "v._graphsplit_parts": "",
+        "v._graphsplit_record": "",
         "v._handle = h": "_handle",
         "point._replace(x=1)": "",
         "getattr(optimizer, '_index_dict', ())": "_index_dict",

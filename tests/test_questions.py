@@ -23,6 +23,7 @@ from graphsplit.core.variables import copied_variables, parted_variables
 from graphsplit.core.variables.arrangements import lying_now
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import layout_changes, parts_of_variable
+from graphsplit.core.variables.records import Record, noted_of
 from graphsplit.planning.amounts import format_bytes
 from tests.helpers import staged_programs
 from tests.helpers.emitted_programs import CORES
@@ -219,10 +220,10 @@ def parts_held(variable: tf.Variable) -> tuple[Any, ...]:
     return type(variable), id(parts), parts.division, parts.layout, parts.over, parts.in_parts, parts.bytes_on_devices()
 
 
-def notes_of(variable: tf.Variable) -> dict[str, str]:
-    """Return what variables of ours have beside TensorFlow's; not the name that users know, which a question finds."""
-    own = {name: repr(held) for name, held in vars(variable).items() if name.startswith("_graphsplit_")}
-    return {name: text for name, text in own.items() if name not in ("_graphsplit_path", "_graphsplit_asking")}
+def notes_of(variable: tf.Variable) -> tuple[Any, ...]:
+    """Return what is noted of a variable beside its parts; not the name that users know, which a question finds."""
+    record = noted_of(variable) or Record()
+    return record.lying, record.waiting, record.resources
 
 
 def ask_all(step: Any, batch: Sequence[Any], variables: Sequence[tf.Variable], first: int) -> None:

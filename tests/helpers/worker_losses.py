@@ -48,7 +48,7 @@ class Everywhere:
         """Return what worker 0 has of the copied variables."""
         found = []
         for v in self.copied:
-            parts = v._graphsplit_parts
+            parts = v._graphsplit_record.parts
             assert parts.in_parts
             found.append(tf.raw_ops.ReadVariableOp(resource=parts.handles()[0], dtype=v.dtype).numpy())
         return found
@@ -91,7 +91,7 @@ def kill_in_steps(workers, cluster, times: int, seed: int) -> None:
         same(state.values(False), [v + more for v in before[0]], "values", exact=True)
         same(state.copies(), [c + more for c in before[1]], "copies", exact=True)
         for v in state.copied:
-            v._graphsplit_parts.forget(v)  # (half of them is gone)
+            v._graphsplit_record.parts.forget(v)  # (half of them is gone)
         all_well(workers, cluster)
     raise AssertionError(f"{met} of {times} kills met a step")
 
@@ -223,7 +223,7 @@ def lost_state_that_was_divided_automatically(workers, cluster) -> None:
             step(rows(5 + k % 3, width))
             one_device(rows(5 + k % 3, width))
             devices = step.devices
-            lying = [w._graphsplit_parts.devices for w in (*network.weights, *network.momenta)]
+            lying = [w._graphsplit_record.parts.devices for w in (*network.weights, *network.momenta)]
             assert lying == [devices] * 4, (k, lying)
     assert len(devices) == 4
     for own, expected in zip(network.values(), plain.values(), strict=True):  # (gradients grow with the width)

@@ -204,6 +204,6 @@ def a_mesh_that_a_plan_chose(workers, cluster) -> None:
             elif k == 3:
                 back(workers, cluster, 1)
             same([step(rows(1, 64))], [one.train(rows(1, 64))])
-            meshes.append((len(own.lies_on()), own.up._graphsplit_parts.layout))
+            meshes.append((len(own.lies_on()), own.up._graphsplit_record.parts.layout))
     assert meshes == [(count, UP) for count in (4, 3, 3, 4, 4)], meshes
     same(own.values(), one.values())

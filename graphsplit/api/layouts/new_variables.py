@@ -19,6 +19,7 @@ from graphsplit.core.keras_internals import new_variable_of
 from graphsplit.core.patterns import suggesting_options
 from graphsplit.core.tensorflow_internals import variable_creators, variable_without_value
 from graphsplit.core.variables.parted_variables import name_of
+from graphsplit.core.variables.records import call_by_path
 from graphsplit.planning.variables.partitioning import Held, head_by_name
 
 _OPTIONS = ("trainable", "name", "constraint", "synchronization", "aggregation")
@@ -166,7 +167,7 @@ def _made(
     known = {name: options[name] for name in _OPTIONS if name in options}
     variable = variable_without_value(shape=first.shape, dtype=first.dtype, **known)
     if of_keras is not None:
-        variable._graphsplit_path = of_keras[1].path
+        call_by_path(variable, of_keras[1].path)
     asked = any(_ours.get(creator) is False for creator in variable_creators())
     is_weight = first.dtype.is_floating or first.dtype.size == 1  # (seeds and counters are whole numbers of more bytes)
     waits = asked and is_weight and bool(first.shape) and not first.is_made

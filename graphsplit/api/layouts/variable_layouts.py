@@ -36,6 +36,7 @@ from graphsplit.core.tensorflow_internals import has_handle
 from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import name_of
+from graphsplit.core.variables.records import call_by_path
 from graphsplit.core.variables.running_calls import calls
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 
@@ -356,7 +357,7 @@ def variables_with_owners(target: Any) -> list[tuple[tf.Variable, Any]]:
     for variable in _all(target):
         value = plain_variable(variable)
         if value is not variable and isinstance(value, tf.Variable):
-            value._graphsplit_path = variable.path
+            call_by_path(value, variable.path)
         with raw_handles():  # what lies in parts stays there
             is_plain = isinstance(value, tf.Variable) and has_handle(value)
             if is_plain and is_of_dtensor(value.handle.device):

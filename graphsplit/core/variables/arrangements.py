@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.layouts import Cut, MeshDivision, Replicate, cut_in, in_groups, part_shapes
+from graphsplit.core.layouts import Cut, MeshDivision, in_groups, part_shapes
 from graphsplit.core.variables.copied_variables import VariableCopies
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import (
@@ -24,74 +24,21 @@ from graphsplit.core.variables.parted_variables import (
     parts_of_variable,
     tell_functions,
 )
+from graphsplit.core.variables.records import Lying, noted_of, record_of
 from graphsplit.core.variables.running_calls import calls
-
-
-@dataclass(frozen=True)
-class Lying:
-    """How a variable lies, or is to lie, and how that was asked for.
-
-    Attributes:
-      division: how it is several; None for an ordinary variable.
-      layout, over: see `VariableParts`.
-      stays: the layout, one of `PLACES`, by which an ordinary variable is whole on its own device; "" for none.
-      asked: layout, devices, mesh, and whether it is gathered again, if a layout was set; for slots yet to be made.
-      automatic: the layout, if nobody asked for it.
-      units: see `LayoutOnMesh`.
-      stage: the devices of the stage to which it belongs.
-    """
-
-    division: MeshDivision | None = None
-    layout: Any = "home"
-    over: tuple[str, ...] = ()
-    stays: Any = ""
-    asked: tuple[Any, ...] | None = None
-    automatic: Any = ""
-    units: Mapping[tuple[str, int], Any] = field(default_factory=dict)
-    stage: tuple[str, ...] = ()
-
-    @property
-    def cut(self) -> Cut | None:
-        """How it is cut, in each group of devices."""
-        cut = None if self.division is None else cut_in(self.division)
-        return cut if isinstance(cut, Cut) else None
-
-    @property
-    def groups(self) -> tuple[tuple[str, ...], ...]:
-        """See `VariableParts`."""
-        return () if self.cut is None else self.cut.groups
-
-    @property
-    def named(self) -> Any:
-        """The layout that it has, as users call it."""
-        return self.stays or "home" if self.division is None else self.layout
-
-    @property
-    def has_layout(self) -> bool:
-        """Whether a layout was set, be it to stay where it is."""
-        return self.division is not None or self.asked is not None
-
-    @property
-    def reshards(self) -> bool:
-        """See `VariableParts`."""
-        return self.division is not None and not isinstance(self.division, Replicate) and self.division.reshard
-
-    def resharding(self, after_forward: bool) -> Lying:
-        """Return the same, but whether what is sharded is dropped after the forward pass."""
-        if self.cut is None or self.cut.reshard == after_forward:
-            return self
-        return replace(self, division=in_groups(replace(self.cut, reshard=after_forward)))
 
 
 def lying_now(variable: tf.Variable) -> Lying:
     """Return how a variable lies."""
-    parts, asked = parts_of_variable(variable), getattr(variable, "_graphsplit_lies", _ORDINARY)
+    record, parts = noted_of(variable), parts_of_variable(variable)
+    asked = _ORDINARY if record is None else record.lying
     return asked if parts is None else replace(asked, division=parts.division, layout=parts.layout, over=parts.over)
 
 
 def forget_stage(variable: tf.Variable) -> None:
     """Let a variable belong to no stage."""
-    variable._graphsplit_lies = replace(getattr(variable, "_graphsplit_lies", _ORDINARY), stage=())
+    record = record_of(variable)
+    record.lying = replace(record.lying, stage=())
 
 
 _ORDINARY = Lying()
@@ -248,7 +195,7 @@ class Arrangement:
                     how = (own.division,) if is_copy else (own.division, own.layout, own.over)
                     (VariableCopies if is_copy else VariableParts)(variable, *how).take_apart()
             for variable, own in self._decided.values():
-                variable._graphsplit_lies = replace(own, division=None, layout="home", over=())
+                record_of(variable).lying = replace(own, division=None, layout="home", over=())
             for run in self._then:
                 run()
             self._decided, self._before, self._then = {}, {}, []
@@ -263,7 +210,7 @@ def _reshard(variable: tf.Variable, own: Lying) -> bool:
     """Let what stays where it is be dropped after the forward pass, or be kept; return whether it stays."""
     stays = _only_reshards(variable, own)
     if stays and own.division is not None:
-        variable._graphsplit_parts.reshard(own.division)
+        record_of(variable).parts.reshard(own.division)
     return stays
 
 

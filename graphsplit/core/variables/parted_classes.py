@@ -15,6 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.core.variables.records import noted_of, record_of
+
 _inside = threading.local()
 _classes: dict[type, type] = {}
 _waiting_classes: dict[type, type] = {}
@@ -38,14 +40,14 @@ def are_raw() -> bool:
 
 def give_parts(variable: Any, parts: Any) -> None:
     """Let a variable's handle know of its parts, a `VariableParts`."""
-    variable._graphsplit_parts = parts
+    record_of(variable).parts = parts
     variable.__class__ = _parted_class(type(variable))
 
 
 def take_parts(variable: Any) -> None:
     """Make a variable an ordinary one again."""
     variable.__class__ = type(variable).__mro__[1]
-    del variable._graphsplit_parts
+    record_of(variable).parts = None
 
 
 def _parted_class(kind: type) -> type:
@@ -55,14 +57,14 @@ def _parted_class(kind: type) -> type:
     if kind not in _classes:
         # TensorFlow's own `handle` is this attribute, which its eager runtime reads past all methods.
         def handle(variable: Any) -> tf.Tensor:
-            parts: Any = variable._graphsplit_parts
+            parts: Any = variable._graphsplit_record.parts
             raw = tf.executing_eagerly() and are_raw()
             return parts.raw_handle if raw else parts.whole_handle(bool(getattr(_inside, "reads", 0)))
 
         # and all reads but those by that runtime go through this method
         def read(variable: Any, *args: Any, **options: Any) -> Any:
             if (True in args or options.get("no_copy")) and tf.executing_eagerly():  # for a checkpoint
-                value = variable._graphsplit_parts.on_host()
+                value = variable._graphsplit_record.parts.on_host()
                 if value is not None:
                     return value
             depth = getattr(_inside, "reads", 0)
@@ -73,7 +75,7 @@ def _parted_class(kind: type) -> type:
                 _inside.reads = depth
 
         def device(variable: Any) -> str:
-            return str(variable._graphsplit_parts.raw_handle.device)  # (TensorFlow's own asks for the handle)
+            return str(variable._graphsplit_record.parts.raw_handle.device)  # (TensorFlow's own asks for the handle)
 
         # a function that is given the variable captures its handle first, and takes that for its argument
         def tracing_type(variable: Any, context: Any) -> Any:
@@ -88,7 +90,7 @@ def _parted_class(kind: type) -> type:
                 return kind.is_initialized(variable, name)  # type: ignore[attr-defined]
 
         def numpy(variable: Any) -> Any:  # Keras' files and `get_weights`
-            value = variable._graphsplit_parts.as_array()
+            value = variable._graphsplit_record.parts.as_array()
             return kind.numpy(variable) if value is None else value  # type: ignore[attr-defined]
 
         # Keras' optimizers know a variable by its container, if it is in one; if not, they look for that at its handle
@@ -109,7 +111,8 @@ def _given_spec(kind: type) -> type:
 
     def placeholder(spec: Any, context: Any) -> Any:
         if not context.unnest_only and context.has_placeholder(spec.alias_id):
-            context.get_placeholder(spec.alias_id)._graphsplit_parts.become_argument(context.context_graph)
+            given = record_of(context.get_placeholder(spec.alias_id))
+            given.parts.become_argument(context.context_graph)
         return kind.placeholder_value(spec, context)  # type: ignore[attr-defined]
 
     own = {"placeholder_value": placeholder, "__slots__": (), "__module__": kind.__module__}
@@ -124,18 +127,19 @@ def let_wait(variable: Any, waiting: Any) -> None:
       waiting: what it waits for; its `handle_of(variable, own)` returns a handle for others, or raises the error, and
         its `saved(variable, spec)` what a checkpoint reads.
     """
-    variable._graphsplit_waiting = waiting
+    record_of(variable).waiting = waiting
     variable.__class__ = _waiting_class(type(variable))
 
 
 def waiting_of(variable: Any) -> Any:
     """Return what a variable waits for; None if it does not, or is gone."""
-    return getattr(variable, "_graphsplit_waiting", None)
+    record = noted_of(variable)
+    return None if record is None else record.waiting
 
 
 def end_wait(variable: Any) -> None:
     """Make a variable that waited an ordinary one, or one in parts that never did."""
-    vars(variable).pop("_graphsplit_waiting", None)
+    record_of(variable).waiting = None
     kind, below = type(variable).__mro__[:2]
     if kind in _waiting_classes.values():
         variable.__class__ = below
@@ -189,12 +193,12 @@ def _writes(kind: type) -> dict[str, Any]:
     """
 
     def write(variable: Any, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
-        if variable._graphsplit_parts.take(value):
+        if variable._graphsplit_record.parts.take(value):
             return variable if read_value else None
         return kind.assign(variable, value, use_locking, name, read_value)  # type: ignore[attr-defined]
 
     def restore(variable: Any, restored: Mapping[str, Any]) -> Any:
-        if variable._graphsplit_parts.take(*restored.values()):
+        if variable._graphsplit_record.parts.take(*restored.values()):
             return None
         return kind._restore_from_tensors(variable, restored)  # type: ignore[attr-defined]
 

@@ -38,6 +38,7 @@ from graphsplit.core.tensorflow_internals import (
     variable_without_value,
 )
 from graphsplit.core.variables.parted_classes import are_raw, give_parts, raw_handles, take_parts
+from graphsplit.core.variables.records import noted_of, record_of
 from graphsplit.core.variables.running_calls import calls
 from graphsplit.core.variables.values import host_tensor, indices_of, pieces_of, whole_of
 from graphsplit.errors import ArgumentError, UnsupportedError, WorkerLostError, bullet_list
@@ -76,11 +77,8 @@ class VariableParts:
         self.in_parts = False
         self.name = variable.name.partition(":")[0]
         self.path = name_of(variable)
-        if not hasattr(variable, "_graphsplit_asking"):
-            variable._graphsplit_asking = weakref.WeakSet(), weakref.WeakSet()
-        self._writing: weakref.WeakSet[Any]  # graphs of functions that may write the variable, also since other layouts
-        self._given: weakref.WeakSet[Any]  # those whose argument it is
-        self._writing, self._given = variable._graphsplit_asking
+        record = record_of(variable)
+        self._writing, self._given = record.writing, record.given
         self._in_a_row = 0
         with raw_handles():
             self._own = variable.handle
@@ -412,8 +410,8 @@ def are_any_parts() -> bool:
 
 def parts_of_variable(variable: Any) -> VariableParts | None:
     """Return the parts of a variable; None if it is an ordinary one, or was interrupted while it became so."""
-    parts = getattr(variable, "_graphsplit_parts", None)
-    return None if parts is None else parts_of(parts.raw_handle)
+    record = noted_of(variable)
+    return None if record is None or record.parts is None else parts_of(record.parts.raw_handle)
 
 
 def layout_changes() -> int:
@@ -428,16 +426,17 @@ def move_variable(variable: tf.Variable, device: str, value: tf.Tensor) -> None:
     """
     with tf.init_scope(), tf.device(device):
         there = tf.Variable(value, trainable=False, shape=variable.shape, name=variable.name.partition(":")[0])
-    before = getattr(variable, "_graphsplit_there", None)
-    variable._graphsplit_there = there, before  # a resource lives as long as these: both do until it has changed
+    record = record_of(variable)
+    record.resources = there, *record.resources  # both live until the handle has changed
     give_handle(variable, there.handle)
-    variable._graphsplit_there = there
+    record.resources = (there,)
     _changes[0] += 1
 
 
 def name_of(variable: Any) -> str:
     """Return the name under which users know a variable: with its layer, if Keras made it."""
-    return str(getattr(variable, "_graphsplit_path", None) or variable.name.partition(":")[0])
+    record = noted_of(variable)
+    return str((record and record.path) or variable.name.partition(":")[0])
 
 
 def bytes_of_variable(variable: Any) -> int:

@@ -32,6 +32,7 @@ from graphsplit.core.patterns import near
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.core.variables.arrangements import lying_now
 from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
+from graphsplit.core.variables.records import call_by_path
 from graphsplit.errors import bullet_list
 from graphsplit.keras.distribution.replacements import to_backend_mesh
 from graphsplit.planning.amounts import format_bytes
@@ -85,7 +86,7 @@ class DistributedLayouts:
           ValueError: as Keras says, if two patterns match.
         """
         mesh = mesh_of(distribution)
-        variable._graphsplit_path = owner.path
+        call_by_path(variable, owner.path)
         give_shape(owner, variable.shape)
         if distribution not in self._born:
             self._born[distribution] = NewVariables(mesh.devices, mesh=mesh.mesh)
