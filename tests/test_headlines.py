@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.device_bytes import traffic_of_call
 from graphsplit.planning.text.headlines import shares_of
 from tests.helpers.law import rows
 
@@ -98,3 +100,37 @@ def test_the_headline_sees_how_evenly_devices_work(layout: str):
     assert f" on 3 devices, balance {plan.balance:.2f}, " in headline(plan)
     assert (plan.balance < 0.9) == (layout == "home"), plan.balance
     assert plan.sharded_fraction < 0.9, "the optimizer is no work on rows"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_steps_in_a_loop_count_as_often_as_they_run(known: bool):
+    """What a turn computes and sends counts in each turn; of a number that nobody knows, once, and at least."""
+    weight = tf.Variable(0.1 * rows(6, 8), name="weight")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(x @ weight) ** 2)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    def steps(x, count):
+        total = tf.constant(0.0, x.dtype)
+        for turn in tf.range(5 if known else count):
+            total += step(x[turn])
+        return total
+
+    one = gs.parallelize(step, devices=3).plan(rows(8, 6))
+    loop = gs.parallelize(steps, devices=3, split={"x": 1, "count": None})
+    args = (tf.stack([rows(8, 6)] * 5), tf.constant(5))
+    assert gs.verify(loop, *args).passed
+    plan, times = loop.plan(*args), 5 if known else 1
+    assert shares_of(plan).sharded_flops == times * shares_of(one).sharded_flops
+    sent, of_one = (sum(traffic_of_call(own).sent.values()) for own in (plan, one))
+    others_rows, turn = 5 * 6 * 8, 2 * 8
+    assert sent == times * (of_one + 4 * others_rows + turn), "all of x is cut in each turn, not a step of it"
+    shared_out = sum(shares_of(plan).without_rows.values()) + shares_of(plan).sharded_flops
+    assert shared_out + sum(cause.flops for cause in shares_of(plan).causes) == shares_of(plan).flops
+    text, turns = str(plan), "each of 5 turns" if known else "each turn, of which nobody knows how many there are"
+    assert f" {'' if known else 'at least '}{format_bytes(sent)} sent a step" in headline(plan)
+    assert re.search(rf"    {turns}: \d+ operations .* on every shard; .* 2 reduces; .* sent\n", text + "\n"), text
+    assert "on every shard: 0 operations, outside of loops and branches" in text

@@ -24,7 +24,9 @@ from graphsplit.planning.costs.buffers import NO_BUFFER, SAME_BUFFER
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.propagation.owners import computing_devices
 from graphsplit.planning.tasks import COPY, OPERATION, SEND, PlannedTask, Tasks, few_tasks_of
+from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Op, Tensor
+from graphsplit.program.reading.trip_counts import times_run
 
 _AXIS = {"Split": 0, "SplitV": 2}  # which operand is the axis along which an operation cuts
 _ALIGNED_BYTES = 64
@@ -259,12 +261,26 @@ class Traffic:
         device = max(through, key=lambda device: sum(through[device]), default="")
         return (device, *through.get(device, (0, 0)))
 
+    def with_more(self, other: Traffic, times: int, *, is_least: bool) -> Traffic:
+        """Return this and what something sends so many times, or more often (`is_least`)."""
+        sent, received, by_kind = (
+            {key: own.get(key, 0) + times * more.get(key, 0) for key in {**own, **more}}
+            for own, more in (
+                (self.sent, other.sent),
+                (self.received, other.received),
+                (self.by_kind, other.by_kind),
+            )
+        )
+        between_hosts = self.between_hosts + times * other.between_hosts
+        growing = [kind for kind, size in other.by_kind.items() if size] if is_least else []
+        return Traffic(sent, received, between_hosts, by_kind, self.unknown | other.unknown | {*growing}, self.giving)
+
 
 def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
     """Return the bytes that one call moves between devices.
 
     A tensor that several operations of a device read is sent there once, as TensorFlow's runtime does. Sizes that are
-    not known count as planned. What loops at home move in each turn is not in it.
+    not known count as planned. What loops at home move in each turn is not in it: see `traffic_of_call`.
 
     Args:
       plan: which.
@@ -291,6 +307,26 @@ def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
     hosts = set(map(host_name, plan.devices))
     giving = frozenset([device for device in giving_devices(plan) if host_name(device) in hosts])
     return Traffic(_of_each(sent, found), _of_each(received, found), between_hosts, by_kind, frozenset(unknown), giving)
+
+
+def traffic_of_call(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
+    """Return the bytes that one call moves between devices, those of all turns of loops at home included.
+
+    Turns that nobody knows the number of count once, and what they send as unknown; of branches counts the one that
+    sends most.
+
+    Args:
+      plan, tasks: as in `traffic`.
+    """
+    found = traffic(plan, tasks)
+    for op, step in zip(plan.program.ops, plan.steps, strict=True):
+        inside = [traffic_of_call(body) for body in step.bodies.values()]
+        if inside and not CONTROL_FLOW[op.type].loops:
+            inside = [max(inside, key=lambda own: sum(own.sent.values()))]
+        times = times_run(op)
+        for own in inside:
+            found = found.with_more(own, 1 if times is None else times, is_least=times is None)
+    return found
 
 
 def giving_devices(plan: Decisions) -> frozenset[str]:

@@ -14,7 +14,7 @@ none.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from graphsplit.core.layouts import Layout, Partial, Shard
@@ -25,6 +25,7 @@ from graphsplit.planning.costs.work import data_in, flops_of
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.device_bytes import Traffic
 from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.reading.trip_counts import times_run
 
 _LINK_BYTES_PER_S = 1e10  # PCIe 4: between GPUs of one machine without faster links
 _LAUNCH_S = 5e-6  # to start a kernel from the host
@@ -115,17 +116,25 @@ def _limit_text(plan: Decisions, shares: Shares, sends: Traffic) -> str:
 
 def limits(plan: Decisions, shares: Shares, sends: Traffic) -> dict[str, float]:
     """Return the modelled seconds of a step, by what takes them."""
-    program, shards = plan.program, plan.mesh.shards
+    shards = plan.mesh.shards
     largest = max([plan.mesh.share(d) for d in range(shards)], default=1.0)
-    pairs = list(zip(program.ops, plan.steps, strict=True))
     through = max(map(max, sends.through.values()), default=0)
-    launched = sum(op.type not in NO_WORK and bool(step.home or step.shards) for op, step in pairs)
+    launched = _launched(plan)
     return {
         "arithmetic on the shards": shares.sharded_seconds * largest,
         "arithmetic on one device": shares.seconds - shares.sharded_seconds,
         "communication": through / _LINK_BYTES_PER_S,
         "launching operations": launched * _LAUNCH_S,
     }
+
+
+def _launched(plan: Decisions) -> int:
+    """Return how many operations a device starts in a call, in each turn of a loop at home again."""
+    count = 0
+    for op, step in zip(plan.program.ops, plan.steps, strict=True):
+        count += op.type not in NO_WORK and bool(step.home or step.shards)
+        count += (times_run(op) or 1) * sum(map(_launched, step.bodies.values()))
+    return count
 
 
 _BORN = "rows are made in it, and too little work follows to split them"
@@ -156,11 +165,12 @@ class Shares:
     """What runs where, of all that runs: sharded on the shards, the rest once, on whole values.
 
     Attributes:
-      flops, sharded_flops: floating-point operations, bodies of loops once.
+      flops, sharded_flops: floating-point operations, bodies of loops in each turn, where their number is known.
       bytes, sharded_bytes: of all results.
       seconds, sharded_seconds: on a reference device; of what runs on the shards and once, on the shards.
       causes: of work on the batch at home, those of the costliest first.
       by_device: floating-point operations of each device.
+      without_rows: those of what runs once and follows from no rows at home, by type: optimizers, what is made of sums.
     """
 
     flops: int
@@ -171,6 +181,7 @@ class Shares:
     sharded_seconds: float
     causes: tuple[Cause, ...]
     by_device: Mapping[str, float]
+    without_rows: Mapping[str, float]
 
     @property
     def at_home(self) -> float:
@@ -184,23 +195,28 @@ def shares_of(plan: Decisions) -> Shares:
     finder = _Causes(plan)
     causes = finder.causes()
     by_device: dict[str, float] = {}
+    without_rows: dict[str, float] = {}
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.bodies:
-            inside = [shares_of(body) for body in step.bodies.values()]
-            own = [sum([getattr(one, name) for one in inside]) for name in _COUNTED]
-            causes += [cause for one in inside for cause in one.causes]
-            _add(by_device, *[pair for one in inside for pair in one.by_device.items()])
+            inside, times = [shares_of(body) for body in step.bodies.values()], times_run(op) or 1
+            own = [times * sum([getattr(one, name) for one in inside]) for name in _COUNTED]
+            causes += [replace(cause, flops=times * cause.flops) for one in inside for cause in one.causes]
+            _add(by_device, *[(device, times * flops) for one in inside for device, flops in one.by_device.items()])
+            _add(without_rows, *[(kind, times * flops) for one in inside for kind, flops in one.without_rows.items()])
         elif step.home or step.shards:
             sharded, flops, own_bytes = not step.home, finder.flops(op), sum(op.out_bytes)
-            seconds = seconds_of(plan.program, op)
+            seconds = seconds_of(plan.program, op) * (times_run(op) or 1)
             on_shards = (flops * sharded, own_bytes * sharded, seconds * bool(step.shards))
             own = [flops, own_bytes, seconds, *on_shards]
             _add(by_device, *_on_devices(plan, op, flops))
+            if not sharded and flops and not finder.is_blamed(op):
+                _add(without_rows, (op.type, flops))
         else:
             continue
         counted = [a + b for a, b in zip(counted, own, strict=True)]
     causes.sort(key=lambda cause: -cause.flops)
-    return Shares(**dict(zip(_COUNTED, counted, strict=True)), causes=tuple(causes), by_device=by_device)
+    counts = dict(zip(_COUNTED, counted, strict=True))
+    return Shares(**counts, causes=tuple(causes), by_device=by_device, without_rows=without_rows)
 
 
 def _add(amounts: dict[str, float], *more: tuple[str, float]) -> None:
@@ -250,13 +266,17 @@ class _Causes:
             groups.setdefault(cause, []).append(self._program.ops[position])
         return [self._cause(self._program.ops[first], ops) for first, ops in groups.items()]
 
+    def is_blamed(self, op: Op) -> bool:
+        """Return whether an operation is one of the causes, or follows from one."""
+        return op.index in self._blamed
+
     def flops(self, op: Op) -> int:
         """Return the floating-point operations of one that runs; what picks rows counts as if it picked all."""
         cause = self._blamed.get(op.index)
-        return flops_of(op) if cause is None else flops_of(op, self._most[cause])
+        return flops_of(op, None if cause is None else self._most[cause]) * (times_run(op) or 1)
 
     def _cause(self, first: Op, ops: list[Op]) -> Cause:
-        is_most = any(flops_of(op) != self.flops(op) for op in ops)
+        is_most = any(flops_of(op) * (times_run(op) or 1) != self.flops(op) for op in ops)
         reads = any(self._made_in_pieces(tensor) for tensor in first.inputs)
         reason = self._plan.steps[first.index].reason or (_FOLLOWS if reads else _BORN)
         return Cause(first, reason, tuple([op for op in ops if op is not first]), sum(map(self.flops, ops)), is_most)

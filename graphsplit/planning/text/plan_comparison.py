@@ -7,7 +7,7 @@ from collections import Counter
 from graphsplit.core.devices import short_name
 from graphsplit.planning.amounts import count_text, format_bytes
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.device_bytes import alive_on, traffic
+from graphsplit.planning.device_bytes import alive_on, traffic_of_call
 from graphsplit.planning.tasks import few_tasks_of
 from graphsplit.planning.text.headlines import sharding_devices
 
@@ -46,7 +46,7 @@ def _count(plan: Decisions) -> str:
 
 def _answers(plan: Decisions) -> list[str]:
     tasks = few_tasks_of(plan)
-    moved, live = traffic(plan, tasks), {device: own.bytes for device, own in alive_on(plan, tasks).items()}
+    moved, live = traffic_of_call(plan, tasks), {device: own.bytes for device, own in alive_on(plan, tasks).items()}
     device, out, into = moved.busiest
     fullest = max(live, key=lambda name: live[name], default="")
     kinds = Counter(move.kind for move in plan.moves)

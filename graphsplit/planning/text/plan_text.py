@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from graphsplit.core.device_mesh import MeshAxes
@@ -19,9 +19,16 @@ from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Cut, MeshDivision, Nested, Replicate, along_axis, axis_of
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.chains import longest_chain
-from graphsplit.planning.costs.work import flops_of
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.device_bytes import STAGES, Traffic, alive_on, along, giving_devices, held_bytes, traffic
+from graphsplit.planning.device_bytes import (
+    STAGES,
+    Traffic,
+    alive_on,
+    along,
+    giving_devices,
+    held_bytes,
+    traffic_of_call,
+)
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.flow import meeting_points
 from graphsplit.planning.propagation.owners import computing_devices
@@ -31,9 +38,10 @@ from graphsplit.planning.text.advice import advice_on
 from graphsplit.planning.text.headlines import Cause, Shares, headline, shares_of
 from graphsplit.planning.text.held_text import burden_of_variables, held_text
 from graphsplit.planning.text.sections import compiled_text, host_kernels_text, stages_text, whole_sums_text
-from graphsplit.program.graph.function_calls import CONTROL_FLOW
+from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.graph.graph import reached, readers_of
 from graphsplit.program.program import Op
+from graphsplit.program.reading.trip_counts import times_run
 
 _FINEST_SHARE = 100  # shares of an unknown number of rows are printed as fractions with at most this denominator
 _SENT = (
@@ -59,7 +67,7 @@ def describe(plan: Decisions) -> str:
     """Return what runs where, what moves, what stayed on one device and why."""
     notes = [f"  note: {note}" for note in (*first_move_text(plan), *plan.program.notes, *plan.notes)]
     shares, tasks = shares_of(plan), few_tasks_of(plan)
-    sends = traffic(plan, tasks)
+    sends = traffic_of_call(plan, tasks)
     once = [*_for_rows(plan), *_rows_kept(plan)]
     nothing = [f"  all {'other ' * bool(once)}work on the batch is sharded"] if plan.mesh.shards else []
     at_home = [*once, *([*_at_home(plan), *_following(plan, shares)] or nothing), *_without_rows(plan, shares)]
@@ -110,7 +118,8 @@ def _header(plan: Decisions, shares: Shares, sends: Traffic) -> list[str]:
     found = Counter(op.stage for op in live if op.stage)
     lines += [f"  stage {stage}: {count_text(count, 'operation')}" for stage, count in found.items()]
     lines += [*stages_text(plan), *_in_parts(plan), *_only_held(plan, sends)]
-    lines.append(f"  on every shard: {_count(plan.sharded_ops)}")
+    elsewhere = ", outside of loops and branches" if plan.turns_split else ""
+    lines.append(f"  on every shard: {_count(plan.sharded_ops)}{elsewhere}")
     for device, ops in _once(plan).items():
         if not _working(ops) and device != plan.home:  # it only has arguments
             continue
@@ -454,20 +463,17 @@ def _following(plan: Decisions, shares: Shares) -> list[str]:
 
 
 _LEAST_SUM = 0.01  # of the FLOPs, for which a line says what else runs once
+_MOST_KINDS = 3
 
 
 def _without_rows(plan: Decisions, shares: Shares) -> list[str]:
-    """Say how much runs once and follows from no rows at home: optimizers, and what is made of sums."""
-    blamed = {id(op) for cause in shares.causes for op in (cause.op, *cause.followers)}
-    flops = {op: flops_of(op) for op in plan.home_ops if id(op) not in blamed and not plan.steps[op.index].bodies}
-    total = sum(flops.values())
+    """Say how much runs once and follows from no rows at home."""
+    total = sum(shares.without_rows.values())
     if not plan.mesh.shards or total <= _LEAST_SUM * shares.flops:
         return []
-    kinds: Counter[str] = Counter()
-    for op, count in flops.items():
-        kinds[op.type] += count
-    most = [f"{kind} {100 * count / shares.flops:.2g} %" for kind, count in kinds.most_common(3) if count]
-    return [f"  {100 * total / shares.flops:.4g} % of the FLOPs run once, and on no rows: {', '.join(most)}"]
+    most = sorted(shares.without_rows.items(), key=lambda pair: -pair[1])[:_MOST_KINDS]
+    texts = [f"{kind} {100 * flops / shares.flops:.2g} %" for kind, flops in most]
+    return [f"  {100 * total / shares.flops:.4g} % of the FLOPs run once, and on no rows: {', '.join(texts)}"]
 
 
 def _turns(plan: Decisions) -> list[str]:
@@ -499,11 +505,38 @@ def _held(plan: Decisions, tasks: Tasks) -> list[str]:
 
 
 def _split_turns(plan: Decisions) -> list[str]:
-    """Say which loops and branches run once for all shards, and why."""
-    pairs = zip(plan.program.ops, plan.steps, strict=True)
-    found = [(op, step.reason) for op, step in pairs if step.home and step.bodies]
-    once = "runs once for all shards, which synchronize in every turn"
-    return [f"  {once}: {op.type} {op.name!r}; {why}" for op, why in found if why]
+    """Say which loops and branches run once for all shards, and why; what a turn of each runs on shards, and moves."""
+    lines = []
+    for op, step in zip(plan.program.ops, plan.steps, strict=True):
+        if step.home and step.bodies and step.reason:
+            lines.append(
+                f"  runs once for all shards, which synchronize in every turn: {op.type} {op.name!r}; {step.reason}"
+            )
+            body = _run_most(op, step.bodies)
+            sends = traffic_of_call(body)
+            moved = "" if body.program.symbols else f"; {_sent_in_all(sends)} sent"
+            moves = Counter(move.kind for move in body.moves)
+            kinds = ", ".join([count_text(moves[kind], kind) for kind in _SENT if kind in moves]) or "no moves"
+            lines.append(f"    {_each_turn(op)}: {_count(body.sharded_ops)} on every shard; {kinds}{moved}")
+    return lines
+
+
+def _run_most(op: Op, bodies: Mapping[str, Decisions]) -> Decisions:
+    """Return the plan of a loop's body, or of the branch that runs most on the shards."""
+    if CONTROL_FLOW[op.type].loops:
+        return bodies[function_names(op.node)[-1]]
+    return max(bodies.values(), key=lambda body: len(body.sharded_ops))
+
+
+def _each_turn(op: Op) -> str:
+    times = times_run(op)
+    if not CONTROL_FLOW[op.type].loops:
+        return "one of its branches"
+    return "each turn, of which nobody knows how many there are" if times is None else f"each of {times} turns"
+
+
+def _sent_in_all(sends: Traffic) -> str:
+    return format_bytes(sum(sends.sent.values()), is_least=bool(sends.unknown))
 
 
 def _count(ops: tuple[Op, ...]) -> str:

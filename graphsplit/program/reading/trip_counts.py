@@ -75,6 +75,14 @@ def turns_of(op: Any) -> Turns | None:
     return None if number is None else Turns(number, counters, tuple(carried), tuple(constant))
 
 
+def times_run(op: Any) -> int | None:
+    """Return how often an operation runs what it calls: a loop's turns, as planned with; None if nobody knows."""
+    if not op.bodies or not CONTROL_FLOW[op.type].loops:
+        return 1
+    turns = turns_of(op)
+    return None if turns is None else int(turns.number)
+
+
 def _least(bounds: Sequence[int]) -> int | None:
     """Return the least of some numbers, or 0; None where it is not the same one for all sizes, 0 included."""
     first = bounds[0]
