@@ -49,7 +49,7 @@ def _beside(results: Results, cell: tuple[str, str, int], to: str) -> str:
     if ratio is None or own is None or other is None:
         return "-"
     times = f"{milliseconds(own.median_s)} / {milliseconds(other.median_s)}"
-    return f"{times} = {ratio:.2f}" if ratio <= 1 else f"{times} = **{ratio:.2f}**"
+    return f"{times}: {ratio:.2f}" if ratio <= 1 else f"{times}: **{ratio:.2f}**"
 
 
 def crowded(results: Results, devices: int) -> str:

@@ -194,7 +194,7 @@ class CheckError(GraphsplitError, AssertionError):
 
 
 class PlacementError(CheckError):
-    """An assertion about a placement does not hold: one of yours, by `assert_on` or `assert_gradients_colocated`.
+    """An assertion about a placement does not hold: one of yours, by `assert_on` or `assert_colocated_gradients`.
 
     The message lists the operations that are elsewhere.
 

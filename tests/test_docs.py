@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import operator
 import os
 import re
 import subprocess
@@ -13,42 +14,14 @@ from typing import Any
 
 import pytest
 
+import graphsplit as gs
+from tests.helpers import pages
 from tests.helpers.fresh_examples import NEED_FRESH_PROCESS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 GENERATED = sorted((ROOT / "docs" / "generated").glob("*.md"))  # lists that scripts and benchmarks write
-STEP = """
-import keras
-import tensorflow as tf
-
-import graphsplit as gs
-
-gs.use_logical_devices(8)
-layers = [keras.layers.Dense(8, "relu", name=f"block{k}_dense") for k in range(11)]
-model = keras.Sequential([keras.Input((20,)), *layers, keras.layers.Dense(1)])
-variable = model.trainable_variables[0]
-x, y = tf.random.normal((64, 20)), tf.zeros((64, 1))
-
-
-def train_step(x, y):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((model(x) - y) ** 2)
-    for weight, gradient in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables)):
-        weight.assign_sub(0.1 * gradient)
-    return loss
-"""
-BEFORE = {  # what pages that show pieces of code take for granted
-    "architecture.md": STEP,
-    "micro_batches.md": STEP + "encoder, decoder = layers[0], model.layers[-1]\n"
-    "def train_step(x, y):\n"
-    "    with tf.GradientTape() as tape:\n"
-    "        loss = tf.reduce_mean((decoder(encoder(x)) - y) ** 2)\n"
-    "    return tape.gradient(loss, variable)\n",
-    "variables.md": "import graphsplit as gs\ngs.use_logical_devices(4)\n",
-}
-PLANNED = ("large_layers.md", "prediction.md")  # their GPUs are planned for, and run nothing
-# What the code of each page prints, in part, from top to bottom in one process, on CPUs.
+# What the code of pages prints that they do not show, or show only in part.
 PRINTED: dict[str, tuple[str, ...]] = {
     "architecture.md": ("%23 = MatMul(%0, %22)", "reduce of %23: partial(sum) -> whole on CPU:0"),
     "index.md": ("PASS: ",),
@@ -71,55 +44,90 @@ PRINTED: dict[str, tuple[str, ...]] = {
     "what_is_exact.md": ("home and sharded: True",),
     "your_own_loop.md": ("(7, 3)",),
 }
-# Pages all of whose printed lines are compared: what others show is of GPUs, or rounds otherwise on another processor.
-COMPARED = ("architecture.md", "installing.md", "limits.md", "performance.md", "prediction.md", "serving.md")
-ANOTHER_PROCESS = "# a script of its own\n"  # what stands below cannot run where the code above has run
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", PRINTED)
-def test_the_code_of_a_page_runs(name: str, tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / name).read_text(), re.DOTALL)
-    assert blocks
-    code = "\n".join([BEFORE.get(name, ""), *blocks])
-    code = code.replace("DEVICES = 512", "DEVICES = 16")  # (512 take minutes)
-    code = code if name in PLANNED else code.replace('"GPU:', '"CPU:')
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
-    printed = ""
-    for script in code.split(ANOTHER_PROCESS):
-        (tmp_path / "page.py").write_text(script)
-        command = [sys.executable, "page.py"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
-        assert done.returncode == 0, done.stderr[-3000:]
-        printed += done.stdout
-    assert [part for part in PRINTED[name] if part not in printed] == []
-    assert name not in COMPARED or lines_not_printed(name, printed) == []
+@pytest.mark.parametrize("name", [page.name for page in (ROOT / "README.md", *PAGES) if pages.runs(page.name)])
+def test_a_page_shows_what_its_code_prints(name: str, tmp_path: Path) -> None:
+    printed = pages.run(name, tmp_path)
+    lines = "\n".join([line for block in printed for line in block])
+    assert [part for part in PRINTED.get(name, ()) if part not in lines] == []
+    text, missing = pages.written(pages.path_of(name).read_text(), printed, name)
+    assert missing == []
+    assert text == pages.path_of(name).read_text(), f"python ci/pages.py {name} writes it"
 
 
-MEASURED = re.compile(r"Timeline of |.* busy \d+%|[\d.]+ ms  |24 blocks: ")  # others in each run, or on 512 devices
+CODE = """Text.
+
+```python
+print(plan)
+```
+
+```
+Plan: 2 of 3 operations, 1.5 kB sent
+  ...
+  shard 0: GPU:0, 4 rows
+  PASS: every difference is rounding; largest: 1e-7
+  loss 0.12345 (train.py:3)
+  chosen: 4 devices, ...
+```
+"""
 
 
-def lines_not_printed(name: str, printed: str) -> list[str]:
-    """Return the lines that a page shows as printed below its code, and that are not; `...` stands for anything."""
+def test_what_is_written_into_a_page() -> None:
+    """Numbers that changed are written, what rounding explains stays, and lines that are gone are named."""
+    printed = ["Plan: 2 of 3 operations, 1.5 kB sent", "  a", "  b", "  shard 0: CPU:0, 4 rows"]
+    printed += ["  PASS: every difference is rounding; largest: 3e-7", "  loss 0.12346 (page.py:9)"]
+    printed += ["  chosen: 4 devices, of 8"]
+    assert pages.written(CODE, [printed], "a.md") == (CODE, [])
+    other = [line.replace("1.5 kB", "7 MB").replace("4 ", "5 ").replace("0.12346", "0.2") for line in printed]
+    text, missing = pages.written(CODE, [[*other[:4], "  new: 1", *other[4:]]], "a.md")
+    assert missing == []
+    changes = {"1.5 kB": "7 MB", "4 rows": "5 rows\n  new: 1", "0.12345": "0.2", "4 devices": "5 devices"}
+    for old, new in changes.items():
+        text = text.replace(new, old)
+    assert text == CODE
+    assert pages.written(CODE, [printed[:4]], "a.md")[1] == CODE.split("\n")[10:13]
 
-    def plain(line: str) -> str:
-        line = line if name in PLANNED else line.replace("GPU:", "CPU:")
-        return re.sub(r"\w+\.py:\d+", "page.py", line).strip()
 
-    page = (ROOT / "docs" / name).read_text()
-    shown = re.findall(r"```python\n[^`]*```\n+(?:[^`#|\n]*\n+)?```\n(.*?)```", page, re.DOTALL)
-    real = {plain(line) for line in printed.splitlines()}
-    lines = [plain(line) for text in shown if " 512 " not in text for line in text.splitlines()]  # (it ran with 16)
-    parts = [(line, line.split("...")) for line in lines if not MEASURED.match(line)]
-    return [line for line, around in parts if not any(all(part.strip() in own for part in around) for own in real)]
+def test_what_performance_md_says_of_towers_and_strategies_is_measured() -> None:
+    """Its answers are those of the tables in `docs/generated/measurements.md`."""
+    measured = (ROOT / "docs" / "generated" / "measurements.md").read_text()
+
+    def ratios(title: str, column: int = 0, mode: str = "") -> list[float]:
+        table = re.search(rf"## {title}\n\n(.*?)\n\n", measured, re.DOTALL)
+        assert table is not None
+        rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.group(1).split("\n")]
+        at = [k for k, name in enumerate(rows[0]) if not column or name.startswith(f"N = {column}")]
+        cells = [row[k] for row in rows[2:] for k in at if mode in ("", row[1])]
+        return [float(number) for cell in cells for number in re.findall(r": \*{0,2}([\d.]+)", cell)]
+
+    one = ratios("Is a step faster than on one device\\?", 1, "training")
+    towers = ratios("Is it faster than towers written by hand\\?")
+    two, eight = [ratios("Is it faster than MirroredStrategy\\?", n) for n in (2, 8)]
+    slower = [ratio for ratio in towers if ratio > 1]
+    page = (ROOT / "docs" / "performance.md").read_text()
+    for said in (
+        f"nothing: {min(one):.2f} to {max(one):.2f} of the time",
+        f"no slower in {len(towers) - len(slower)} of {len(towers)} rows, slower in {len(slower)}, by at most "
+        f"{100 * (max(slower) - 1):.0f} per cent",
+        f"| {min(two):.2f} to {max(two):.2f} of its time |",
+        f"| {min(eight):.2f} to {max(eight):.2f} of its time |",
+    ):
+        assert said in page, said
 
 
-def test_the_code_of_every_page_is_run() -> None:
-    elsewhere = {
-        "from_one_gpu_to_eight.md",  # by `test_keras_guide`
-        "gpu.md",  # needs a GPU; `test_logical_gpus` and `test_gpu` make such devices
-    }
-    assert {page.name for page in PAGES if "```python" in page.read_text()} == {*PRINTED, *elsewhere}
+PROSE = [*PAGES, *GENERATED, *[ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")]]
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_names_that_pages_use_exist(page: Path) -> None:
+    """Of this package, and of placements: `gs.placement`, `placement.assert_on`."""
+    text = re.sub(r"… ?\S*|\\_", lambda found: "_" if found.group() == "\\_" else "", page.read_text())
+    for name in set(re.findall(r"`gs\.(\w[\w.]*\w)", text)):
+        assert operator.attrgetter(name)(gs), name
+    for name in re.findall(r"`(?:placement\.)?(assert_\w+)`", text):
+        assert hasattr(gs.inspect.Placement, name), name
 
 
 @pytest.mark.parametrize(
