@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable
@@ -14,7 +16,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.api.calls import parallel_function
-from graphsplit.core.user_code import user_line
+from graphsplit.core.user_code import line_in_models
 from graphsplit.tracing import trace
 
 HERE = os.path.basename(__file__)
@@ -65,8 +67,43 @@ def test_lines_of_code_that_is_not_rewritten():
         return helper(x)
 
     error = raised(lambda: gs.parallelize(plain, devices=4)(tf.ones((8, 4))), ValueError)
-    assert user_line(traceback.extract_tb(error.__traceback__)) == line_of("tf.matmul", helper)
+    assert line_in_models(traceback.extract_tb(error.__traceback__)) == line_of("tf.matmul", helper)
     assert [os.path.basename(name) for name in files(error)[-3:]] == ["parallel_function.py", HERE, HERE]
+
+
+def test_lines_of_a_package_that_has_the_model():
+    """The innermost line outside of TensorFlow and Keras, with the package's folder; else all are the line of `fit`."""
+    packages = sysconfig.get_path("purelib")
+    frames = [
+        ("/home/me/train.py", 8, "fit"),
+        (f"{packages}/keras/src/trainers/trainer.py", 300, "fit"),
+        (f"{packages}/deepchem/models/layers.py", 90, "call"),
+        (f"{packages}/keras/src/ops/numpy.py", 12, "matmul"),
+        (f"{packages}/tensorflow/python/framework/ops.py", 1200, "create"),
+        (inspect.getfile(functools), 50, "wrapped"),
+    ]
+    stack = [traceback.FrameSummary(*frame) for frame in frames]
+    assert line_in_models(stack) == "deepchem/models/layers.py:90"
+    assert line_in_models([*stack[:2], *stack[3:]]) == "train.py:8"
+    assert line_in_models([stack[1], *stack[3:]]) == ""
+
+
+def test_names_of_operations_in_functions():
+    """A plan calls them by the scopes that the code has, not by the calls that were inlined."""
+    inner = tf.function(lambda x: tf.sort(tf.tanh(x), 0))
+
+    @tf.function
+    def outer(x):
+        with tf.name_scope("ranking"):
+            return inner(x)
+
+    step = gs.parallelize(lambda x: outer(x) + 1.0, devices=2)
+    [(op, _)] = step.plan(tf.ones((4, 3))).stayed_home
+    assert op.name.startswith("PartitionedCall/ranking/PartitionedCall/")
+    assert op.label == "TopKV2 'ranking/sort/TopKV2'"
+    assert "    TopKV2 'ranking/sort/TopKV2': 48 B gathered; " in str(step.plan(tf.ones((4, 3))))
+    with pytest.raises(gs.errors.StrictError, match=r"TopKV2 'ranking/sort/TopKV2' at test_failures\.py:"):
+        gs.parallelize(lambda x: outer(x) + 1.0, devices=2, strict=True)(tf.ones((4, 3)))
 
 
 @pytest.mark.parametrize("ask", ["plan", "variables", "graph_def", "placement", "gradient_plan"])

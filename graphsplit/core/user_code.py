@@ -23,6 +23,8 @@ R = TypeVar("R")
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _NOT_USERS = ("<", _OURS, *{os.path.join(folder, "") for folder in sysconfig.get_paths().values()})
 _DEFINITION = re.compile(r"(?P<indent>[ \t]*)(async )?(?P<kind>class|def) +(?P<name>\w+)")
+_PACKAGES = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("purelib", "platlib"))
+_FRAMEWORKS = ("absl", "decorator", "keras", "numpy", "six", "tensorflow", "tf_keras", "wrapt")
 _REWRITTEN = "__autograph_generated_file"  # AutoGraph's form of somebody's function
 
 
@@ -31,13 +33,27 @@ def is_users(filename: str) -> bool:
     return not filename.startswith(_NOT_USERS) and _REWRITTEN not in filename
 
 
-def user_line(frames: Iterable[Any]) -> str:
-    """Return the user's innermost line as `train.py:14`, "" if there is none.
+def line_in_models(frames: Iterable[Any]) -> str:
+    """Return the innermost line outside of TensorFlow and Keras, "" if there is none.
+
+    That is a line of the user, `train.py:14`, or of a package that has the model, `deepchem/models/layers.py:90`.
 
     Args:
       frames: with a `filename` and a `lineno`, outermost first.
     """
-    return os.path.basename(_user_place(frames))
+    places = ((_in_models(frame.filename), frame.lineno) for frame in reversed(list(frames)))
+    return next((f"{place}:{line}" for place, line in places if place), "")
+
+
+@functools.cache
+def _in_models(filename: str) -> str:
+    """Return how a file is called that is the user's or of a package outside of TensorFlow and Keras; else ""."""
+    folder = next((folder for folder in _PACKAGES if filename.startswith(folder)), None)
+    if folder is None:
+        return os.path.basename(filename) if is_users(filename) else ""
+    inside = filename.removeprefix(folder)
+    is_framework = inside.startswith(_FRAMEWORKS) or filename.startswith(_OURS)
+    return "" if is_framework else inside.replace(os.sep, "/")
 
 
 def calling_class(frames: Iterable[Any]) -> str:

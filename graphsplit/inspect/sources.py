@@ -20,7 +20,7 @@ from graphsplit.core.storage.integrity import check_whole
 from graphsplit.core.storage.stored_models import load_saved_model, read_saved_model, signatures_of
 from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import RuntimeFunction, resource_value, rewritten_by_autograph
-from graphsplit.core.user_code import user_line
+from graphsplit.core.user_code import line_in_models
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.emission.clusters import compile_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
@@ -214,7 +214,7 @@ def source_of_function(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         outputs=outputs,
         effects=effects,
         inputs=inputs,
-        locate=lambda name: user_line(frames_of(name)),
+        locate=lambda name: line_in_models(frames_of(name)),
         make_run=make_run,
         variables=_variable_names(inputs[count:], captures, graph.variables),
         **_resources(inputs[count:], concrete.inputs[count:], captures),

@@ -194,7 +194,7 @@ def _stayed_message(plan: Plan, stayed: Sequence[tuple[Op, str]], finished: bool
     for op, reason in stayed:
         where = plan.program.line_of(op)
         where = f" at {where}" if where else ""
-        text = f"{op.type} {op.name!r}{where}: {plan.gathered_text(op)} gathered; {reason}"
+        text = f"{op.label}{where}: {plan.gathered_text(op)} gathered; {reason}"
         lines.append(_with_advice(text, reason, finished))
     return (
         "strict=True, but these operations work on rows of the batch and would run on one device:\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from graphsplit.core.layouts import Replicate, Shard
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.sizes import ROWS, Shape
 from graphsplit.core.tensorflow_internals import op_definition
-from graphsplit.core.user_code import calling_class, user_line
+from graphsplit.core.user_code import calling_class, line_in_models
 from graphsplit.errors import CheckError
 from graphsplit.program.row_numbers import InOrder, Numbers
 from graphsplit.program.stages import Stage
@@ -31,6 +32,7 @@ Locate = Callable[[str], Sequence[Any]]
 
 
 # Stateful, so that TensorFlow runs them where and when the graph says; they change nothing.
+_CALL = re.compile(r"(?<![^/])(?:Stateful)?PartitionedCall(?:_\d+)?/")
 _ONLY_READ = frozenset(
     {
         "Assert",
@@ -137,6 +139,11 @@ class Op:
         return f"<{self.type} {self.name!r}>"
 
     @property
+    def label(self) -> str:
+        """Its type and name for people, who do not know the calls of functions that were inlined."""
+        return f"{self.type} {_CALL.sub('', self.name)!r}"
+
+    @property
     def stage(self) -> Stage | None:
         """The stage that it belongs to, with devices of its own."""
         return self.provenance.stage
@@ -239,7 +246,7 @@ class Program:
 
     def line_of(self, op: Op) -> str:
         """Return the line of the user's code that made an operation, `model.py:31`, or ""."""
-        return user_line(self.locate(op.provenance.origin or op.name))
+        return line_in_models(self.locate(op.provenance.origin or op.name))
 
     def layer_of(self, op: Op) -> str:
         """Return the class of the layer that an operation belongs to, or whose gradient it is: `Dense`; "" for none.

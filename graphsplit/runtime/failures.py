@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.devices import short_name
-from graphsplit.core.user_code import user_line
+from graphsplit.core.user_code import line_in_models
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, functions_called
@@ -87,7 +87,7 @@ def _places(message: str, plan: Plan, tensors: Sequence[tf.Tensor]) -> list[str]
         shard = graph.shard_of(found[0].name)
         places = [short_name(found[0].device), *([] if shard is None else _rows(plan, shard, tensors))]
     op = graph.origins[found[0].name].op if found else None
-    line = user_line(plan.program.locate(name)) if op is None else plan.program.line_of(plan.program.ops[op])
+    line = line_in_models(plan.program.locate(name)) if op is None else plan.program.line_of(plan.program.ops[op])
     return [*places, line] if line else places
 
 

@@ -90,7 +90,7 @@ def first_move_text(plan: Decisions) -> list[str]:
 def cause_text(plan: Decisions, cause: Cause, shares: Shares) -> str:
     """Return what keeps work on the batch on one device, and how much, for people."""
     where = plan.program.line_of(cause.op)
-    text = f"{cause.op.type} {cause.op.name!r} runs on one device"
+    text = f"{cause.op.label} runs on one device"
     if cause.followers:
         text += f", and so does what follows it ({_kinds(cause.followers, 3)})"
     if shares.flops:
@@ -350,7 +350,7 @@ def _along_axes(plan: Decisions, sends: Traffic) -> list[str]:
         kinds = [(axis, text) for axis in axes if (text := _kinds_of_moves(inside, axis))]
         named = [f"{text} {along(axis)}" if len(axes) > 1 else text for axis, text in kinds]
         when = "in each turn of" if CONTROL_FLOW[op.type].loops else "in"
-        lines.append(f"    {when} {op.type} {op.name!r}: {', '.join(named) or 'no moves'}")
+        lines.append(f"    {when} {op.label}: {', '.join(named) or 'no moves'}")
     return lines
 
 
@@ -403,7 +403,7 @@ def _at_home(plan: Decisions) -> list[str]:
     for op, reason in stayed[:_MOST_LISTED]:
         where = plan.program.line_of(op)
         gathered = plan.gathered_text(op)
-        lines.append(f"    {op.type} {op.name!r}: {gathered} gathered; {reason}" + (f" ({where})" if where else ""))
+        lines.append(f"    {op.label}: {gathered} gathered; {reason}" + (f" ({where})" if where else ""))
         lines.append(f"      -> {advice_on(reason)}")
     more = len(stayed) - _MOST_LISTED
     return lines + ([f"    ... and {more} more"] if more > 0 else [])
@@ -416,7 +416,7 @@ def _rows_kept(plan: Decisions) -> list[str]:
     lines = [f"  rows that variables keep, each written once, on their devices: {len(gathering)}"] if gathering else []
     for op in gathering[:_MOST_LISTED]:
         where = plan.program.line_of(op)
-        lines.append(f"    {op.type} {op.name!r}: {plan.gathered_text(op)}" + (f" ({where})" if where else ""))
+        lines.append(f"    {op.label}: {plan.gathered_text(op)}" + (f" ({where})" if where else ""))
     more = len(gathering) - _MOST_LISTED
     return lines + ([f"    ... and {more} more"] if more > 0 else [])
 
@@ -427,7 +427,7 @@ def _for_rows(plan: Decisions) -> list[str]:
     lines = [f"  lookups that run once, on the device of the table, to send less: {len(found)}"] if found else []
     for op, sent in found[:_MOST_LISTED]:
         where = plan.program.line_of(op)
-        lines.append(f"    {op.type} {op.name!r}: {sent}" + (f" ({where})" if where else ""))
+        lines.append(f"    {op.label}: {sent}" + (f" ({where})" if where else ""))
     more = len(found) - _MOST_LISTED
     return lines + ([f"    ... and {more} more"] if more > 0 else [])
 
@@ -483,7 +483,7 @@ def _turns(plan: Decisions) -> list[str]:
     met = meeting_points(plan.flow)
     lines = [f"  {line}" for schedule in plan.schedules.values() for line in f"schedule {schedule}".splitlines()]
     if met:
-        names = [f"{op.type} {op.name!r}" for op in met[:_MOST_MET]]
+        names = [op.label for op in met[:_MOST_MET]]
         more = [f"{len(met) - _MOST_MET} more"] if len(met) > _MOST_MET else []
         held = "" if plan.program.symbols else f", holding up to {format_bytes(held_bytes(plan))}"
         lines.append(f"  all shards synchronize{held}: at {', '.join([*names, *more])}")
@@ -509,9 +509,7 @@ def _split_turns(plan: Decisions) -> list[str]:
     lines = []
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.home and step.bodies and step.reason:
-            lines.append(
-                f"  runs once for all shards, which synchronize in every turn: {op.type} {op.name!r}; {step.reason}"
-            )
+            lines.append(f"  runs once for all shards, which synchronize in every turn: {op.label}; {step.reason}")
             body = _run_most(op, step.bodies)
             sends = traffic_of_call(body)
             moved = "" if body.program.symbols else f"; {_sent_in_all(sends)} sent"

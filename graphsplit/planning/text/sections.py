@@ -46,7 +46,7 @@ def stages_text(plan: Decisions) -> list[str]:
 
 def _place(plan: Decisions, op: Op) -> str:
     where = plan.program.line_of(op)
-    return f"{op.type} {op.name!r}" + (f" ({where})" if where else "")
+    return op.label + (f" ({where})" if where else "")
 
 
 def _reads(plan: Decisions, stage: Stage) -> str:
