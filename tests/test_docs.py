@@ -67,8 +67,8 @@ print(plan)
 Plan: 2 of 3 operations, 1.5 kB sent
   ...
   shard 0: GPU:0, 4 rows
-  PASS: every difference is rounding; largest: 1e-7
   loss 0.12345 (train.py:3)
+  PASS: every difference is rounding; largest: 1e-7
   chosen: 4 devices, ...
 ```
 """
@@ -77,7 +77,7 @@ Plan: 2 of 3 operations, 1.5 kB sent
 def test_what_is_written_into_a_page() -> None:
     """Numbers that changed are written, what rounding explains stays, and lines that are gone are named."""
     printed = ["Plan: 2 of 3 operations, 1.5 kB sent", "  a", "  b", "  shard 0: CPU:0, 4 rows"]
-    printed += ["  PASS: every difference is rounding; largest: 3e-7", "  loss 0.12346 (page.py:9)"]
+    printed += ["  loss 0.12346 (page.py:9)", "  PASS: every difference is rounding; largest: 3e-7"]
     printed += ["  chosen: 4 devices, of 8"]
     assert pages.written(CODE, [printed], "a.md") == (CODE, [])
     other = [line.replace("1.5 kB", "7 MB").replace("4 ", "5 ").replace("0.12346", "0.2") for line in printed]

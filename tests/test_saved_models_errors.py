@@ -110,10 +110,9 @@ def test_strict_on_the_command_line_has_no_dataset(tmp_path: Path):
     arguments = ["transpile", str(tmp_path / "one"), str(tmp_path / "two"), "--devices", "2"]
     ran = CliRunner().invoke(app, [*arguments, "--strict"])
     assert ran.exit_code == 2
-    name = "StatefulPartitionedCall/StatefulPartitionedCall/StringFormat"
     assert re.sub(r"\.py:\d+", ".py:N", ran.output).splitlines()[-5:] == [
         "Error: strict=True, but these operations work on rows of the batch and would run on one device:",
-        f"  - StringFormat '{name}' at test_saved_models_errors.py:N: nothing gathered; no rule for StringFormat",
+        f"  - StringFormat 'StringFormat' at test_saved_models_errors.py:N: nothing gathered; no rule for StringFormat",
         "    -> save the model without it",
         "Or drop strict=True, and assert how evenly devices work: step.plan(x).balance > 0.9.",
         "On the command line: leave out --strict.",

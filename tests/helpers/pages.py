@@ -48,15 +48,15 @@ PLANNED = ("large_layers.md", "prediction.md")  # their GPUs are planned for, an
 NEEDS_GPU = ("gpu.md",)  # `test_logical_gpus` and `test_gpu` make such devices
 ANOTHER_PROCESS = "# a script of its own\n"  # what stands below cannot run where the code above has run
 END_OF_BLOCK = "<end of block>"
-MOST_LINES_BETWEEN = 3  # of text, between code and what it prints
+MOST_LINES_BETWEEN = 2  # of text, between code and what it prints
 MOST_LINES_ADDED = 2  # that a page lacks between two that it shows; more are left out
 LEFT_OUT = "..."
 _ALIKE = 0.5  # of their words
 
-_MEASURED = re.compile(r"Timeline of |.* busy \d+ ?%|[\d.]+ ms  |24 blocks: ")  # others in each run
-_ROUNDED = re.compile(r"relative|rounding")  # other numbers on another processor
+_MEASURED = re.compile(r"Timeline of |.* busy \d+ ?%|\s*[\d.]+ ms  |24 blocks: ")  # others in each run
+_ROUNDED = re.compile(r"relative|^\s*PASS: ")  # other numbers on another processor
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
-_PLACE = re.compile(r"\w+\.py:\d+")
+_PLACE = re.compile(r"\w+\.py:(?:\d+|\.\.\.)")
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,15 @@ def _renewed(shown: list[str], printed: list[str], planned: bool) -> tuple[list[
             found.append(line)
             elides = True
             continue
+        if any(_varies_alike(line, own) for own in printed[at:]):
+            found.append(line)
+            elides = True
+            continue
         place = _place_of(line, printed, at)
         if place is None:
+            found.append(line)
             missing.append(line)
+            elides = True
             continue
         between = [] if elides else printed[at:place]
         if len(between) > MOST_LINES_ADDED:
@@ -156,21 +162,31 @@ def _renewed(shown: list[str], printed: list[str], planned: bool) -> tuple[list[
             found += [_line("", own, shown, planned) for own in between]
         found.append(_line(line, printed[place], shown, planned))
         at, elides = place + 1, False
-    if LEFT_OUT not in [line.strip() for line in shown] and at and _place_of(shown[0], printed, 0) == 0:
-        found += [_line("", own, shown, planned) for own in printed[at:][:MOST_LINES_ADDED]]
     return found, missing
 
 
+def _varies_alike(shown: str, printed: str) -> bool:
+    """Return whether two lines say the same, in numbers that are others in each run or on another processor."""
+    measured = _MEASURED.match(shown) and _MEASURED.match(printed)
+    rounded = _ROUNDED.search(shown) and _ROUNDED.search(printed) and shown.split()[0] == printed.split()[0]
+    return bool(measured or rounded)
+
+
 def _place_of(line: str, printed: list[str], begin: int) -> int | None:
-    """Return which printed line a shown one is: the most similar of those that differ in numbers only, or of all."""
+    """Return which printed line a shown one is.
+
+    It is the most similar of those that differ in numbers only; else of those that begin alike, or of all.
+    """
     like = _pattern(line)
     close = [k for k in range(begin, len(printed)) if like.fullmatch(_plain(printed[k]))]
-    if LEFT_OUT in line:
-        return close[0] if close else None
-    scores = {k: _similar(_plain(line), _plain(printed[k])) for k in close or range(begin, len(printed))}
+    head = " ".join(_skeleton(line).split()[:3])
+    alike = [k for k in range(begin, len(printed)) if len(head) > 8 and _skeleton(printed[k]).startswith(head)]
+    if LEFT_OUT in line and not close:  # (a list of types in a plan ends so)
+        return alike[0] if alike and LEFT_OUT in printed[alike[0]] else None
+    scores = {k: _similar(_plain(line), _plain(printed[k])) for k in close or alike or range(begin, len(printed))}
     best = max(scores, key=lambda k: (scores[k], -k), default=None)
-    alike = best is not None and (close or _similar(_skeleton(line), _skeleton(printed[best])) > _ALIKE)
-    return best if alike else None
+    is_alike = best is not None and (close or alike or _similar(_skeleton(line), _skeleton(printed[best])) > _ALIKE)
+    return best if is_alike else None
 
 
 def _similar(one: str, other: str) -> float:
@@ -194,13 +210,11 @@ def _pattern(line: str) -> re.Pattern[str]:
 
 def _line(shown: str, printed: str, block: list[str], planned: bool) -> str:
     """Return a line as a page shows it: as it was where only rounding or the clock differ, else as it is printed."""
-    if _ROUNDED.search(shown) and printed.startswith(shown[:20]):
-        return shown
     if shown and (same := _pattern(shown).fullmatch(_plain(printed))) is not None:
         pairs = list(zip(_numbers(shown), _numbers(LEFT_OUT.join(same.groups())), strict=True))
-        if _MEASURED.match(shown) or all(_is_near(*pair) for pair in pairs):
+        if all(_is_near(*pair) for pair in pairs):
             return shown
-        if LEFT_OUT in shown:
+        if LEFT_OUT in shown and LEFT_OUT not in printed:
             printed = shown[: len(shown) - len(shown.lstrip())] + LEFT_OUT.join(same.groups())
     if (place := _PLACE.search(shown)) is not None:
         printed = _PLACE.sub(place.group(), printed).replace("(page.py)", f"({place.group()})")
