@@ -20,6 +20,7 @@ from graphsplit.planning.device_bytes import along, traffic
 from graphsplit.planning.propagation.sharding_checks import check_step
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import Shift
+from tests.helpers.law import rows
 from tests.helpers.mesh_cases import (
     LENGTH,
     MESHES,
@@ -327,3 +328,26 @@ def test_numbers_that_are_read_as_if_a_device_had_all(kind: str, broken: Callabl
     check_step(program, op, step, plan.mesh)
     with pytest.raises(gs.errors.CheckError):
         check_step(program, op, replace(step, shards=broken(step.shards)), plan.mesh)
+
+
+@pytest.mark.parametrize("rows_of_batch", [19, 20])
+def test_sums_of_rows_are_not_cut_between_columns(rows_of_batch: int):
+    """What classes add up to has nothing but rows, which are shared out: no column puts them together to cut them."""
+    kernel = tf.Variable(0.1 * rows(8, 50), name="kernel")
+    mesh = {"batch": 2, "model": 2}
+    gs.set_variable_layout([kernel], {"kernel": (None, "model")}, mesh=mesh)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            logits = tf.reshape(tf.reshape(x, [-1, 8]) @ kernel, [-1, 50])
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.reshape(y, [-1]), logits=logits)
+            loss = tf.reduce_mean(losses)
+        kernel.assign_sub(0.1 * tape.gradient(loss, kernel))
+        return loss
+
+    x, y = rows(rows_of_batch, 16, 8), tf.constant(np.arange(rows_of_batch * 16).reshape(-1, 16) % 50)
+    parallel = gs.parallelize(step, mesh=mesh, strict=True)
+    assert gs.verify(parallel, x, y).passed
+    plan = parallel.plan(x, y)
+    assert not plan.stayed_home, str(plan)
+    assert not [move for move in plan.moves if move.kind in ("gather", "all-gather")], str(plan)

@@ -6,6 +6,7 @@ through one device, gathered or reduced, then cut or sent. Emission executes the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, repeat
@@ -166,7 +167,8 @@ class _MoveFinder:
     def _added_up_in(self, tensor: Tensor, source: Layout) -> Shard | None:
         """Return how a sum is cut that is added up in parts, which all devices of an axis then get.
 
-        It is cut along its longest known axis, and rather not along the first, which has the batch's rows.
+        It is cut along its longest known axis, and rather not along the first, which may have the batch's rows. If it
+        is as long as several of an argument's, it is not cut: whoever shares out the rows would put them together.
         """
         shape = self.program.shape(tensor)
         if not self.mesh.axis or source != PARTIAL_SUM or self.program.bytes(tensor) <= COPY_BYTES:
@@ -175,7 +177,15 @@ class _MoveFinder:
         if not lengths:
             return None
         axis = max(lengths, key=lambda k: (k > 0, lengths[k], k))
+        if axis == 0 and any(rows > 1 and lengths[0] % rows == 0 for rows in self._rows):
+            return None
         return evenly(axis, lengths[axis], self.mesh.shards)
+
+    @functools.cached_property
+    def _rows(self) -> frozenset[int]:
+        """How long the first axes of arguments are, one of which may be shared out later."""
+        shapes = [self.program.ops[i].out_shapes[0] for i in self.program.inputs]
+        return frozenset([shape[0] for shape in shapes if shape and type(shape[0]) is int])
 
     def _is_for_a_part(self, tensor: Tensor, source: Layout, target: Layout) -> bool:
         """Return whether rows are put together where a part of a table is: each of several does, and none for all."""
