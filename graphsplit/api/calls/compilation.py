@@ -63,8 +63,10 @@ def trace_and_plan(
     arrange: Callable[[], Arrangement],
     choices: Choices | None = None,
     find_state: Callable[[Trace], State] | None = None,
-) -> tuple[Trace, Plan, Arrangement]:
+) -> tuple[Trace, Plan, PlanRequest]:
     """Trace a function for one structure of arguments, and decide where its variables are to lie, and what runs where.
+
+    With it comes what was asked for, which knows how the variables are to lie.
 
     Args:
       called: the function.
@@ -104,7 +106,8 @@ def trace_and_plan(
     else:
         with phase("planning"):
             plan, lies = request.planned(partial(gpu_memory_bytes, devices))
-    return traced, replace(plan, first_move=lies.first_move(traced.variables)), lies
+    plan = replace(plan, first_move=lies.first_move(traced.variables))
+    return traced, plan, replace(request, lies=lies)
 
 
 def trace_call(called: Called, names: Sequence[str], splitting: Splitting, compiled: bool) -> Trace:

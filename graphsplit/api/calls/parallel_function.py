@@ -475,8 +475,8 @@ class ParallelFunction(Generic[P, R]):
             functions = self._traces.functions if is_open(seen) and tf.executing_eagerly() else None
             called = Called(fn, as_call(seen), named, functions, self._draws_of(seen))
             with explaining_trace(self._name(), named):
-                traced, plan, lies = trace_and_plan(called, self._chosen, self._arrangement, self._traces.choices)
-        return Differentiable(traced, plan, self._name(), Layouts(traced, plan, lies))
+                traced, plan, request = trace_and_plan(called, self._chosen, self._arrangement, self._traces.choices)
+        return Differentiable(traced, plan, self._name(), request, Layouts(traced, plan, request.lies))
 
     def _draws_of(self, seen: structures.Container) -> DrawCounters | None:
         """Return what counts the draws of kernels in a trace; None where each plan has kernels that do.

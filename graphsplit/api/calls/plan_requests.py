@@ -14,10 +14,12 @@ from graphsplit.api.layouts.automatic import AutomaticLayouts, choose_layouts
 from graphsplit.api.layouts.layout_spellings import AUTO
 from graphsplit.api.layouts.learned_layouts import lie_as_asked, lie_in_stages, lie_in_units, slots_in
 from graphsplit.api.layouts.mesh_checks import check_asked
-from graphsplit.api.layouts.predicted_layouts import Layout, lying_elsewhere
+from graphsplit.api.layouts.predicted_layouts import Layout as AskedLayout
+from graphsplit.api.layouts.predicted_layouts import lying_elsewhere
 from graphsplit.api.layouts.variable_layouts import decide
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
 from graphsplit.core.hosts import host_device
+from graphsplit.core.layouts import SINGLE_DEVICE, Layout
 from graphsplit.core.sizes import Size
 from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.emission.axes.columns import program_on_mesh
@@ -34,7 +36,7 @@ from graphsplit.tracing.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
-    """What is to be planned: a program for some devices. Calls, predictions, searches and serving all ask by it.
+    """What is to be planned: a program for some devices. Calls, gradients, predictions, searches, serving ask by it.
 
     Attributes:
       program: what is planned; its inputs come from this process's memory.
@@ -70,7 +72,9 @@ class PlanRequest:
         """Return the request with more to be noted."""
         return replace(self, splitting=replace(self.splitting, notes=(*self.splitting.notes, *notes)))
 
-    def as_if(self, options: Options, devices: Sequence[str], layout: Layout = None, keep: bool = False) -> PlanRequest:
+    def as_if(
+        self, options: Options, devices: Sequence[str], layout: AskedLayout = None, keep: bool = False
+    ) -> PlanRequest:
         """Return the request for devices that need not exist, under other options, with variables laid out otherwise.
 
         Args:
@@ -130,6 +134,31 @@ class PlanRequest:
             input_devices=[host_device("")] * len(self.program.inputs),
             homes=() if self.home else self.devices,
             divide=None if self.trace is None else partial(program_on_mesh, self.traced),
+        )
+
+    def plan_like(self, plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
+        """Return a plan like one that was made: of a function with its gradients, or for arguments that lie elsewhere.
+
+        Args:
+          plan: of the function.
+          trace, layouts: what is planned, and the layouts of its arguments.
+        """
+        # shapes of gradients may not follow for every batch size where those of the function do (a note says so)
+        split = trace.program.symbols == plan.program.symbols
+        mesh, layouts = (plan.mesh, layouts) if split else (Mesh(), [SINGLE_DEVICE] * len(layouts))
+        stages = plan.stage_cuts.asked if plan.stage_cuts else None
+        program, asked, notes = cut_first(trace.program, mesh, layouts, plan.asked, stages)
+        return plan_program(
+            program,
+            mesh=mesh,
+            home=plan.home,
+            input_layouts=layouts,
+            state=state_of(trace, self.lies),
+            asked=asked,
+            stages=stages,
+            notes=(*plan.notes, *notes),
+            input_devices=plan.input_devices,
+            divide=partial(program_on_mesh, replace(trace, program=program)),
         )
 
     def _laid_out(self, memory: Callable[[], float | None]) -> tuple[Plan, Arrangement]:

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import tensorflow as tf
 
@@ -28,13 +28,9 @@ from graphsplit.core.tensorflow_internals import (
 )
 from graphsplit.core.variables.parted_variables import layout_changes
 from graphsplit.core.variables.running_calls import calls
-from graphsplit.emission.axes.columns import program_on_mesh
 from graphsplit.emission.emitter import emit
 from graphsplit.errors import UnsupportedError
-from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.planner import cut_first, plan_program
-from graphsplit.planning.state import state_of
 from graphsplit.runtime.executable import Function, make_executable
 from graphsplit.runtime.failures import Located
 from graphsplit.runtime.feeding import make_fed_executable
@@ -48,6 +44,19 @@ Key = TypeVar("Key")
 Made = TypeVar("Made")
 
 
+class PlansAgain(Protocol):
+    """Whoever asked for a function's plan, and may be asked for others like it."""
+
+    def plan_like(self, plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
+        """Return a plan like another one: for another trace, such as the function with its gradients.
+
+        Args:
+          plan: of the function.
+          trace: what is planned.
+          layouts: of its arguments.
+        """
+
+
 class Differentiable:
     """A planned function that tapes can differentiate: called on flat tensors.
 
@@ -55,11 +64,13 @@ class Differentiable:
 
     Args:
       trace, plan, name: of the function.
+      request: by whom plans of its gradients are made.
       layouts: how its variables lie, or are to lie; None for as they did when it was planned.
     """
 
-    def __init__(self, trace: Trace, plan: Plan, name: str, layouts: Layouts | None = None):
+    def __init__(self, trace: Trace, plan: Plan, name: str, request: PlansAgain, layouts: Layouts | None = None):
         self.trace = trace
+        self.request = request
         self.name = name
         self._plan = plan
         self._executable: Function | None = None
@@ -100,11 +111,21 @@ class Differentiable:
             if self._elsewhere is None or not self._elsewhere.is_current:
                 like = replace(self.plan, input_devices=devices)
                 with contextlib.suppress(LayoutsChangedError):  # which this form's call says, too
-                    plan = _plan_now(self, self.trace, like, self.plan.input_layouts)
+                    plan = self.plan_now(like, self.trace, self.plan.input_layouts)
                     plan = replace(plan, first_move=self.plan.first_move)
-                    self._elsewhere = Differentiable(self.trace, plan, self.name, self.layouts)
+                    self._elsewhere = Differentiable(self.trace, plan, self.name, self.request, self.layouts)
             other = self._elsewhere
             return other if other is not None and other.plan.input_devices == devices else self
+
+    def plan_now(self, like: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
+        """Return a plan like another one, for variables that lie as the function was planned for, and lie so now."""
+        while True:
+            plan = self.request.plan_like(like, trace, layouts)
+            with calls.lock:  # layouts change under it: both are planned for the same ones
+                if not self.is_current:
+                    raise LayoutsChangedError(self.name)
+                if plan.state.changes in (None, layout_changes()):
+                    return plan
 
     @property
     def is_current(self) -> bool:
@@ -444,7 +465,7 @@ class ForwardAndBackward:
     def _gradients_alone(self, g: int) -> Differentiable:
         trace = gradients_only(self.single.trace, self.joint, g)
         layouts = [_layout_of(self.single, k) for k in self.joint.groups[g]]
-        plan = _plan_like(self.single, trace, self.single.plan, (*self.single.plan.input_layouts, *layouts))
+        plan = self.single.request.plan_like(self.single.plan, trace, (*self.single.plan.input_layouts, *layouts))
         live = {op.index for op in (*plan.home_ops, *plan.sharded_ops)}
         changed = _variables_of(self.single.trace, self.single.plan, self.single.plan.program.writes)
         if plan.program.writes & live or _variables_of(trace, plan, live) & changed:
@@ -453,14 +474,14 @@ class ForwardAndBackward:
                 "that it changes while it runs. Parallelize the whole computation with both tapes inside, or make "
                 "those changes outside of the function."
             )
-        return Differentiable(trace, plan, f"{self.single.name}_gradient")
+        return Differentiable(trace, plan, f"{self.single.name}_gradient", self.single.request)
 
 
 def _forward_and_backward(single: Differentiable, watched: Sequence[bool]) -> ForwardAndBackward:
     """Return a function with its gradients by what is watched."""
     program, joint = single.trace.program, joint_trace(single.trace, watched)
     layouts = [_layout_of(single, k) for group in joint.groups for k in group]
-    plan = _plan_now(single, joint.trace, single.plan, (*single.plan.input_layouts, *layouts))
+    plan = single.plan_now(single.plan, joint.trace, (*single.plan.input_layouts, *layouts))
     graph, known = emit(plan), {program.ops[i].name for i in program.captures} | joint.trace.counters
     names = zip(origins_of(joint.trace, plan), graph.captures, strict=True)
     late = [name for (origin, _), name in names if origin not in known]
@@ -482,34 +503,3 @@ def _layout_of(single: Differentiable, output: int) -> Layout:
     sharded = single.plan.steps[tensor.op].shards
     given = sharded.gives[tensor.index] if sharded else SINGLE_DEVICE
     return given if isinstance(given, Shard) else SINGLE_DEVICE
-
-
-def _plan_now(single: Differentiable, trace: Trace, like: Plan, layouts: Sequence[Layout]) -> Plan:
-    """Return a plan like another one, for variables that lie as a function was planned for, and lie so now."""
-    while True:
-        plan = _plan_like(single, trace, like, layouts)
-        with calls.lock:  # layouts change under it: both are planned for the same ones
-            if not single.is_current:
-                raise LayoutsChangedError(single.name)
-            if plan.state.changes in (None, layout_changes()):
-                return plan
-
-
-def _plan_like(single: Differentiable, trace: Trace, plan: Plan, layouts: Sequence[Layout]) -> Plan:
-    # shapes of gradients may not follow for every batch size where those of the function do (a note says so)
-    split = trace.program.symbols == plan.program.symbols
-    mesh, layouts = (plan.mesh, layouts) if split else (Mesh(), [SINGLE_DEVICE] * len(layouts))
-    stages = plan.stage_cuts.asked if plan.stage_cuts else None
-    program, asked, notes = cut_first(trace.program, mesh, layouts, plan.asked, stages)
-    return plan_program(
-        program,
-        mesh=mesh,
-        home=plan.home,
-        input_layouts=layouts,
-        state=state_of(trace, single.layouts.lies),
-        asked=asked,
-        stages=stages,
-        notes=(*plan.notes, *notes),
-        input_devices=plan.input_devices,
-        divide=partial(program_on_mesh, replace(trace, program=program)),
-    )
