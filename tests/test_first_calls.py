@@ -171,7 +171,9 @@ def test_a_first_call_inside_of_a_function():
     """In a graph nothing can move: the error says what to do, and after one call outside of it it runs."""
     own, step, _ = planned()
     inside = tf.function(lambda x, y: step(x, y))
-    with pytest.raises(gs.errors.UnsupportedError, match=r"in the first call.*Call the function once"):
+    with pytest.raises(
+        gs.errors.UnsupportedError, match=r"variables='sharded' lays variables .*Call the function once"
+    ):
         inside(X, Y)
     assert all(lying_now(variable).division is None for variable in own.variables)
     assert_trained(own, [step(X, Y), tf.function(lambda x, y: step(x, y))(X, Y)])

@@ -79,8 +79,9 @@ class Layouts:
                 raise LayoutsChangedError(self._trace.function.name)
             if not tf.executing_eagerly() and self.lies.moves:
                 raise UnsupportedError(
-                    f"{self.lies.reason}, and this one is in a tf.function, while a graph is built. Call the function "
-                    "once outside before, or lay them out by set_variable_layout."
+                    f"{self.lies.reason or 'A layout'} lays variables out in the first call, and this one is in a "
+                    "tf.function, while a graph is built. Call the function once outside before, or lay them out by "
+                    "gs.set_variable_layout."
                 )
             self.lies.apply()
             self._found, self._changes = layouts_of(self._trace), layout_changes()

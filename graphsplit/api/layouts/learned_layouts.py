@@ -114,7 +114,7 @@ def lie_as_asked(
         wanted = wanted_layouts(variables, layout, slots, mesh)
         layouts = [None if lies.of(v).has_layout else own for v, own in zip(variables, wanted, strict=True)]
         decide_in_stages(lies, variables, layouts, slots, devices if mesh is None else mesh.devices, mesh, True)
-        lies.reason = f"{said} lays variables out in the first call"
+        lies.reason = said
     kept = len(variables) - len(new)
     return (f"{said}; {count_text(kept, 'variable')} that had a layout keep it" if kept else said,)
 

@@ -113,7 +113,7 @@ class ChosenPlans:
             wanted = wanted_layouts(variables, chosen.layouts, slots, mesh)
             kept = [own if lies.of(v).division is None else None for v, own in zip(variables, wanted, strict=True)]
             decide(lies, variables, kept, slots, devices if mesh is None else mesh.devices, mesh)
-            lies.reason = f"{request.options.asks_for_plan} lays variables out at the first call, {chosen}"
+            lies.reason = request.options.asks_for_plan
         request = replace(request, options=options, devices=devices, home=devices[0], mesh=mesh, lies=lies).in_stages()
         plan = request.plan()
         return replace(plan, notes=(*plan.notes, *choice.notes)), lies
