@@ -94,6 +94,8 @@ LONG = {
     "test_branches.py::test_branches_and_turns_of_other_shapes": 3,
     "test_branches_of_parts.py::test_loss_scaling_updates_parts_where_they_are": 0,
     "test_branches_of_parts.py::test_what_a_branch_writes_is_chosen_where_its_parts_are": 1,
+    "test_sides_of_branches.py::test_numbers_are_those_of_one_device": 12,
+    "test_sides_of_branches.py::test_what_fails_fails_only_if_it_is_taken": 4,
     "test_buckets.py::test_a_full_bucket_is_reduced_while_the_backward_pass_goes_on": 1,
     "test_calibration.py::test_operations_are_measured_as_large_as_those_of_micro_batches": 0,
     "test_calibration.py::test_operations_of_a_function_are_measured": 0,

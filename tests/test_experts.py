@@ -211,7 +211,7 @@ def test_a_branch_writes_it():
     for one, own in zip(plain, variables, strict=True):
         np.testing.assert_allclose(one, own.numpy(), 1e-9, 1e-10)
     text = str(parallel.plan(rows_of(5)))
-    assert "note: both sides of If 'cond/effects' are computed, and what it writes is chosen" in text
+    assert "note: the side of If 'cond/effects' that is taken runs where its variables are" in text
     assert "is gathered for each call" not in text
 
 

@@ -20,6 +20,7 @@ from graphsplit.core.layouts import MOVES, REPLICATE, SINGLE_DEVICE, Layout, Sha
 from graphsplit.core.protos import constant_value, source_of, split_reference
 from graphsplit.emission.clusters import compile_clusters
 from graphsplit.emission.emitted_graph import RELAY_ROLE, SIZES_ROLE, EmittedGraph
+from graphsplit.emission.sides import check_sides
 from graphsplit.errors import CheckError
 from graphsplit.planning.communication.transfers import (
     Collective,
@@ -76,6 +77,7 @@ def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
     layouts = plan.output_layouts or [SINGLE_DEVICE] * len(plan.program.outputs)
     _check_each(plan, plan.program.outputs, layouts, graph.outputs, found, planned, None)
     check_turns(plan, graph)
+    check_sides(plan, graph)
     check_clusters(graph)
     for own, emitted in graph.bodies.values():
         check_emitted(own, emitted)

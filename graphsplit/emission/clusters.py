@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.program.graph.compilability import holds_variants, why_not_compiled
 from graphsplit.program.graph.function_calls import XLA_ATTRIBUTE, is_compiled, named_by_content
 from graphsplit.program.graph.graph import Graph
+from graphsplit.program.sides import MERGE, SWITCH, Side
 
 _COMPUTING = frozenset({"op", "part", "shift", "constant"})  # roles; all others move, count rows or keep an order
 _ADDED_UP = "all-reduce"  # by each shard that needs it: part of what that computes
@@ -40,7 +42,7 @@ TRIVIAL = frozenset(
     {"Identity", "IdentityN", "ReadVariableOp", "Reshape", "Squeeze", "ExpandDims", "Cast", "Shape", "AssignVariableOp"}
 )
 # (a `ControlTrigger` runs when what it waits for is dead; a call with it inside would be dead as well)
-LEFT_OUT = frozenset({"Placeholder", "NoOp", "Const", "ControlTrigger"})
+LEFT_OUT = frozenset({"Placeholder", "NoOp", "Const", "ControlTrigger", SWITCH, MERGE})
 FEWEST = 2  # operations that are worth a call
 
 
@@ -51,11 +53,13 @@ class Key(NamedTuple):
       device: where they run.
       shard: which they belong to; None for home.
       present: the reference of whether that shard has rows, if it may have none.
+      side: on which sides of branches they are.
     """
 
     device: str
     shard: int | None
     present: str
+    side: Side
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +151,7 @@ def _keys(graph: EmittedGraph, nodes: Sequence[Any], functions: Mapping[str, Any
         if same not in answers:
             answers[same] = not is_compiled(node) and not why_not_compiled(node, functions, same[-1])
         if answers[same]:
-            key = Key(device, origin.shard, dead.get(name, ""))
+            key = Key(device, origin.shard, dead.get(name, ""), graph.sides.of_node(name))
             keys[-1] = same_keys.setdefault(key, key)
     return keys
 
@@ -260,13 +264,18 @@ class _ClusterContent(NamedTuple):
 
 
 def _call_names(scope: str, clusters: Sequence[XlaCluster]) -> list[str]:
-    names: dict[str, None] = {}
-    for cluster in clusters:
-        who = "home" if cluster.key.shard is None else f"shard_{cluster.key.shard}"
-        device = re.sub(r"\W+", "_", cluster.key.device.removeprefix("/").replace("device:", ""))
-        name = f"{scope}/compiled/{who}/{device}/{cluster.level}"
-        names[name if name not in names else f"{name}_always"] = None  # (of a shard that may have no rows)
-    return list(names)
+    """Return names of the calls; those of one device, shard and level that run under other conditions are numbered."""
+    counts, found = Counter[str](), list[str]()
+    for name in [_call_name(scope, cluster) for cluster in clusters]:
+        found.append(f"{name}/{counts[name]}" if counts[name] else name)
+        counts[name] += 1
+    return found
+
+
+def _call_name(scope: str, cluster: XlaCluster) -> str:
+    who = "home" if cluster.key.shard is None else f"shard_{cluster.key.shard}"
+    device = re.sub(r"\W+", "_", cluster.key.device.removeprefix("/").replace("device:", ""))
+    return f"{scope}/compiled/{who}/{device}/{cluster.level}"
 
 
 class _CallWriter:

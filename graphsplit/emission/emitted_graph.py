@@ -11,12 +11,14 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from graphsplit.core.protos import GraphDef, NodeDef, copied, in_order_of_inputs, source_of, split_reference
+from graphsplit.emission.node_sides import NodeSides, find_sides
 from graphsplit.errors import CheckError
 from graphsplit.planning.plan import Plan
 from graphsplit.program.graph.graph import Graph, reached
-from graphsplit.program.program import Op, Program
+from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.sides import MERGE, SWITCH
 
-RELAY_ROLE = "relay"
+RELAY_ROLE, ORDER_ROLE = "relay", "order"
 _OF_OPERATIONS = frozenset({"op", "part", "shift", "constant"})
 
 
@@ -55,6 +57,7 @@ class EmittedGraph:
       compiled: whether XLA compiles what runs between moves, when the graph is made to run.
       uncompiled: positions of operations that are left out of that.
       bodies: of functions of loops and branches whose turns are split, by name: the plans, and what was emitted.
+      predicates: of each `Switch` of the program, by position: `program/sides.py`.
     """
 
     nodes: tuple[Any, ...] = field(repr=False)
@@ -72,6 +75,7 @@ class EmittedGraph:
     compiled: bool = False
     uncompiled: frozenset[int] = frozenset()
     bodies: Mapping[str, tuple[Plan, EmittedGraph]] = field(default_factory=dict, repr=False)
+    predicates: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
 
     @cached_property
     def by_name(self) -> Graph:
@@ -82,6 +86,11 @@ class EmittedGraph:
     def names_of_operations(self) -> Mapping[tuple[int | None, int | None], str]:
         """The names of the nodes that are operations, by the operation's position and the shard."""
         return {(origin.op, origin.shard): name for name, origin in self.origins.items() if origin.role == "op"}
+
+    @cached_property
+    def sides(self) -> NodeSides:
+        """On which sides of branches the nodes are."""
+        return sides_of_nodes(self.by_name, self.origins, self.predicates)
 
     def shard_of(self, name: str) -> int | None:
         """Return the shard that a node belongs to, or None."""
@@ -121,10 +130,12 @@ class EmittedGraph:
         if not self.present:
             return found
         relayed = self.relayed()
-        switches = {f"{n.name}:{output}": relayed.get(n.input[1], n.input[1]) for n in nodes if n.op == "Switch"}
+        switches = {f"{n.name}:{output}": relayed.get(n.input[1], n.input[1]) for n in nodes if n.op == SWITCH}
+        switches = {name: present for name, present in switches.items() if not self._is_op(source_of(name))}
         readers: dict[str, list[str]] = {}
         for node in nodes:
-            for reference in node.input if node.op not in ("Merge", "ControlTrigger") else ():
+            ends = node.op == "ControlTrigger" or (node.op == MERGE and not self._is_op(node.name))
+            for reference in () if ends else node.input:
                 name, index = split_reference(reference)
                 behind = f"{name}:{index}"
                 readers.setdefault(behind if behind in switches else source_of(reference), []).append(node.name)
@@ -132,6 +143,9 @@ class EmittedGraph:
             new = reached(readers.get(switch, ()), lambda name: [r for r in readers.get(name, ()) if r not in found])
             found.update({name: found.get(name, present) for name in new})
         return found
+
+    def _is_op(self, name: str) -> bool:
+        return name in self.origins and self.origins[name].role == "op"
 
     def check(self) -> None:
         """Raise `CheckError` unless names are unique, references exist and every node has a device and an origin."""
@@ -144,6 +158,13 @@ class EmittedGraph:
             if source_of(reference) not in self.by_name:
                 raise CheckError(f"The emitted graph names {reference!r}, which does not exist.")
         self.by_name.check()
+
+
+def sides_of_nodes(graph: Graph, origins: Mapping[str, Origin], predicates: Mapping[int, Tensor]) -> NodeSides:
+    """Return on which sides of branches nodes are; `predicates` as in `EmittedGraph`."""
+    ops = [(name, origin.op) for name, origin in origins.items() if origin.role == "op" and origin.op is not None]
+    switches = {name: predicates[position] for name, position in ops if position in predicates}
+    return find_sides(graph, switches, {name for name, _ in ops if switches and graph[name].op == MERGE})
 
 
 SIZES_ROLE = "sizes"

@@ -20,7 +20,7 @@ from graphsplit.core.polynomials import Symbol
 from graphsplit.core.protos import Writer, function_definition, host_of, make_node
 from graphsplit.core.sizes import ROWS, whole_weights
 from graphsplit.emission.communication import CollectiveWriter, relay_within_hosts
-from graphsplit.emission.emitted_graph import Draft, EmittedGraph, Origin
+from graphsplit.emission.emitted_graph import ORDER_ROLE, Draft, EmittedGraph, Origin
 from graphsplit.emission.shards.random_numbers import own_numbers
 from graphsplit.emission.shards.row_counts import (
     AxisRows,
@@ -41,6 +41,7 @@ from graphsplit.emission.shards.shard_copies import (
     write_sizes,
     write_told,
 )
+from graphsplit.emission.sides import check_sides, ended_nodes, let_nobody_wait_for_the_dead
 from graphsplit.planning.communication.transfers import Collective, Own
 from graphsplit.planning.moments import averaged_over
 from graphsplit.planning.plan import Plan
@@ -67,10 +68,9 @@ from graphsplit.program.graph.function_calls import (
     rename_functions,
 )
 from graphsplit.program.program import SIZES, Op, Tensor
+from graphsplit.program.sides import sides_of
 from graphsplit.rules import Sharded
 from graphsplit.rules.families.random import part_drawn
-
-ORDER_ROLE = "order"
 
 
 @collection_paused()
@@ -131,21 +131,6 @@ def _count_rows(plan: Plan, draft: Draft, given: Mapping[Symbol, str]) -> RowCou
     return counts
 
 
-def ended_nodes(name: str, controls: Sequence[str], present: str, device: str) -> list[Any]:
-    """Return nodes that run when all that they wait for has ended or, for want of rows, is dead; `name` is the last.
-
-    TensorFlow takes a `ControlTrigger`, which does not mind the dead, for a constant: it folds constants that wait for
-    one, and lets them wait for what that waits for instead, so they are dead as well, and a loop among whose arguments
-    they are never ends. So others wait for a `Merge` of a truth value that is there in any case. (What stands between
-    has to be something that TensorFlow's graph optimizer does not reduce to control edges, as it does an `Identity`.)
-
-    Args:
-      present: of any shard.
-    """
-    trigger = make_node(f"{name}/all", "ControlTrigger", controls, device)
-    return [trigger, make_node(name, "Merge", [present, f"^{name}/all"], host_of(device), N=1, T=tf.bool)]
-
-
 class _Emitter:
     """Writes the nodes of a plan: what its tasks become, each behind those that it reads."""
 
@@ -182,7 +167,11 @@ class _Emitter:
             if task.kind == TURN:
                 self._write_end_of_turn(n, task)
         relay_within_hosts(self._draft)
-        return self._graph(outputs, ends)
+        present = [self._counts.present(d) for d in self._draft.shards if self._counts.may_be_absent(d)]
+        let_nobody_wait_for_the_dead(self._draft, self._program, *present[:1])
+        graph = self._graph(outputs, ends)
+        check_sides(self._plan, graph)  # (a write that is lost says nothing)
+        return graph
 
     def _place(self, n: int) -> int:
         """Return where an operation stands: in the order of the program, on one shard after the other."""
@@ -368,6 +357,7 @@ class _Emitter:
             compiled=bool(self._plan.jit_compile),
             uncompiled=frozenset(self._plan.turns_split),
             bodies=self._bodies,
+            predicates=sides_of(self._program).predicates,
         )
 
     def _placeholders(self, positions: Sequence[int]) -> list[str]:

@@ -22,6 +22,7 @@ from graphsplit.planning.costs.exchanges import has_few_bytes
 from graphsplit.planning.program_writing import ProgramWriter
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.sides import sides_of
 
 _PASSED_ON = frozenset({"StopGradient", "Identity", "PreventGradient"})
 _EXACT = frozenset({tf.float32, tf.float64, tf.bfloat16})  # (a sum of squares overflows in float16)
@@ -35,9 +36,12 @@ def with_moments(program: Program, few_bytes: int) -> Program:
       few_bytes: the most of a mean that is merged; see `Mesh.few_bytes`.
     """
     means: dict[int, Tensor] = {}  # of each variance, by position
+    sides = sides_of(program)
     for op in program.ops:
         mean = _mean_of(program, op) if op.type == "Mean" else None
-        if mean is not None and mean not in means.values() and has_few_bytes(program, mean, few_bytes):
+        if mean is None or mean in means.values() or sides.of(mean) != sides.of_op(op.index):
+            continue
+        if has_few_bytes(program, mean, few_bytes):
             means[op.index] = mean
     return _MomentsWriter(program, means).write() if means else program
 

@@ -234,6 +234,31 @@ def branch_that_writes() -> Made:
     return run, [weight, count]
 
 
+def update_in_a_branch() -> Made:
+    """Return a step that adds gradients up, and updates its weight by two of them in every second call."""
+    weight, total, count = variable(13, 8), variable(13, 8, name="total"), tf.Variable(0)
+
+    def run(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(x @ weight) ** 2)
+        gradient = tape.gradient(loss, weight)
+
+        def update() -> tf.Tensor:
+            weight.assign_sub(0.05 * (total + gradient))
+            total.assign(tf.zeros_like(total))
+            return loss
+
+        def add() -> tf.Tensor:
+            total.assign_add(gradient)
+            return loss
+
+        result = tf.cond(count % 2 == 1, update, add)
+        count.assign_add(1)
+        return result
+
+    return run, [weight, total, count]
+
+
 def loop_that_writes() -> Made:
     count = tf.Variable(0.0)
 
@@ -489,6 +514,9 @@ PROGRAMS: dict[str, Program] = {
     "global norm sharded": program(step(**COUPLED["global_norm"]), *XY, layout="sharded"),
     "lamb mirrored": program(step(**COUPLED["lamb"]), *XY, layout="replicated", devices=2),
     "orthogonal sharded": program(step(**COUPLED["orthogonal"]), *XY, layout="sharded"),
+    "branch that updates, sharded": program(update_in_a_branch, (7, 13), layout="sharded"),
+    "branch that updates, mirrored, any rows": program(update_in_a_branch, (None, 13), layout="replicated"),
+    "branch that updates, compiled": program(update_in_a_branch, (7, 13), layout="sharded", jit_compile=True),
     "layers sharded": program(deep, (10, 70), layout="sharded"),
     "layers sharded, kept": program(deep, (10, 70), layout="sharded", reshard=False),
     "layout chosen": program(deep, (64, 70), devices=4, plan=CORES),

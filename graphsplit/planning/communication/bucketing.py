@@ -28,6 +28,7 @@ from graphsplit.planning.costs.work import BUCKET_BYTES, BUCKET_BYTES_BETWEEN_HO
 from graphsplit.planning.steps import Move, Step
 from graphsplit.program.graph.graph import reached, readers_of
 from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.sides import Side, sides_of
 
 
 def find_buckets(
@@ -70,15 +71,17 @@ def _exchanged_at_once(program: Program, moves: Iterable[Move], few_bytes: int) 
     exchanged = {move.tensor: move for move in moves if move.source == PARTIAL_SUM and move.target == REPLICATE}
     before: list[tuple[int, int]] = []  # of each operation, how many exchanges and products lead to its results
     ready: dict[tuple[object, ...], list[Move]] = {}
+    sides = sides_of(program)
     for op in program.ops if exchanged else ():
         exchanges = max([before[t.op][0] + (t in exchanged) for t in op.inputs], default=0)
         products = max([before[t.op][1] for t in op.inputs], default=0) + (family_of(op.type) in (*MATRIX, "depthwise"))
         before.append((exchanges, products))
         for k, dtype in enumerate(op.out_dtypes):
             if (tensor := Tensor(op.index, k)) in exchanged:
-                ready.setdefault((before[-1], dtype, op.provenance.column), []).append(exchanged[tensor])
-    alike = [part for together in ready.values() for part in _filled(program, together, few_bytes)]
-    return [together for together in alike if len(together) > 1]
+                alike = (before[-1], dtype, op.provenance.column, sides.of(tensor))
+                ready.setdefault(alike, []).append(exchanged[tensor])
+    full = [part for together in ready.values() for part in _filled(program, together, few_bytes)]
+    return [together for together in full if len(together) > 1]
 
 
 def _can_be_joined(dtype: tf.DType, devices: Collection[str]) -> bool:
@@ -137,12 +140,14 @@ def _reads_whole(op: Op, step: Step, tensor: Tensor) -> bool:
 
 
 def _alike(program: Program, moves: Iterable[Move]) -> list[list[Move]]:
-    """Return the moves of small tensors, those together that can be made as one."""
-    found: dict[tuple[str, Layout, Layout], list[Move]] = {}
+    """Return the moves of small tensors, those together that can be made as one, as all are there or none."""
+    found: dict[tuple[str, Layout, Layout, Side], list[Move]] = {}
+    sides = sides_of(program)
     for move in moves:
         shape = program.shape(move.tensor)
         if shape is not None and len(shape) == 1 and 0 < program.bytes(move.tensor) <= SMALL_BYTES:
-            found.setdefault((_dtype(program, move).name, move.source, move.target), []).append(move)
+            key = (_dtype(program, move).name, move.source, move.target, sides.of(move.tensor))
+            found.setdefault(key, []).append(move)
     return list(found.values())
 
 

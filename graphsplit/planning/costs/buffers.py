@@ -17,7 +17,7 @@ from graphsplit.program.reading.trip_counts import origin
 SAME_BUFFER = frozenset(
     {
         *("Bitcast", "CheckNumerics", "EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze"),
-        *("StopGradient", "TensorListFromTensor"),
+        *("StopGradient", "Switch", "Merge", "TensorListFromTensor"),
     }
 )
 """Operations that hand on the buffer that they read."""

@@ -25,6 +25,7 @@ from graphsplit.planning.program_writing import ProgramWriter
 from graphsplit.planning.schedule.gradient_pairs import backward_ops
 from graphsplit.program.graph.graph import in_order
 from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.sides import EVERYWHERE, MERGE, Sides, sides_of
 
 Recompute = str | float | tuple[str, ...] | None
 """`"blocks"`; a share of the bytes, above 0 and up to 1; or patterns of layers' names. None: nothing is recomputed."""
@@ -97,6 +98,7 @@ class _Passes:
       active: positions, in order, of forward operations that follow from data, not from variables alone.
       latest: of each operation, the last active one that it follows from, itself included; -1 for none.
       read_back: the bytes of each operation's results that backward operations read.
+      sides: on which sides of branches operations are: what may be dead, and what brings it to life, runs once.
     """
 
     program: Program
@@ -104,6 +106,7 @@ class _Passes:
     active: Sequence[int]
     latest: Sequence[int]
     read_back: Sequence[int]
+    sides: Sides
 
     @property
     def kept_bytes(self) -> int:
@@ -113,7 +116,8 @@ class _Passes:
     def may_repeat(self, op: Op) -> bool:
         """Return whether an operation may run twice, and gives the same then."""
         opaque = {tf.resource, tf.variant}
-        return not (op.stateful or op.writes or opaque.intersection(op.out_dtypes))
+        is_of_branch = op.type == MERGE or self.sides.of_op(op.index) != EVERYWHERE
+        return not (op.stateful or op.writes or opaque.intersection(op.out_dtypes) or is_of_branch)
 
     def read_outside(self, ops: frozenset[int]) -> set[int]:
         """Return which of some operations others of the forward pass read, or the caller."""
@@ -133,7 +137,7 @@ def _passes_of(program: Program, batch: int) -> _Passes:
         latest.append(op.index if op.index in among else max((latest[i] for i in op.sources), default=-1))
     for tensor in {tensor for i in backward for tensor in program.ops[i].inputs if tensor.op in among}:
         read_back[tensor.op] += program.bytes(tensor)
-    return _Passes(program, backward, active, latest, read_back)
+    return _Passes(program, backward, active, latest, read_back, sides_of(program))
 
 
 def _between_seams(passes: _Passes) -> list[list[int]]:

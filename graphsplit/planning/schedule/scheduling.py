@@ -27,6 +27,7 @@ from graphsplit.planning.costs.families import family_of
 from graphsplit.planning.steps import Step
 from graphsplit.program.graph.graph import reached
 from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.sides import sides_of
 
 COSTLY = ("matmul", "filter gradient", "input gradient", "depthwise")
 """Families of products for which others had better not wait."""
@@ -47,10 +48,14 @@ def find_order(program: Program, steps: Sequence[Step], leading: Collection[Tens
         if op.index in awaited:
             for tensor in op.inputs:
                 readers.setdefault(tensor, []).append(op.index)
-    seeds, order = seeds_of(program), {}
+    seeds, sides, order = seeds_of(program), sides_of(program), dict[int, int]()
+
+    def is_there(i: int, op: Op) -> bool:
+        return seeds[i] == seeds[op.index] and sides.of_op(i) <= sides.of_op(op.index)
+
     for op in costly:
         result = Tensor(op.index, 0)
-        beside = {i for tensor in op.inputs for i in readers.get(tensor, ()) if seeds[i] == seeds[op.index]}
+        beside = {i for tensor in op.inputs for i in readers.get(tensor, ()) if is_there(i, op)}
         beside = {i for i in beside if not _follows(program, i, op.index)}
         if beside and result not in leading and result not in read_on_shards:
             order[op.index] = min(beside, key=lambda i: (abs(i - op.index), i))
@@ -113,9 +118,10 @@ def with_late_operations(program: Program, steps: Sequence[Step]) -> Program:
     readers, reads, seeds = _first_readers(program, steps), _reads(program), seeds_of(program)
     place, ready, runs = _places(program)
     sent = _sent_to_shards(program, steps)  # (a wait for a shard, and the way back to it, would be two ways more)
+    sides = sides_of(program)
 
     def fits(op: Op, i: int) -> bool:
-        is_before = i < op.index and seeds[i] == seeds[op.index]
+        is_before = i < op.index and seeds[i] == seeds[op.index] and sides.of_op(i) <= sides.of_op(op.index)
         return is_before and _may_follow(op, steps[op.index], program.ops[i], steps[i])
 
     for op in reversed(program.ops):

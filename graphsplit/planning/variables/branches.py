@@ -1,13 +1,12 @@
-"""Branches that write variables in parts: both sides are computed, and what they write is chosen.
+"""Branches that read or write variables in parts: their operations become operations of the program.
 
-A branch runs once, on one device, with whole variables. An optimizer that scales its loss updates all variables in one
-branch, which skips the update if a gradient is not finite. Where such variables lie in parts, or on the host, a branch
-becomes arithmetic: each variable is read, each side computes what it would write, and of both, or of that and what was
-there, one is written. So each part is chosen and written where it is, as without a branch. (Allen, Kennedy,
-Porterfield, Warren 1983: Conversion of control dependence to data dependence.)
+A branch runs once, on one device, with whole variables. An optimizer that scales its loss, or adds up gradients,
+updates all variables in one branch. Where such variables lie in parts, or on the host, the operations of both sides
+stand in the program instead, so that each part is updated where it is, as without a branch. What they read passes a
+`Switch`, which lets the side run that is taken (`program/sides.py`).
 
-Computed is what the step would have skipped, too. So all that a branch does must be cheap, and must not fail whatever
-the numbers are: entry by entry, sums of entries, and what moves them, of known shapes. Other branches stay branches.
+What a branch writes is chosen by a `Merge`, and written outside, whichever side was taken: no effect depends on a
+`Switch`. So sides have to consist of pure operations, and others stay branches.
 """
 
 from __future__ import annotations
@@ -18,31 +17,16 @@ from dataclasses import replace
 import tensorflow as tf
 
 from graphsplit.core.protos import make_node
-from graphsplit.core.sizes import Shape, has_sizes
+from graphsplit.core.sizes import Shape
 from graphsplit.planning.program_writing import ProgramWriter
 from graphsplit.program.graph.function_calls import function_names
 from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.sides import MERGE, SWITCH
 
-_PLAIN = frozenset(
-    {"Abs", "Add", "AddN", "AddV2", "All", "Any", "BiasAddGrad", "BroadcastTo", "Cast", "Ceil", "ClipByValue"}
-    | {"ConcatV2", "Const", "Cos"}
-    | {"Div", "DivNoNan", "Equal", "Erf", "Erfc", "EuclideanNorm", "Exp", "ExpandDims", "Expm1", "Fill"}
-    | {"Floor", "FloorDiv", "FloorMod", "Greater", "GreaterEqual", "Identity", "IdentityN", "Inv", "IsFinite"}
-    | {"IsInf", "IsNan", "L2Loss", "LeakyRelu", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd"}
-    | {"LogicalNot", "LogicalOr", "Max", "Maximum", "Mean", "Min", "Minimum", "Mul", "Neg", "NoOp"}
-    | {"NotEqual", "OnesLike", "Pack", "Pow", "PreventGradient", "Prod", "RealDiv", "Reciprocal", "Relu"}
-    | {"Reshape", "Round", "Rsqrt", "Select", "SelectV2", "Sigmoid", "Sign", "Sin", "Softplus", "Sqrt"}
-    | {"Square", "SquaredDifference", "Squeeze", "StopGradient", "Sub", "Sum", "Tanh", "Tile", "Transpose"}
-    | {"Unpack", "ZerosLike"}
-)
-_OF_FLOATS = frozenset({"Div", "FloorDiv", "FloorMod", "Pow"})
-"""Operations that raise errors of some integers as second operands: a divisor of 0, a negative exponent."""
-_CUTS = {"Slice": (1, 2), "StridedSlice": (1, 2, 3)}
-"""Operations that raise errors of some integers, unless these operands are known: where a slice begins and ends."""
 _ADDS = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
 _WRITES = {"AssignVariableOp", *_ADDS}
+_OF_VARIABLES = frozenset({"ReadVariableOp", *_WRITES})
 _OPAQUE = frozenset({tf.resource, tf.variant})
-_COMPUTED = {*_PLAIN, *_CUTS, *_WRITES, "ReadVariableOp"}
 _BRANCHES = frozenset({"If", "StatelessIf"})
 _Values = dict[Tensor, Tensor]
 
@@ -50,7 +34,7 @@ _Values = dict[Tensor, Tensor]
 def without_branches(
     program: Program, names: Set[str], twins: Set[str], shapes: Mapping[str, Sequence[int | None]]
 ) -> Program:
-    """Return a program in which branches that write some variables are arithmetic, where they can be.
+    """Return a program in which the operations of branches that take some variables are its own, where they can be.
 
     A note says which are, and what keeps others from it.
 
@@ -67,50 +51,45 @@ def without_branches(
         read = {tensor.op for tensor in op.inputs}
         if op.type == "If" and not handles.isdisjoint(read):
             why = "it is given a variable twice" if doubtful & read else ""
-            why = why or _obstacle(op) or _other_shape(program, op, shapes)
+            why = why or _obstacle(program, op) or _other_shape(program, op, shapes)
             if why:
                 notes.append(f"If {op.name!r} stays a branch, on one device: {why}")
             else:
                 branches.add(op.index)
-                notes.append(f"both sides of If {op.name!r} are computed, and what it writes is chosen")
-    written = _ArithmeticWriter(program, branches).write() if branches else program
+                notes.append(f"the side of If {op.name!r} that is taken runs where its variables are")
+    written = _BranchWriter(program, branches).write() if branches else program
     return replace(written, notes=(*written.notes, *notes)) if notes else written
 
 
-def _obstacle(op: Op) -> str:
-    """Return what is no arithmetic in an operation, "" if nothing is."""
+def _obstacle(program: Program, op: Op) -> str:
+    """Return what keeps a branch, or an operation on a side of one, from being an operation of the program."""
     if op.stage is not None:
         return f"{op.name!r} is in a stage"
     if op.type in _BRANCHES:
-        sides = [op.bodies[name] for name in function_names(op.node)]
-        one, other = [[body.shape(tensor) for tensor in body.outputs] for body in sides]
-        if op.in_shapes[0] != () or one != other or not all(map(_is_known, one)):
-            return f"the results of {op.name!r} differ in shape, or their sizes are not known when planning"
-        if not _OPAQUE.isdisjoint(op.out_dtypes):
-            return f"{op.name!r} makes no numbers"
-        found = [why for body in sides for why in map(_obstacle, body.ops) if why]
-        return found[0] if found else ""
-    if op.type == "Placeholder":
+        return _obstacle_of_branch(program, op)
+    if op.type in ("Placeholder", "NoOp", *_OF_VARIABLES):
         return ""
-    if op.type not in _COMPUTED or _may_fail(op):
-        return f"{op.type} {op.name!r} in it may fail, or is too much to be computed in vain"
-    if not all(map(_is_known, (*op.in_shapes, *op.out_shapes))) or op.symbols:
-        return f"sizes of {op.type} {op.name!r} in it are not known when planning"
-    return f"{op.type} {op.name!r} in it makes no numbers" if not _OPAQUE.isdisjoint(op.out_dtypes) else ""
+    # (what reads nothing would run on either side)
+    is_made_up = not op.inputs and not (op.is_constant or op.yields is not None)
+    if op.stateful or op.writes or op.bodies or not op.out_dtypes or is_made_up:
+        return f"{op.type} {op.name!r} in it has effects, or a body of its own"
+    if not _OPAQUE.isdisjoint([*op.out_dtypes, *map(program.dtype, op.inputs)]):
+        return f"{op.type} {op.name!r} in it takes or makes what is no number"
+    return ""
 
 
-def _may_fail(op: Op) -> bool:
-    """Return whether an operation raises errors of some integers, and is not known to read others."""
-    if op.type in _CUTS:
-        return not op.constants.keys() >= set(_CUTS[op.type])
-    if op.type not in _OF_FLOATS or not any(dtype.is_integer for dtype in op.out_dtypes):
-        return False
-    known = op.constants.get(1)
-    return known is None or bool((known < 0).any() if op.type == "Pow" else (known == 0).any())
-
-
-def _is_known(shape: Shape | None) -> bool:
-    return shape is not None and None not in shape and not has_sizes(shape)
+def _obstacle_of_branch(program: Program, op: Op) -> str:
+    if op.in_shapes[0] != () or program.dtype(op.inputs[0]) != tf.bool:
+        return f"the predicate of {op.name!r} is no single truth value"
+    if not _OPAQUE.isdisjoint(op.out_dtypes):
+        return f"{op.name!r} makes what is no number"
+    bodies = [op.bodies[name] for name in function_names(op.node)]
+    for body in bodies:
+        given = [body.ops[i].out_shapes[0] for i in body.inputs]
+        if any(own is None and shape is not None for own, shape in zip(given, op.in_shapes[1:], strict=True)):
+            return f"a side of {op.name!r} does not fit what it is given"
+    found = [why for body in bodies for inner in body.ops if (why := _obstacle(body, inner))]
+    return found[0] if found else ""
 
 
 def _other_shape(program: Program, op: Op, shapes: Mapping[str, Sequence[int | None]]) -> str:
@@ -125,12 +104,36 @@ def _other_shape(program: Program, op: Op, shapes: Mapping[str, Sequence[int | N
     return ""
 
 
-class _ArithmeticWriter(ProgramWriter):
-    """Writes a program, some of whose branches become arithmetic."""
+class _Side:
+    """One side of a branch, while it is written.
+
+    Args:
+      which: the predicate.
+      number: the value of the predicate with which it is taken: 0 or 1.
+      before: the value of each variable before the branch, by handle.
+
+    Attributes:
+      behind: the operations that run only if it is taken.
+      written: the values of variables that it writes, by handle.
+    """
+
+    def __init__(self, which: Tensor, number: int, before: _Values):
+        self.which, self.number, self.before = which, number, before
+        self.behind: set[int] = set()
+        self.written: _Values = {}
+
+
+class _BranchWriter(ProgramWriter):
+    """Writes a program, some of whose branches become operations of it, behind a `Switch` each.
+
+    Only pure operations are behind a `Switch`. What a branch writes is a `Merge`, is always written, and outside: so
+    nothing that has to run waits for something that may be dead.
+    """
 
     def __init__(self, program: Program, branches: Set[int]):
         super().__init__(program)
         self._branches = branches
+        self._switches: dict[tuple[Tensor, Tensor], Tensor] = {}  # of the branch that is written
 
     def _visit(self, op: Op) -> None:
         if op.index in self._branches:
@@ -139,67 +142,116 @@ class _ArithmeticWriter(ProgramWriter):
             super()._visit(op)
 
     def _write_branch(self, op: Op) -> None:
-        """Write what a branch reads, what both of its sides compute, and what it writes."""
+        """Write what a branch reads, what its sides compute, and what it writes."""
+        # (a gradient's branch has its own, as nothing that may be dead can be handed from one function to another)
+        self._switches = {}
         given, controls = [self._results[tensor] for tensor in op.inputs], self._controls(op)
         before: _Values = {}
         for handle, (shape, dtype) in dict(_used(op, op.inputs)).items():
             own = self._results[handle]
             node = make_node(self._unused(f"{op.name}/read_{len(before)}"), "ReadVariableOp", [], dtype=dtype)
             before[own] = self._new(node, (own,), [(shape, dtype)], {}, controls)
-        after = dict(before)
-        results = self._choose(op, op.name, given, after)
+        results, after = self._choose(op, op.name, given, before)
         reads = [tensor.op for tensor in given if self._ops[tensor.op].type == "ReadVariableOp"]
-        writes: list[int] = []
+        # (who changes later what is only read waits until it is)
+        writes = [value.op for handle, value in before.items() if handle not in after]
         for handle, value in after.items():
-            if value == before[handle]:
-                writes.append(value.op)  # (who changes it later waits until it is read)
-                continue
             dtype, name = self._type_of(value), self._unused(f"{op.name}/write_{len(writes)}")
             node = make_node(name, "AssignVariableOp", [], dtype=dtype)
             writes.append(self._new(node, (handle, value), [], {}, (before[handle].op, *controls)).op)
         self._note(op, results, (*writes, *dict.fromkeys(reads)))  # (who changes what it only reads waits, too)
 
-    def _choose(self, op: Op, name: str, given: Sequence[Tensor], state: _Values) -> list[Tensor]:
-        """Write both sides of a branch, and which of their results and of the values that they leave counts.
+    def _choose(
+        self, op: Op, name: str, given: Sequence[Tensor], before: _Values
+    ) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
+        """Write both sides of a branch; return its results, and the value of each variable that it writes, by handle.
 
         Args:
           op: the branch.
           name: for what is written.
           given: its operands.
-          state: the value of each variable, by handle, which it changes.
+          before: the value of each variable, by handle.
         """
-        states, results = [], []
-        for side, function in zip(("then", "else"), function_names(op.node), strict=True):
-            own = dict(state)
-            results.append(self._write_side(op.bodies[function], f"{name}/{side}", given[1:], own))
-            states.append(own)
-        for handle in state:
-            this, other = (own[handle] for own in states)
-            state[handle] = this if this == other else self._select(f"{name}/chosen", given[0], this, other)
-        return [self._select(f"{name}/chosen", given[0], *pair) for pair in zip(*results, strict=True)]
+        then, otherwise = function_names(op.node)
+        sides, results = [_Side(given[0], number, before) for number in (0, 1)], []
+        for side, function in zip(sides, (otherwise, then), strict=True):
+            part = f"{name}/{'then' if side.number else 'else'}"
+            passed = [self._passed(f"{name}/given", tensor, side) for tensor in given[1:]]
+            results.append(self._write_side(op.bodies[function], part, passed, side))
+        after: _Values = {}
+        for handle in dict.fromkeys([*sides[0].written, *sides[1].written]):
+            ends = [self._value(f"{name}/before", handle, side) for side in sides]
+            after[handle] = self._merged(f"{name}/merged", ends, sides, self._shape_of(before[handle]))
+        pairs = zip(op.out_shapes, zip(*results, strict=True), strict=True)
+        return [self._merged(f"{name}/merged", ends, sides, shape) for shape, ends in pairs], after
 
-    def _write_side(self, body: Program, name: str, given: Sequence[Tensor], state: _Values) -> list[Tensor]:
-        """Write the arithmetic of one side; operations on a variable are in the order in which they have to run."""
-        values: _Values = {Tensor(i, 0): tensor for i, tensor in zip(body.inputs, given, strict=True)}
+    def _value(self, name: str, handle: Tensor, side: _Side) -> Tensor:
+        """Return the value of a variable on a side: as it was written there, or as it was before."""
+        return side.written.get(handle) or self._passed(name, side.before[handle], side)
+
+    def _passed(self, name: str, tensor: Tensor, side: _Side) -> Tensor:
+        """Return a value that is there only if a side is taken."""
+        if self._type_of(tensor) in _OPAQUE:
+            return tensor
+        key = tensor, side.which
+        if key not in self._switches:
+            result = (self._shape_of(tensor), self._type_of(tensor))
+            self._switches[key] = self._made(SWITCH, self._unused(name), key, [result, result], {}, T=result[1])
+        switch = self._switches[key].op
+        side.behind.add(switch)
+        return Tensor(switch, side.number)
+
+    def _merged(self, name: str, ends: Sequence[Tensor], sides: Sequence[_Side], shape: Shape | None) -> Tensor:
+        """Return what is there of two sides, of the shape in which they agree.
+
+        Each passes a `Switch` right before, whatever made it. (A shard makes some operands itself, and what reads
+        nothing else runs on either side.)
+        """
+        pairs = zip(ends, sides, strict=True)
+        own = [t if self._is_passed(t, side) else self._passed(f"{name}/end", t, side) for t, side in pairs]
+        dtype = self._type_of(own[0])
+        return self._made(MERGE, self._unused(name), own, [(shape, dtype)], {}, N=2, T=dtype)
+
+    def _is_passed(self, tensor: Tensor, side: _Side) -> bool:
+        op = self._ops[tensor.op]
+        return op.type == SWITCH and op.inputs[1] == side.which and tensor.index == side.number
+
+    def _write_side(self, body: Program, name: str, passed: Sequence[Tensor], side: _Side) -> list[Tensor]:
+        """Write one side; operations on a variable are in the order in which they have to run."""
+        results: _Values = {Tensor(i, 0): tensor for i, tensor in zip(body.inputs, passed, strict=True)}
         for op in body.ops:
-            inputs = [values[tensor] for tensor in op.inputs]
-            result = Tensor(op.index, 0)
+            inputs, result = [results[tensor] for tensor in op.inputs], Tensor(op.index, 0)
             if op.index in body.inputs or op.type == "NoOp":
                 continue
             if op.type == "ReadVariableOp":
-                values[result] = state[inputs[0]]
+                results[result] = self._value(f"{name}/before", inputs[0], side)
             elif op.type == "AssignVariableOp":
-                state[inputs[0]] = inputs[1]
+                side.written[inputs[0]] = inputs[1]
             elif op.type in _ADDS:
-                operands = (state[inputs[0]], inputs[1])
-                state[inputs[0]] = self._plain(_ADDS[op.type], f"{name}/{op.name}", operands, T=True)
-            elif op.type in _BRANCHES:
-                chosen = self._choose(op, f"{name}/{op.name}", inputs, state)
-                values.update({Tensor(op.index, k): tensor for k, tensor in enumerate(chosen)})
+                operands = (self._value(f"{name}/before", inputs[0], side), inputs[1])
+                side.written[inputs[0]] = self._plain(_ADDS[op.type], f"{name}/{op.name}", operands, T=True)
+                side.behind.add(side.written[inputs[0]].op)
             else:
-                made = self._append(op, self._unused(f"{name}/{op.name}"), inputs, ())
-                values.update({Tensor(op.index, k): Tensor(made.op, k) for k in range(len(op.out_shapes))})
-        return [values[tensor] for tensor in body.outputs]
+                made = self._write_inside(op, f"{name}/{op.name}", inputs, side)
+                side.behind.update([tensor.op for tensor in made if inputs])  # (constants are there on either side)
+                results.update({Tensor(op.index, k): tensor for k, tensor in enumerate(made)})
+        return [results[tensor] for tensor in body.outputs]
+
+    def _write_inside(self, op: Op, name: str, inputs: list[Tensor], side: _Side) -> list[Tensor]:
+        """Write an operation on a side, a branch or a pure one, so that it runs only if the side is taken."""
+        deciding = inputs[:1] if op.type in _BRANCHES else inputs
+        if inputs and side.behind.isdisjoint([tensor.op for tensor in deciding]):
+            passing = next((k for k in range(len(deciding)) if k not in op.constants), 0)
+            inputs[passing] = self._passed(f"{name}/given", inputs[passing], side)
+        if op.type in _BRANCHES:
+            handles = dict(_used(op, inputs))
+            before = {handle: self._value(f"{name}/before", handle, side) for handle in handles}
+            results, after = self._choose(op, name, inputs, before)
+            side.written.update(after)
+            side.behind.update([value.op for value in after.values()])
+            return results
+        made = self._append(op, self._unused(name), inputs, ())
+        return [Tensor(made.op, k) for k in range(len(op.out_shapes))]
 
 
 def _used(op: Op, given: Sequence[Tensor]) -> Iterator[tuple[Tensor, tuple[Shape | None, tf.DType]]]:

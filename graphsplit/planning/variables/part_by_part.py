@@ -17,6 +17,7 @@ from graphsplit.core.sizes import has_sizes
 from graphsplit.planning.costs.work import COPY_BYTES
 from graphsplit.planning.variables.laid_variables import of_variable
 from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.sides import SWITCH
 from graphsplit.rules import Declined, Sharded, answer, answer_for_output, partial_operands, rule_of
 from graphsplit.rules.factors import DROPPED, ZEROS, Dims, Factors
 from graphsplit.rules.registry import Rule
@@ -168,7 +169,8 @@ class _PartFinder:
     def _possible_in_parts(self, tensor: Tensor, layout: Shard) -> Sharded | None:
         """Return how an operation could make its result in parts."""
         op = self._program.ops[tensor.op]
-        is_plain = len(op.out_shapes) == 1 and op.type != "Const" and op.index not in self._once
+        is_one = len(op.out_shapes) == 1 or op.type == SWITCH
+        is_plain = is_one and op.type != "Const" and op.index not in self._once
         rule = self._rule(op) if is_plain else None
         found = answer_for_output(rule, op, tensor.index, layout) if rule else None
         if rule is None or found is None:

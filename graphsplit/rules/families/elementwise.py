@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import PARTIAL_MEAN, PARTIAL_SUM, Layout
+from graphsplit.core.layouts import PARTIAL_MEAN, PARTIAL_SUM, REPLICATE, Layout
 from graphsplit.core.sizes import Shape, are_same, is_one, is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import ELEMENTS, Declined, Dim, Dims, Factors
 from graphsplit.rules.known import ranked
-from graphsplit.rules.registry import Answer, pass_through, register
+from graphsplit.rules.registry import Answer, Sharded, pass_through, register
 
 _TYPES: dict[tuple[int, ...], str] = {  # by the operands in which they are linear, one at a time
     (): """
@@ -119,3 +119,27 @@ def fake_quantization_gradient(op: Op) -> Factors:
     bounds = dims[-1:] if "PerChannel" in op.type else ()
     contracted = {i: "sum" for i in dims if i not in bounds}
     return Factors((dims, dims, bounds, bounds), (dims, bounds, bounds), contracted)
+
+
+def _passed_on(op: Op, layouts: Sequence[Layout]) -> Answer:
+    """Answer for a `Switch`: what it passes on lies as it did, and every device has the predicate."""
+    return Sharded((layouts[0], REPLICATE), (layouts[0], layouts[0]))
+
+
+@register("Switch", layouts=_passed_on)
+def switch(op: Op) -> Factors:
+    """`ab, -> ab, ab`; one of the results is there."""
+    [shape] = ranked(op.in_shapes[0])
+    dims = tuple(range(len(shape)))
+    return Factors((dims, ()), (dims, dims))
+
+
+@register("Merge")
+def merge(op: Op) -> Factors | Declined:
+    """`ab, ab -> ab`; one of the operands is there. Axes whose sizes may differ are whole."""
+    shapes = ranked(*op.in_shapes, op.out_shapes[0])
+    if len({len(shape) for shape in shapes}) > 1:
+        return Declined("its operands may have other numbers of axes")
+    axes = enumerate(zip(*shapes, strict=True))
+    dims = tuple([None if None in sizes or not all(is_same(s, sizes[-1]) for s in sizes) else i for i, sizes in axes])
+    return Factors((dims,) * len(op.inputs), (dims,))

@@ -1,0 +1,426 @@
+"""Branches behind a `Switch`: one device's numbers whichever side is taken, and no effect that may be dead."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.emission import EmittedGraph, check_emitted, emit
+from graphsplit.errors import CheckError
+from graphsplit.program.program import Tensor
+from graphsplit.program.sides import MERGE, SWITCH, merged_side, sides_of
+from graphsplit.runtime.executable import make_executable
+from tests.helpers.broken_plans import with_nodes
+
+DEVICES = ["CPU:1", "CPU:2", "CPU:3"]  # none of them is the host
+Step = Callable[[tf.Tensor], Sequence[tf.Tensor]]
+
+
+def numbers(*shape: int, seed: int = 0) -> tf.Tensor:
+    return tf.random.stateless_normal(shape, [seed, 11], dtype=tf.float64)
+
+
+def variables() -> list[tf.Variable]:
+    """Return three weights and a counter. Each weight takes part in each program."""
+    with tf.device(DEVICES[0]):
+        weights = [tf.Variable(0.3 * numbers(13, 8, seed=k), name=f"weight_{k}") for k in range(3)]
+        return [*weights, tf.Variable(0, name="count")]
+
+
+def two_of_one_predicate(w: tf.Variable, u: tf.Variable, s: tf.Variable, _: tf.Variable) -> Step:
+    def step(x: tf.Tensor) -> Sequence[tf.Tensor]:
+        is_taken = tf.reduce_sum(x) > 0
+        first = tf.cond(is_taken, lambda: w.assign_add(0.1 * u), lambda: tf.zeros_like(w))
+        second = tf.cond(is_taken, lambda: u.assign(0.5 * w), lambda: w + 0.0)
+        s.assign(first + second)
+        return tf.reduce_sum(x @ w), tf.reduce_sum(s)
+
+    return step
+
+
+def results_of_other_shapes(w: tf.Variable, u: tf.Variable, s: tf.Variable, _: tf.Variable) -> Step:
+    def step(x: tf.Tensor) -> Sequence[tf.Tensor]:
+        def update() -> tf.Tensor:
+            w.assign_add(0.1 * u)
+            return tf.reduce_sum(w, 0, keepdims=True)
+
+        found = tf.cond(tf.reduce_sum(x) > 0, update, lambda: s + 1.0)
+        return tf.reduce_sum(x @ w), tf.reduce_sum(found), tf.shape(found)
+
+    return step
+
+
+def one_in_another(w: tf.Variable, u: tf.Variable, s: tf.Variable, count: tf.Variable) -> Step:
+    def step(x: tf.Tensor) -> Sequence[tf.Tensor]:
+        loss = tf.reduce_mean((x @ w) ** 2)
+
+        def inner_update() -> tf.Tensor:
+            u.assign(0.9 * u + 0.1 * w)
+            return loss * 2.0
+
+        def other_update() -> tf.Tensor:
+            s.assign_add(u)
+            return tf.reduce_sum(s)
+
+        def update() -> tf.Tensor:
+            found = tf.cond(count % 2 == 0, inner_update, other_update)
+            w.assign_sub(0.01 * u)
+            return found
+
+        found = tf.cond(tf.reduce_sum(x) > 0, update, lambda: tf.reduce_sum(u))
+        count.assign_add(1)
+        w.assign_add(0.01 * s)  # (which must not wait for what may be dead)
+        return loss, found
+
+    return step
+
+
+def rows_on_both_sides(w: tf.Variable, u: tf.Variable, s: tf.Variable, _: tf.Variable) -> Step:
+    def step(x: tf.Tensor) -> Sequence[tf.Tensor]:
+        def update() -> tf.Tensor:
+            made = tf.tanh(x @ w)
+            w.assign_sub(0.01 * tf.matmul(x, made, transpose_a=True))
+            u.assign_add(0.1 * w)
+            return tf.reduce_mean(made, 1)
+
+        def skip() -> tf.Tensor:
+            made = tf.sigmoid(x @ u)
+            s.assign_add(0.01 * tf.matmul(x, made, transpose_a=True))
+            return tf.reduce_sum(made, 1)
+
+        found = tf.cond(tf.reduce_sum(x) > 0, update, skip)
+        w.assign_add(0.001 * s)
+        return tf.reduce_sum(found), found
+
+    return step
+
+
+def rows_in_one_in_another(w: tf.Variable, u: tf.Variable, s: tf.Variable, count: tf.Variable) -> Step:
+    def step(x: tf.Tensor) -> Sequence[tf.Tensor]:
+        def update() -> tf.Tensor:
+            made = tf.tanh(x @ w)
+
+            def inner_update() -> tf.Tensor:
+                u.assign_sub(0.01 * tf.matmul(x, made, transpose_a=True))
+                return made * 2.0
+
+            found = tf.cond(count % 2 == 0, inner_update, lambda: tf.zeros_like(made))
+            w.assign_sub(0.01 * tf.matmul(x, found, transpose_a=True) + 0.01 * s)
+            return tf.reduce_mean(found, 1) + tf.reduce_sum(u)
+
+        found = tf.cond(tf.reduce_sum(x) > 0, update, lambda: tf.ones([tf.shape(x)[0]], tf.float64))
+        count.assign_add(1)
+        return tf.reduce_sum(found), found
+
+    return step
+
+
+def rows_of_a_table(w: tf.Variable, u: tf.Variable, s: tf.Variable, _: tf.Variable) -> Step:
+    def step(x: tf.Tensor) -> Sequence[tf.Tensor]:
+        ids = tf.cast(tf.abs(x[:, :4]) * 3, tf.int32) % 13
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(tf.gather(w, ids)) ** 2) + tf.reduce_mean((x @ u) ** 2)
+        of_table, of_weight = tape.gradient(loss, [w, u])
+
+        def update() -> tf.Tensor:
+            w.assign_sub(0.1 * tf.convert_to_tensor(of_table) + 0.01 * s)
+            u.assign_sub(0.1 * of_weight)
+            return tf.reduce_sum(w)
+
+        return loss, tf.cond(tf.reduce_sum(x) > 0, update, lambda: loss)
+
+    return step
+
+
+def gradients_of_a_branch(w: tf.Variable, u: tf.Variable, s: tf.Variable, count: tf.Variable) -> Step:
+    def step(x: tf.Tensor) -> Sequence[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            made = tf.cond(count % 2 == 0, lambda: tf.tanh(x @ w), lambda: x @ w * u[0])
+            loss = tf.reduce_mean((made @ tf.transpose(u)) ** 2)
+        gradients = tape.gradient(loss, [w, u])
+
+        def update() -> tf.Tensor:
+            w.assign_sub(0.01 * gradients[0] + 0.001 * s)
+            u.assign_sub(0.01 * gradients[1])
+            return tf.reduce_sum(w)
+
+        found = tf.cond(tf.reduce_sum(x) > 0, update, lambda: loss)
+        count.assign_add(1)
+        return loss, found
+
+    return step
+
+
+PROGRAMS = [
+    *(two_of_one_predicate, results_of_other_shapes, one_in_another, rows_on_both_sides, rows_in_one_in_another),
+    *(rows_of_a_table, gradients_of_a_branch),
+]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "micro-batches": {"micro_batches": 2},
+    "any rows": {"tuning": {"reduce_retracing": True}},
+    "compiled": {"jit_compile": True},
+    "recomputed": {"recompute": "blocks"},
+    "tape outside": {},
+}
+
+
+def called(step: Callable[..., Any], x: tf.Tensor, from_outside: bool) -> list[tf.Tensor]:
+    if not from_outside:
+        return [*step(x)]
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        results = step(x)
+        total = tf.reduce_sum(results[0])
+    return [*results, tape.gradient(total, x)]
+
+
+def assert_one_device(
+    program: Callable[..., Step], layout: Any, signs: Sequence[int], from_outside: bool = False, **options: Any
+) -> gs.inspect.Plan:
+    """Compare results and variables of calls with batches of 7, 2, 5, 1 and 3 rows; return the last plan."""
+    plain, laid = variables(), variables()
+    gs.set_variable_layout(laid[:3], layout, devices=DEVICES)
+    single, many = tf.function(program(*plain)), gs.parallelize(program(*laid), devices=DEVICES, **options)
+    for count, sign in zip((7, 2, 5, 1, 3), signs, strict=True):
+        x = sign * tf.abs(numbers(count, 13, seed=count))
+        for made, expected in zip(called(many, x, from_outside), called(single, x, from_outside), strict=True):
+            np.testing.assert_allclose(made, expected, rtol=1e-9, atol=1e-12)
+        for own, other in zip(laid, plain, strict=True):
+            np.testing.assert_allclose(own.numpy(), other.numpy(), rtol=1e-9, atol=1e-12)
+    plan = many.plan(x)
+    plan.check()
+    plan.program.check()
+    check_emitted(plan, emit(plan))
+    return plan
+
+
+TAKEN = {"taken": [1] * 5, "not taken": [-1] * 5, "in turn": [1, -1, 1, 1, -1]}
+
+
+@pytest.mark.parametrize("taken", TAKEN)
+@pytest.mark.parametrize("how", OPTIONS)
+@pytest.mark.parametrize("layout", ["sharded", "replicated", "host"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_numbers_are_those_of_one_device(program: Callable[..., Step], layout: str, how: str, taken: str):
+    if program is results_of_other_shapes and how == "tape outside":
+        pytest.skip("TensorFlow itself has no gradient of it: it adds up both sides")
+    if program is gradients_of_a_branch and how == "compiled":
+        pytest.skip("XLA itself compiles the gradient of the side that is not taken for a batch without rows")
+    plan = assert_one_device(program, layout, TAKEN[taken], how == "tape outside", **OPTIONS[how])
+    assert not plan.state.whole
+    types = [op.type for op in plan.program.ops]
+    assert SWITCH in types
+    assert MERGE in types
+    assert "If" not in types
+    held = {op.index for op in plan.program.ops if op.type.startswith("Assign")}
+    assert not any(sides_of(plan.program).of_op(i) for i in held)
+    if layout == "sharded":
+        merged = [op for op in plan.program.ops if op.type == MERGE and "part_" in op.name]
+        assert {device for op in merged for device in plan.owners.devices(op.index)} == {
+            f"/device:{device}" for device in DEVICES
+        }
+
+
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
+def test_a_branch_of_several_stays_one(layout: str):
+    """`tf.switch_case` is a branch of its own kind."""
+
+    def program(w: tf.Variable, u: tf.Variable, s: tf.Variable, count: tf.Variable) -> Step:
+        def step(x: tf.Tensor) -> Sequence[tf.Tensor]:
+            sides = [lambda: w.assign_add(0.1 * u), lambda: u.assign(0.5 * w), lambda: s + 0.0]
+            found = tf.switch_case(count % 3, sides)
+            count.assign_add(1)
+            return tf.reduce_sum(x @ w), tf.reduce_sum(found)
+
+        return step
+
+    assert_one_device(program, layout, TAKEN["in turn"])
+
+
+# Sides that are not taken
+
+
+def raises_errors(w: tf.Variable, _: tf.Tensor) -> tf.Tensor:
+    return w.assign(tf.debugging.check_numerics(1.0 / w, "not finite"))
+
+
+def divides_integers(w: tf.Variable, _: tf.Tensor) -> tf.Tensor:
+    return w.assign_add(tf.cast(7 // tf.cast(w, tf.int32), tf.float64))
+
+
+def divides_constants(w: tf.Variable, _: tf.Tensor) -> tf.Tensor:
+    """It reads nothing of the step."""
+    return w.assign_add(tf.cast(7 // tf.constant([0] * 8), tf.float64) + w)
+
+
+def raises_to_powers(w: tf.Variable, _: tf.Tensor) -> tf.Tensor:
+    return w.assign_add(tf.cast(2 ** (tf.cast(w, tf.int32) - 1), tf.float64))
+
+
+def compares_labels(w: tf.Variable, _: tf.Tensor) -> tf.Tensor:
+    labels = tf.cast(tf.reduce_sum(w, 1), tf.int32) - 1
+    return w.assign_add(tf.expand_dims(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, w), 1) + w)
+
+
+def adds_rows_up(w: tf.Variable, x: tf.Tensor) -> tf.Tensor:
+    numbers_of_rows = tf.cast(tf.reduce_sum(x, 1), tf.int32) * 0 + 99
+    return w.assign_add(tf.math.unsorted_segment_sum(x[:, :8], tf.math.abs(numbers_of_rows), 13))
+
+
+FAILING = [raises_errors, divides_integers, divides_constants, raises_to_powers, compares_labels, adds_rows_up]
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+@pytest.mark.parametrize("write", FAILING)
+def test_what_fails_fails_only_if_it_is_taken(write: Callable[..., tf.Tensor], is_taken: bool):
+    with tf.device(DEVICES[0]):
+        weight = tf.Variable(tf.zeros((13, 8), tf.float64))
+    gs.set_variable_layout(weight, "sharded", devices=DEVICES)
+
+    def step(x: tf.Tensor, is_taken: tf.Tensor) -> tf.Tensor:
+        tf.cond(is_taken, lambda: write(weight, x), lambda: weight.assign(weight))
+        return tf.reduce_sum(x @ weight)
+
+    made, x = gs.parallelize(step, devices=DEVICES), numbers(7, 13)
+    assert not made.plan(x, tf.constant(True)).state.whole
+    if is_taken:
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            made(x, tf.constant(True))
+    assert float(made(x, tf.constant(False))) == 0
+    assert np.all(weight.numpy() == 0)
+
+
+def test_a_side_that_is_not_taken_does_not_run():
+    """A call back into Python counts; it is pure, as far as TensorFlow is told."""
+    runs: list[int] = []
+
+    def count(x: np.ndarray) -> np.ndarray:
+        runs.append(1)
+        return x
+
+    def program(w: tf.Variable, *_: tf.Variable) -> Step:
+        def step(x: tf.Tensor) -> Sequence[tf.Tensor]:
+            def update() -> tf.Tensor:
+                made = tf.numpy_function(count, [w * 2.0], tf.float64, stateful=False)
+                return w.assign(tf.ensure_shape(made, (13, 8)))
+
+            return (tf.reduce_sum(tf.cond(tf.reduce_sum(x) > 0, update, lambda: w + 0.0)),)
+
+        return step
+
+    [weight, *_] = variables()
+    gs.set_variable_layout(weight, "sharded", devices=DEVICES)
+    step = gs.parallelize(program(weight), devices=DEVICES)
+    before = weight.numpy()
+    step(-tf.abs(numbers(7, 13)))
+    assert not runs
+    step(tf.abs(numbers(7, 13)))
+    assert runs == [1]
+    np.testing.assert_allclose(weight.numpy(), 2 * before)
+
+
+# Waits, and the checker
+
+
+@pytest.fixture(scope="module")
+def plan() -> gs.inspect.Plan:
+    laid = variables()
+    gs.set_variable_layout(laid[:3], "sharded", devices=DEVICES)
+    return gs.parallelize(rows_on_both_sides(*laid), devices=DEVICES).plan(numbers(7, 13))
+
+
+def behind_a_switch(graph: EmittedGraph) -> str:
+    return next(node.name for node in graph.nodes if node.op == "Tanh" and graph.sides.of_node(node.name))
+
+
+def last_write(graph: EmittedGraph) -> str:
+    return [node.name for node in graph.nodes if node.op.startswith("Assign")][-1]
+
+
+def waiting(graph: EmittedGraph) -> EmittedGraph:
+    first, later = behind_a_switch(graph), last_write(graph)
+    return with_nodes(graph, lambda nodes: next(n for n in nodes if n.name == later).input.append(f"^{first}"))
+
+
+def reading_the_dead(graph: EmittedGraph) -> EmittedGraph:
+    """Let a write read what is passed on to one side, in place of what is there on both."""
+
+    def change(nodes: list[Any]) -> None:
+        by_name = {node.name: node for node in nodes}
+        write = by_name[last_write(graph)]
+        [merge] = [n for n in nodes if n.op == MERGE and n.input[0].split(":")[0] in by_name][:1]
+        write.input[1] = merge.input[0]
+
+    return with_nodes(graph, change)
+
+
+def merging_one_side(graph: EmittedGraph) -> EmittedGraph:
+    def change(nodes: list[Any]) -> None:
+        merge = next(n for n in nodes if n.op == MERGE)
+        merge.input[1] = merge.input[0]
+
+    return with_nodes(graph, change)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (waiting, "which may be dead where it is not"),
+        (reading_the_dead, "reads"),
+        (merging_one_side, "reads"),
+        (lambda g: dataclasses.replace(g, effects=(*g.effects, behind_a_switch(g))), "has to be there"),
+    ],
+)
+def test_broken_graphs(plan: gs.inspect.Plan, broken: Callable[[EmittedGraph], EmittedGraph], message: str):
+    graph = emit(plan)
+    check_emitted(plan, graph)
+    with pytest.raises(CheckError, match=message):
+        check_emitted(plan, broken(graph))
+
+
+def test_sides_of_nodes_are_found_without_the_plan(plan: gs.inspect.Plan):
+    with pytest.raises(CheckError, match="joins what is not the two sides of one branch"):
+        len(merging_one_side(emit(plan)).sides.switches)
+
+
+def test_a_merge_joins_both_sides_of_one_branch():
+    first, second = Tensor(3, 0), Tensor(5, 0)
+    assert merged_side("m", [frozenset([(first, 0)]), frozenset([(first, 1)])]) == frozenset()
+    for ends in ([(first, 0)], [(first, 0)]), ([(first, 0)], []), ([(first, 0)], [(second, 1)]):
+        with pytest.raises(CheckError):
+            merged_side("m", [frozenset(end) for end in ends])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_who_waits_for_a_side_that_is_not_taken_runs(sign: int):
+    """A write that would wait for a node of either side waits for one that runs in any case."""
+    laid = variables()
+    gs.set_variable_layout(laid[:3], "sharded", devices=DEVICES)
+    parallel = gs.parallelize(rows_on_both_sides(*laid), devices=DEVICES)
+    x = sign * tf.abs(numbers(7, 13))
+    planned = parallel._planned((x,), {}, runs=True)
+    ops, sides = list(planned.plan.program.ops), sides_of(planned.plan.program)
+    behind = [op.index for op in ops if op.type in ("Tanh", "Sigmoid") and sides.of_op(op.index)]
+    assert len(behind) == 2
+    writes = [op for op in ops if op.type.startswith("Assign") and op.index > max(behind)]
+    for op in writes:
+        ops[op.index] = dataclasses.replace(op, controls=(*op.controls, *behind))
+    program = dataclasses.replace(planned.plan.program, ops=tuple(ops))
+    changed = dataclasses.replace(planned.plan, program=program)
+    graph = emit(changed)
+    check_emitted(changed, graph)
+    assert any("either_side" in node.name for node in graph.nodes)
+    plain = variables()
+    expected = tf.function(rows_on_both_sides(*plain))(x)
+    results = make_executable(planned.trace, changed, "step")([x])
+    for result, other in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result, other, rtol=1e-9)
+    for own, other in zip(laid, plain, strict=True):
+        np.testing.assert_allclose(own.numpy(), other.numpy(), rtol=1e-9, atol=1e-12)
