@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from graphsplit.core.layouts import OtherRows, Shard
+from graphsplit.core.polynomials import Polynomial
+from graphsplit.core.sizes import Size, length
+from graphsplit.planning.mesh import mesh_of
+from graphsplit.planning.propagation.cuts import _Hopeful
 from tests.helpers.law import assert_law, rows
 
 DEVICES = [1, 2, 3, 4, 5]
@@ -192,3 +198,11 @@ def test_rows_that_are_turned_into_columns(devices: int):
     plan = assert_law(make, [(rows(13, 6), rows(13, 5))], devices=devices, at_home=None)
     home = {op.type for op in plan.home_ops}
     assert devices == 1 or not {"SparseSoftmaxCrossEntropyWithLogits", "Softmax", "LogSoftmax"} & home, str(plan)
+
+
+def test_open_sizes_are_no_other_rows():
+    """How many of them each shard would have is not known when planning: no cut by what they are planned with."""
+    hopeful = SimpleNamespace(mesh=mesh_of(["a", "b"], 6))
+    edges = Size(Polynomial.of(length(0, "edges.shape[0]")))
+    assert _Hopeful._of_other_rows(hopeful, 0, 1009) == Shard(0, (1,), OtherRows(1009))
+    assert _Hopeful._of_other_rows(hopeful, 0, edges) is None

@@ -141,8 +141,11 @@ class _Hopeful(ForwardPropagation):
         return self._of_other_rows(0, shape[0])
 
     def _of_other_rows(self, axis: int, size: int | None) -> Shard | None:
-        """Return the cut into rows that are not the batch's, if there are some for each shard."""
-        if not self.mesh.rows or size is None or min(OtherRows(size).counts(self.mesh.rows)) < 1:
+        """Return the cut into rows that are not the batch's, if there are some for each shard.
+
+        (Of a size that is open, nobody knows when planning how many each would have.)
+        """
+        if not self.mesh.rows or type(size) is not int or min(OtherRows(size).counts(self.mesh.rows)) < 1:
             return None
         return Shard(axis, (1,), OtherRows(size))
 
