@@ -294,7 +294,11 @@ def test_arguments_that_are_not_one_batch() -> None:
     f = tf.function(lambda x, y: x * y, input_signature=[tf.TensorSpec((None, 2)), tf.TensorSpec((None, 2))])
     parallel = gs.parallelize(f, devices=2)
     assert_close(parallel(tf.ones((4, 2)), tf.ones((4, 2))), tf.ones((4, 2)))
-    assert_close(parallel(tf.ones((4, 2)), tf.ones((1, 2))), tf.ones((4, 2)))  # traced for these: y is broadcast
+    with pytest.warns(gs.errors.RetracingWarning, match=r"x.shape\[0\] and y.shape\[0\] are the same size; .* 4 and 1"):
+        assert_close(parallel(tf.ones((4, 2)), tf.ones((1, 2))), tf.ones((4, 2)))  # y is broadcast
+    for rows, others in ((5, 1), (1, 3), (4, 4)):  # and that is all
+        assert_close(parallel(tf.ones((rows, 2)), tf.ones((others, 2))), tf.ones((max(rows, others), 2)))
+    assert len(parallel._traces.planned) == 2
     inside = tf.function(parallel, input_signature=[tf.TensorSpec((None, 2)), tf.TensorSpec((None, 2))])
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"x and y were taken for one batch, and must have"):
         inside(tf.ones((4, 2)), tf.ones((1, 2)))

@@ -14,7 +14,6 @@ Plain Python and numpy, no TensorFlow.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from graphsplit.core.polynomials import Point, Polynomial, Symbol, UndecidedError, at_stand_ins
+from graphsplit.core.polynomials import Monomial, Point, Polynomial, Symbol, UndecidedError, at_stand_ins
 
 STAND_IN = 27720
 ROWS = Symbol("rows", STAND_IN, 1, STAND_IN)
@@ -31,7 +30,10 @@ that count rows in groups, and it is unlikely as a size of anything else."""
 OWN = Symbol("own rows", STAND_IN, 1, STAND_IN)
 """The rows of one shard. They occur in what a shard makes for itself, in no shape."""
 
-_LENGTHS = ((1009, 1, 100_003), (1013, 1, 100_019), (1019, 1, 100_043))  # primes: products tell their factors
+_STAND_INS = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049)
+_LARGE = (100_003, 100_019, 100_043, 100_049, 100_057, 100_069, 100_103, 100_109)
+_LENGTHS = [(stand_in, 1, large) for stand_in, large in zip(_STAND_INS, _LARGE, strict=True)]
+"""Primes: products tell their factors."""
 MOST_LENGTHS = len(_LENGTHS)
 
 Shape = tuple[int | None, ...]
@@ -110,6 +112,19 @@ class Size(int):
 def rows(count: int) -> Size:
     """Return the size of so many entries for each row of a batch of unknown size."""
     return Size(Polynomial({(ROWS,): count}))
+
+
+def as_rows(size: Any, symbol: Symbol) -> Any:
+    """Return a size with the rows of the batch in the place of a symbol.
+
+    >>> one = length(0, "x.shape[0]")
+    >>> as_rows(Size(Polynomial({(one,): 2, (): 1})), one), as_rows(5, one)
+    (2*rows+1, 5)
+    """
+    if not isinstance(size, Size):
+        return size
+    terms = {tuple([ROWS if s == symbol else s for s in own]): count for own, count in size.polynomial.terms.items()}
+    return Size(Polynomial({tuple(sorted(own)): count for own, count in terms.items()}))
 
 
 def as_size(value: Any) -> int:
@@ -275,10 +290,11 @@ def _joined_sizes(sizes: tuple[int | None, ...], symbols: tuple[Symbol, ...]) ->
     if None in sizes or len(set(sizes)) == 1:
         return sizes[0] if None not in sizes else None
     points = witnesses(symbols)
-    for powers in itertools.product(range(3), repeat=len(symbols)):
-        monomial = tuple(itertools.chain(*[(symbol,) * power for symbol, power in zip(symbols, powers, strict=True)]))
-        values = [math.prod([point[symbol] for symbol in monomial]) for point in points]
-        count, rest = divmod(sizes[0] or 0, values[0])
+    lengths = _lengths_in(sizes[-1] or 0, symbols)
+    for power in range(3):
+        monomial = tuple(sorted((*lengths, *(ROWS,) * power)))
+        values = [math.prod([point.get(symbol, 0) for symbol in monomial]) for point in points]
+        count, rest = divmod(sizes[0] or 0, values[0] or 1)
         if monomial and count and not rest and all(s == count * v for s, v in zip(sizes, values, strict=True)):
             return Size(Polynomial({monomial: count}))
     for symbol in symbols:
@@ -286,6 +302,16 @@ def _joined_sizes(sizes: tuple[int | None, ...], symbols: tuple[Symbol, ...]) ->
         if found is not None:
             return found
     return None
+
+
+def _lengths_in(size: int, symbols: Sequence[Symbol]) -> Monomial:
+    """Return the lengths of which a size is a product where all are large, each at most twice."""
+    found: list[Symbol] = []
+    for symbol in symbols:
+        while symbol != ROWS and size and size % symbol.large == 0 and found.count(symbol) < 2:
+            size //= symbol.large
+            found.append(symbol)
+    return tuple(found)
 
 
 def _affine(sizes: tuple[int | None, ...], symbol: Symbol, points: Sequence[Point]) -> Size | None:

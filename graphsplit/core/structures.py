@@ -37,10 +37,14 @@ class TensorLeaf:
 
 @dataclass(frozen=True)
 class CompositeLeaf:
-    """The place of a ragged, sparse or other composite tensor: its parts are tensors, its type is structure."""
+    """The place of a ragged, sparse or other composite tensor: its parts are tensors, its type is structure.
+
+    `dense` is the shape of a sparse tensor where its specification leaves sizes open, if more is known of these.
+    """
 
     spec: tf.TypeSpec
     parts: tuple[TensorLeaf, ...]
+    dense: tuple[int | None, ...] | None = None
 
 
 class StaticLeaf:
@@ -238,9 +242,10 @@ def composites(tree: Tree) -> list[tuple[int, CompositeLeaf]]:
 
 def known_sparse_shapes(tree: Tree) -> dict[int, tuple[int, ...]]:
     """Return the shapes of sparse tensors, if all sizes are known, by the numbers of the tensors that say them."""
-    sparse = [(first, leaf.spec) for first, leaf in composites(tree) if isinstance(leaf.spec, tf.SparseTensorSpec)]
-    known = [(first, spec.shape) for first, spec in sparse if spec.shape.is_fully_defined()]
-    return {first + 2: tuple(shape.as_list()) for first, shape in known}  # (after indices and values)
+    sparse = [(first, leaf) for first, leaf in composites(tree) if isinstance(leaf.spec, tf.SparseTensorSpec)]
+    known = [(first, leaf) for first, leaf in sparse if leaf.dense or leaf.spec.shape.is_fully_defined()]
+    # (after indices and values)
+    return {first + 2: leaf.dense or tuple(leaf.spec.shape.as_list()) for first, leaf in known}  # type: ignore[misc]
 
 
 def static_leaves(tree: Tree, prefix: str | None = None) -> list[tuple[str, Any]]:

@@ -74,6 +74,7 @@ class Reading:
       effects: names of operations that must run.
       shapes: of the inputs, where more is known than the placeholders say: multiples of unknown sizes.
       sizes: of the inputs, in the calls that the program is for, if these are to be known, and were not to the trace.
+      values: of inputs that are the shape of a sparse tensor, where these follow from unknown sizes, by name.
       known: the graph as TensorFlow reads it, calls not inlined. It knows shapes that were set by hand.
       held: what the variables among the captures hold, by placeholder name.
       locate: operation name -> the frames of the Python code that made it, outermost first.
@@ -103,6 +104,7 @@ class Reading:
     shapes_inside: ShapeOf = lambda *_: ()
     compiled: bool = False
     sizes: CallSizes | None = None
+    values: Mapping[str, Shape] = field(default_factory=dict)
     counter_of: Callable[[Any], str] | None = None
     adjust: Callable[[Sequence[Any]], None] = field(default=lambda _: None)
 
@@ -175,7 +177,7 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
             build_for_sizes, functools.partial(build, notes=notes), given if behind_loops else {}, sizes, *known
         )
     else:
-        build_now = functools.partial(build_for_any_batch, build, given, notes)
+        build_now = functools.partial(build_for_any_batch, build, given, notes, reading.values)
     try:
         return build_now()
     except InferenceError as error:

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
@@ -115,18 +116,26 @@ class TracedFunction:
     result: structures.Tree
     shared: SharedByTraces
 
-    def read(self, names: Sequence[str], shapes: Sequence[Shape | None], sizes: CallSizes | None = None) -> Trace:
+    def read(
+        self,
+        names: Sequence[str],
+        shapes: Sequence[Shape | None],
+        sizes: CallSizes | None = None,
+        values: Mapping[int, Shape] = MappingProxyType({}),
+    ) -> Trace:
         """Return what it computes, for all sizes that the trace leaves open, or for some.
 
         Args:
           names: how the user calls each flat argument.
           shapes: of each, with what is said of open sizes: which axes are a batch.
           sizes: in a call, if the program is for calls of these shapes only.
+          values: of arguments that are the shape of a sparse tensor, where these follow from open sizes.
         """
         function = self.function
         effects = [operation.name for operation in function.graph.control_outputs]
         read = function, function.inputs[: len(names)], function.outputs, effects, self.result
-        return read_graph(*read, names, shapes, shared=self.shared, sizes=sizes)
+        named = {function.inputs[i].op.name: value for i, value in values.items()}
+        return read_graph(*read, names, shapes, shared=self.shared, sizes=sizes, values=named)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +154,7 @@ class Trace:
       graph: TensorFlow's own graph of the function. Gradients are added to it; the program is read off it.
       function: TensorFlow's traced function, which owns the graph and the bodies of loops and branches.
       shared: what traces of one graph have in common.
+      values: of inputs that are the shape of a sparse tensor, where these follow from open sizes.
     """
 
     program: Program
@@ -157,6 +167,7 @@ class Trace:
     graph: Any = field(repr=False)
     function: Any = field(repr=False)
     shared: SharedByTraces = field(repr=False)
+    values: Mapping[str, Shape] = field(default_factory=dict, repr=False)
 
     @property
     def lock(self) -> Any:
@@ -232,6 +243,7 @@ def read_graph(
     seeds: int = 0,
     shared: SharedByTraces | None = None,
     sizes: CallSizes | None = None,
+    values: Mapping[str, Shape] = MappingProxyType({}),
 ) -> Trace:
     """Return some of a traced function's graph as a trace of its own, calls inlined.
 
@@ -247,6 +259,7 @@ def read_graph(
       seeds: how many of the inputs, the last, are gradients of outputs.
       shared: by the traces of this graph, if there is one already.
       sizes: see `TracedFunction.read`.
+      values: see `Reading`.
     """
     graph, shared = function.graph, shared or SharedByTraces()
     pairs = captures_in_order(graph, shared)
@@ -282,6 +295,7 @@ def read_graph(
         shapes_inside=_shapes_inside(graph),
         compiled=shared.compiled,
         sizes=sizes,
+        values=values,
         counter_of=None if draws is None else counter_of,
     )
     program = graph_to_program(graph.as_graph_def(), reading)
@@ -290,7 +304,7 @@ def read_graph(
     variables = variables_of(graph, [placeholders[k] for k in users], [captured[k] for k in users])
     captures = tuple([shared.captured[program.ops[i].name] for i in program.captures])
     known = (tuple(inputs), tuple(outputs), tuple(effects), graph, function, shared)
-    return Trace(program, captures, variables, result, *known)
+    return Trace(program, captures, variables, result, *known, values)
 
 
 def captured_variables(trace: Trace) -> dict[int, tf.Variable]:

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from graphsplit.core.gpus import can_be_cut
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
-from graphsplit.core.polynomials import Polynomial
-from graphsplit.core.sizes import MOST_LENGTHS, Shape, Size, length, rows
+from graphsplit.core.polynomials import Polynomial, Symbol
+from graphsplit.core.sizes import MOST_LENGTHS, Shape, Size, as_rows, has_sizes, length, rows, symbols_in
 from graphsplit.core.structures import (
     CompositeLeaf,
     Container,
@@ -114,11 +114,23 @@ def resolve_split(split: Split, arguments: Container) -> Splitting:
         shapes.append(shape)
     count = rows(1) if batch is None and deciding else batch or 0
     names = [argument.path for argument in found]
-    notes = tuple(_notes(batch, deciding, found))
+    is_open = isinstance(batch, Size)
+    notes = tuple(_notes(None if is_open else batch, deciding, found))
     ragged = [(first, c) for first, c in composites(arguments) if isinstance(c.spec, tf.RaggedTensorSpec)]
     row_splits = tuple([first + 1 for first, composite in ragged if batch and _rows_of(composite) == batch])
-    sparse = known_sparse_shapes(arguments)
+    sparse: Mapping[int, Shape] = known_sparse_shapes(arguments)
+    if any(map(has_sizes, shapes)) and batch is not None:
+        [symbol] = symbols_in([(batch,)]) or [None]
+        shapes = [shape if symbol is None else _counted(shape, symbol) for shape in shapes]
+        sparse = {i: shape if symbol is None else _counted(shape, symbol) or () for i, shape in sparse.items()}
+        count = rows(1) if is_open else count
+        return Splitting(tuple(layouts), tuple(shapes), count, notes, row_splits, sparse)
     return Splitting(tuple(layouts), _with_lengths(shapes, names), count, notes, row_splits, sparse)
+
+
+def _counted(shape: Shape | None, symbol: Symbol) -> Shape | None:
+    """Return a shape in which a symbol is the rows of the batch."""
+    return shape and tuple([as_rows(size, symbol) for size in shape])
 
 
 def open_shapes(splitting: Splitting, leaves: Sequence[TensorLeaf], names: Sequence[str]) -> tuple[Shape | None, ...]:
@@ -260,7 +272,8 @@ def _batch_size(found: Sequence[_Argument]) -> tuple[int | None, str]:
             f"{bullet_list(lines)}\n"
             "Rows are split alike over the devices; give None to arguments that are not batches."
         )
-    for argument, size in explicit or sized:
+    opened = [(a, size) for a, size in sized if isinstance(size, Size)]
+    for argument, size in explicit or opened or sized:
         return size, argument.path
     for argument in found:
         if argument.rows is not None:

@@ -120,9 +120,11 @@ def trace_call(called: Called, names: Sequence[str], splitting: Splitting, compi
     functions = {} if functions is None else functions
     if valid not in functions:
         functions[valid] = trace_function(called.fn, call, names, compiled, called.draws)
-    seen = structures.leaves(call)
-    if all(leaf.shape == shape or has_sizes(shape) for leaf, shape in zip(seen, splitting.shapes, strict=True)):
-        return functions[valid].read(names, splitting.shapes)
+    seen, shapes = structures.leaves(call), splitting.shapes
+    if any(map(has_sizes, shapes)) or all(leaf.shape == own for leaf, own in zip(seen, shapes, strict=True)):
+        known = structures.known_sparse_shapes(call)
+        values = {i: shape for i, shape in splitting.sparse.items() if i not in known}
+        return functions[valid].read(names, splitting.shapes, values=values)
     open_values = open_sparse_shapes(splitting, call)
     sizes = CallSizes(splitting.shapes, {i: splitting.sparse[i] for i in open_values}, open_values)
     return functions[valid].read(names, open_shapes(splitting, seen, names), sizes)

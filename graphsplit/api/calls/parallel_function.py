@@ -455,10 +455,15 @@ class ParallelFunction(Generic[P, R]):
           arguments: of the call.
           seen: the same as one device traces it.
         """
-        if seen == arguments or not self._is_one_batch(seen, arguments):
+        if seen == arguments:
             return arguments
-        self._traces.remember_covered(arguments, seen)
-        return seen
+        resolve_split(self._options.split, spread(arguments, self._signature))  # (says in numbers what does not fit)
+        wide = self._traces.open_sizes.covering(self._name(), seen, arguments)
+        if wide is None:
+            wide = seen if self._is_one_batch(seen, arguments) else arguments
+        if wide != arguments:
+            self._traces.remember_covered(arguments, wide)
+        return wide
 
     def _is_one_batch(self, found: structures.Container, arguments: structures.Container) -> bool:
         splitting = resolve_split(self._options.split, spread(found, self._signature))

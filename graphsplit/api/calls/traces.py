@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from graphsplit.api.calls.one_device_traces import Retracing
+from graphsplit.api.calls.open_sizes import OpenSizes
 from graphsplit.core import structures
 from graphsplit.errors import UnsupportedError
 from graphsplit.runtime.gradients.differentiable import Differentiable
@@ -50,6 +51,7 @@ class Traces:
       choices: plans that were chosen automatically.
       functions: what TensorFlow traced without knowing all sizes, for calls that have them.
       retracing: what one device would have traced, under `reduce_retracing`.
+      open_sizes: which open sizes were the same in all calls.
       draws: what counts the draws of kernels, by the signature under which one device traces.
       lock: held while tracing.
       told_of_graph: whether the user was told what a call over workers is in a graph that somebody else runs.
@@ -63,6 +65,7 @@ class Traces:
     choices: Choices = field(default_factory=Choices)
     functions: dict[Hashable, TracedFunction] = field(default_factory=dict)
     retracing: Retracing = field(default_factory=Retracing)
+    open_sizes: OpenSizes = field(default_factory=OpenSizes)
     draws: dict[Signature, DrawCounters] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)  # type: ignore[valid-type]  # a function until 3.13
     told_of_graph: bool = False

@@ -188,19 +188,24 @@ def _known_outputs(graph: tf.Graph | None) -> dict[str, list[tf.Tensor]]:
 
 
 def build_for_any_batch(
-    build: Callable[..., Program], given_shapes: Mapping[str, Shape | None], notes: Sequence[str]
+    build: Callable[..., Program],
+    given_shapes: Mapping[str, Shape | None],
+    notes: Sequence[str],
+    values: Mapping[str, Shape] = MappingProxyType({}),
 ) -> Program:
     """Return the program for all sizes; if shapes do not follow for all, one that leaves some of them open.
 
     Args:
       build: `build_program` with its other arguments.
-      given_shapes, notes: see there.
+      given_shapes, notes, values: see there.
     """
     given = dict(given_shapes)
     notes = list(notes)
     while True:
         try:
-            return build(given_shapes=given, notes=tuple(notes))
+            known = set(symbols_in(list(given.values())))
+            open_values = {name: value for name, value in values.items() if known.issuperset(symbols_in([value]))}
+            return build(given_shapes=given, values=open_values, notes=tuple(notes))
         except ValueError as error:
             symbols = symbols_in(list(given.values()))
             if not symbols:

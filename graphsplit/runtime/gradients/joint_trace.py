@@ -106,7 +106,8 @@ def _trace_joint(trace: Trace, groups: Sequence[_Group]) -> JointTrace:
     inputs, outputs = (*trace.inputs, *seeds), (*trace.outputs, *flat)
     shapes = _shapes(trace, outputs_of)
     own = trace.effects, trace.result
-    joint = read_graph(trace.function, inputs, outputs, *own, names, shapes, len(seeds), trace.shared)
+    count, shared = len(seeds), trace.shared
+    joint = read_graph(trace.function, inputs, outputs, *own, names, shapes, count, shared, values=trace.values)
     return JointTrace(joint, outputs_of, trees)
 
 
@@ -205,4 +206,5 @@ def gradients_only(single: Trace, joint: JointTrace, g: int) -> Trace:
     names = (*single.program.input_names, *[f"gradient of output {k}" for k in joint.groups[g]])
     shapes = _shapes(single, [joint.groups[g]])
     tree, seeds = joint.gradients[g], sizes[g][0]
-    return read_graph(joint.trace.function, inputs, outputs, (), tree, names, shapes, seeds, single.shared)
+    function, shared = joint.trace.function, single.shared
+    return read_graph(function, inputs, outputs, (), tree, names, shapes, seeds, shared, values=single.values)

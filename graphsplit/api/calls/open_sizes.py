@@ -1,0 +1,157 @@
+"""Open sizes: those that one device's trace leaves open, as symbols, by what is the same in all calls.
+
+A plan for all sizes has a symbol for each open size of an argument. Sizes that were the same in every call so far share
+one, as those of a batch's inputs and targets, or of what each edge of a graph has. A call in which they differ is
+planned once more, with symbols of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from graphsplit.core import structures
+from graphsplit.core.polynomials import Polynomial
+from graphsplit.core.sizes import MOST_LENGTHS, Shape, Size, length
+from graphsplit.core.structures import CompositeLeaf, Container, TensorLeaf
+from graphsplit.core.user_code import user_stack_level
+from graphsplit.errors import RetracingWarning
+
+
+class _Open(NamedTuple):
+    """An open size.
+
+    Attributes:
+      tensor: the number of the flat argument.
+      axis: of it; or of the sparse tensor whose shape this argument says.
+      name: how users call it.
+      size: what it is in a call, less what it always has more than others: a ragged tensor's row splits, one.
+      more: that.
+      is_axis: whether it is the size of an axis, so that it can be measured.
+    """
+
+    tensor: int
+    axis: int
+    name: str
+    size: int
+    more: int = 0
+    is_axis: bool = True
+
+
+@dataclass(eq=False)
+class OpenSizes:
+    """Which open sizes of a function's arguments were the same in all calls.
+
+    Attributes:
+      classes: by what one device traces, and by which of the sizes are 0, the number of each size's class.
+    """
+
+    classes: dict[Hashable, tuple[int, ...]] = field(default_factory=dict)
+
+    def covering(self, name: str, seen: Container, call: Container) -> Container | None:
+        """Return a call's structure with symbols for open sizes; None if some are not known in the call either.
+
+        A size that is 0 stays 0: what follows from symbols holds from one on.
+
+        Args:
+          name: of the function, for the warning.
+          seen: as one device traces it.
+          call: with the sizes of the call.
+        """
+        found = list(_open_sizes(seen, call))
+        if any(leaf.shape is None or None in leaf.shape for leaf in structures.leaves(call)):
+            return None
+        own = [one for one in found if one.size]
+        key = seen, tuple([one.size == 0 for one in found])
+        now = tuple([one.size for one in own])
+        before = self.classes.get(key)
+        classes = _numbered(now if before is None else list(zip(before, now, strict=True)))
+        if before is not None and classes != before:
+            _warn(name, own, before)
+        self.classes[key] = classes
+        return _with_symbols(seen, call, found, _symbols(own, classes))
+
+
+def _open_sizes(seen: Container, call: Container) -> Iterator[_Open]:
+    known, composites = structures.leaves(call), structures.composites(seen)
+    ragged = [(first, leaf) for first, leaf in composites if isinstance(leaf.spec, tf.RaggedTensorSpec)]
+    splits = {first + k for first, leaf in ragged for k in range(1, len(leaf.parts))}
+    for i, (path, leaf) in enumerate(structures.paths(seen)):
+        for axis, size in enumerate(leaf.shape or ()):
+            if size is None and known[i].shape is not None:
+                actual, more = (known[i].shape or ())[axis] or 0, int(i in splits)
+                yield _Open(i, axis, f"{path}.shape[{axis}]", actual - more, more)
+    shapes = structures.known_sparse_shapes(call)
+    for i, shape in shapes.items():
+        for axis, size in enumerate(shape if i not in structures.known_sparse_shapes(seen) else ()):
+            yield _Open(i, axis, "", size, is_axis=False)
+
+
+def _numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
+    """Return a number for each key, equal ones for equal keys, in the order in which they come first."""
+    numbers = {key: k for k, key in enumerate(dict.fromkeys(keys))}
+    return tuple([numbers[key] for key in keys])
+
+
+def _warn(name: str, sizes: Sequence[_Open], before: Sequence[int]) -> None:
+    pairs = itertools.combinations([(own, one) for own, one in zip(before, sizes, strict=True) if one.name], 2)
+    apart = [(a, b) for (m, a), (n, b) in pairs if m == n and a.size != b.size]
+    for a, b in apart[:1]:
+        warnings.warn(
+            f"{name} was planned for calls in which {a.name} and {b.name} are the same size; in this call they are "
+            f"{a.size + a.more} and {b.size + b.more}. It is planned once more, for sizes that differ. "
+            "split={...: None} keeps an argument whole whose sizes only happen to be the batch's.",
+            RetracingWarning,
+            stacklevel=user_stack_level(),
+        )
+
+
+def _symbols(sizes: Sequence[_Open], classes: Sequence[int]) -> dict[tuple[int, int, bool], Size]:
+    """Return what is said of each open size: of as many as there are symbols for, and that can be measured."""
+    measured = {own: one.name for own, one in zip(classes, sizes, strict=True) if one.is_axis and not one.more}
+    alone = {own: one.name for own, one in zip(classes, sizes, strict=True) if one.is_axis}
+    names = list({**alone, **measured}.items())[:MOST_LENGTHS]
+    symbols = {own: length(k, name) for k, (own, name) in enumerate(sorted(names))}
+    found = {}
+    for own, one in zip(classes, sizes, strict=True):
+        if own in symbols and (own in measured or one.is_axis):
+            polynomial = Polynomial.of(symbols[own])
+            more = one.more if own in measured else 0
+            found[one.tensor, one.axis, one.is_axis] = Size(Polynomial.of(polynomial + more))
+    return found
+
+
+def _with_symbols(
+    seen: Container, call: Container, sizes: Sequence[_Open], symbols: dict[tuple[int, int, bool], Size]
+) -> Container:
+    """Return the structure that one device traces with symbols for open sizes, and zeros where they are 0."""
+    known = {(one.tensor, one.axis, one.is_axis): one.size + one.more for one in sizes if not one.size} | symbols
+
+    def of_tensor(i: int, leaf: TensorLeaf) -> TensorLeaf:
+        shape = [known.get((i, axis, True)) if size is None else size for axis, size in enumerate(leaf.shape or ())]
+        return leaf if leaf.shape is None else replace(leaf, shape=tuple(shape))
+
+    dense: dict[int, Shape] = {}
+    for i, shape in structures.known_sparse_shapes(call).items():
+        found = tuple([known.get((i, axis, False)) for axis in range(len(shape))])
+        if None not in found and i not in structures.known_sparse_shapes(seen):
+            dense[i] = found
+    numbers = itertools.count()
+
+    def of_leaf(leaf: structures.Leaf) -> structures.Leaf:
+        if isinstance(leaf, TensorLeaf):
+            return of_tensor(next(numbers), leaf)
+        if not isinstance(leaf, CompositeLeaf):
+            return leaf
+        places = [next(numbers) for _ in leaf.parts]
+        parts = tuple([of_tensor(i, part) for i, part in zip(places, leaf.parts, strict=True)])
+        return replace(leaf, parts=parts, dense=next((dense[i] for i in places if i in dense), None))
+
+    wide = structures.map_leaves(of_leaf, seen)
+    assert isinstance(wide, Container)
+    return wide
