@@ -341,3 +341,30 @@ def test_more_open_sizes_than_symbols() -> None:
         assert_close(parallel(*call), f(*call))
     assert len(parallel._traces.planned) == 1
     assert "Tanh" in {op.type for op in parallel.plan(*call).sharded_ops}
+
+
+def test_what_the_warning_of_many_signatures_advises_works() -> None:
+    """The eighth pair of sizes is warned of; as advised, there are two traces and two plans, and no warning."""
+    w = weights(4, 4)
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> Any:
+        return tf.tanh(x @ w), tf.reduce_sum(y)
+
+    calls = [(numbers(5 + k, 4), numbers(9 + 2 * k, 2)) for k in range(9)]
+    parallel = gs.parallelize(step, devices=2)
+    with pytest.warns(gs.errors.RetracingWarning, match="8 signatures") as told:  # noqa: PT031
+        for call in calls:
+            parallel(*call)
+    assert 'tuning={"reduce_retracing": True}' in str(told[0].message)
+    parallel = gs.parallelize(step, devices=2, tuning={"reduce_retracing": True})
+    for call in calls:
+        assert_close(parallel(*call), step(*call))
+    assert len(parallel._traces.planned) == 2
+
+
+def test_the_plan_says_what_has_rows_of_its_own() -> None:
+    plan = gs.parallelize(graph_network()[0], devices=2).plan(*graphs(12, 30, 3))
+    note = next(note for note in plan.notes if note.startswith("ends, edges, wanted: "))
+    assert note.endswith(
+        "kept whole, and what follows from them alone runs on one device; split={...} says which are cut"
+    )

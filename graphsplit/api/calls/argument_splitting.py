@@ -124,6 +124,7 @@ def resolve_split(split: Split, arguments: Container) -> Splitting:
         shapes = [shape if symbol is None else _counted(shape, symbol) for shape in shapes]
         sparse = {i: shape if symbol is None else _counted(shape, symbol) or () for i, shape in sparse.items()}
         count = rows(1) if is_open else count
+        notes += tuple(_notes_of_others(found, shapes)) if is_open else ()
         return Splitting(tuple(layouts), tuple(shapes), count, notes, row_splits, sparse)
     return Splitting(tuple(layouts), _with_lengths(shapes, names), count, notes, row_splits, sparse)
 
@@ -300,6 +301,17 @@ def _notes(batch: int | None, deciding: str, found: Sequence[_Argument]) -> Iter
     whole = {argument.path.split(" (part")[0]: argument.composite for argument in found if argument.composite}
     for path, kind in whole.items():
         yield f"{path} is a {kind}: it is kept whole, and split where it becomes dense"
+
+
+def _notes_of_others(found: Sequence[_Argument], shapes: Sequence[Shape | None]) -> Iterator[str]:
+    """Say which arguments have rows of their own, as the edges of a graph beside its nodes."""
+    first = [(argument, shape[0]) for argument, shape in zip(found, shapes, strict=True) if shape]
+    others = [a.path for a, size in first if isinstance(size, Size) and size != rows(1) and not a.composite]
+    if others:
+        yield (
+            f"{', '.join(others)}: not as many rows as the batch, so kept whole, and what follows from them alone runs "
+            "on one device; split={...} says which are cut"
+        )
 
 
 def _quoted(names: Any) -> str:
