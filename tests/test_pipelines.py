@@ -52,6 +52,45 @@ def test_schedules_are_as_long_as_published(stages: int, shards: int):
             assert schedule.idle_share == pytest.approx((stages - 1) / (shards * chunks))
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_schedule_is_drawn_as_it_will_run(waits: bool):
+    """Micro-batches that wait for each other inside of a stage, for statistics of all rows, cannot follow 1F1B."""
+    weights = [tf.Variable(rows(6, 6) / 3) for _ in range(4)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            for weight in weights:
+                x = tf.tanh(x @ weight)
+                x = x - tf.reduce_mean(x, 0) if waits else x
+            loss = tf.reduce_mean(x**2)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    parallel = gs.parallelize(step, devices=2, stages=2, micro_batches=4, schedule="1f1b")
+    assert gs.verify(parallel, rows(11, 6)).passed
+    plan = parallel.plan(rows(11, 6))
+    plan.check()
+    schedule = plan.schedule
+    for device in range(2):
+        own = [(plan.phases[turn.phase].task, turn.shard) for turn in plan.turns]
+        ran = [(task.stage, task.kind, shard) for task, shard in own if task.stage == device]
+        assert [slot[:3] for slot in schedule.order(device)] == ran, str(schedule)
+    later = [slot for slot in schedule.starts if slot[:2] == (0, "B")]
+    begun = [time for slot, time in schedule.starts.items() if slot[:2] == (0, "F")]
+    assert (min(schedule.starts[slot] for slot in later) > max(begun)) == waits
+    busy = len(schedule.starts) // 2
+    idle = schedule.slots - busy
+    assert f"{idle} of {schedule.slots} slots idle, {100 * idle / schedule.slots:.3g} %" in str(schedule)
+    assert (f"all micro-batches wait for each other {schedule.waits} times" in str(plan)) == waits
+    assert waits or f"{schedule}".startswith("1f1b: 2 stages, 4 micro-batches, 2 of 10 slots idle, 20 %\n")
+    if waits:
+        first = min(schedule.starts, key=lambda slot: -slot.waits)
+        broken = dataclasses.replace(schedule, starts={**schedule.starts, first: -1})
+        with pytest.raises(gs.errors.CheckError, match="before all micro-batches have waited"):
+            broken.check()
+
+
 def test_broken_schedules_are_seen():
     schedule = make_schedule("1f1b", 2, 3)
     starts = dict(schedule.starts)
@@ -79,7 +118,7 @@ def test_a_pipeline_equals_one_device(kind: str):
     plan = assert_pipeline(3, ["CPU:0", "CPU:1", "CPU:2"], devices=["CPU:0"], micro_batches=4, schedule=kind)
     assert plan.rows == (3, 3, 3, 2)
     assert_follows(plan)
-    assert f"  schedule {kind}: 3 stages, 4 micro-batches, {plan.schedule.slots} slots" in str(plan).splitlines()
+    assert f"  schedule {kind}: 3 stages, 4 micro-batches, {plan.schedule.idle_text}" in str(plan).splitlines()
 
 
 def test_several_stages_a_device():

@@ -26,7 +26,7 @@ from graphsplit.planning.propagation.owners import find_owners
 from graphsplit.planning.propagation.sharding_checks import misplaced_lists
 from graphsplit.planning.row_reading import with_rows_read
 from graphsplit.planning.schedule import automatic_stages, recomputation
-from graphsplit.planning.schedule.phases import find_phases, find_turns
+from graphsplit.planning.schedule.phases import as_taken, find_phases, find_turns
 from graphsplit.planning.schedule.pipelines import make_schedules
 from graphsplit.planning.schedule.scheduling import find_order, with_late_operations
 from graphsplit.planning.settling import settled
@@ -217,7 +217,10 @@ def take_turns(plan: Plan) -> Plan:
     """Decide in which order the shards of a device do what they do in one go."""
     schedule = _schedule(plan)
     schedules = make_schedules(schedule, plan.program, plan.mesh) if schedule else {}
-    return replace(plan, schedules=schedules, turns=find_turns(plan.program, plan.phases, plan.mesh, schedules))
+    turns, mesh = find_turns(plan.program, plan.phases, plan.mesh, schedules), plan.mesh
+    first = {mesh.positions.count(position): position for position in reversed(mesh.positions)}
+    taken = {count: as_taken(own, plan.phases, mesh, turns, first[count]) for count, own in schedules.items()}
+    return replace(plan, schedules=taken, turns=turns)
 
 
 def _schedule(plan: Plan) -> str:

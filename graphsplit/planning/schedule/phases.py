@@ -19,7 +19,7 @@ again, the gradient of a weight, runs at once: that frees what it reads.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from graphsplit.errors import CheckError
@@ -242,6 +242,35 @@ def find_turns(
             number = numbers[groups[p]]
             found.append(((number, time, p, d), Turn(p, d, (number, position, lane))))
     return tuple([turn for _, turn in sorted(found)])
+
+
+def as_taken(schedule: Schedule, phases: Sequence[Phase], mesh: Mesh, turns: Sequence[Turn], position: int) -> Schedule:
+    """Return a schedule as the shards of a device can follow it that wait for each other inside of its stages.
+
+    Between two waits each shard runs what it can, stage after stage. Where none waits it is the schedule itself.
+
+    Args:
+      schedule: of pipelines whose shards do not wait.
+      phases, mesh, turns: see `find_turns`.
+      position: of the device.
+    """
+    own = [turn for turn in turns if mesh.positions[turn.shard] == position and phases[turn.phase].task is not None]
+    groups = sorted({turn.lane[0] for turn in own})
+    if len(groups) < 2:
+        return schedule
+    starts: dict[Slot, int] = {}
+    free, first = [0] * schedule.devices, mesh.positions.index(position)
+    for waits, group in enumerate(groups):
+        border, ended = max(starts.values(), default=-1) + 1, dict[int, int]()
+        for turn in [turn for turn in own if turn.lane[0] == group]:
+            task, shard = phases[turn.phase].task, turn.shard - first
+            assert task is not None
+            device, slot = task.stage % schedule.devices, Slot(task.stage, task.kind, shard, waits)
+            starts[slot] = max(border, free[device], ended.get(shard, 0))
+            free[device] = starts[slot] + 1
+            if task.kind != "W":  # nothing waits for what only leads to gradients of weights
+                ended[shard] = free[device]
+    return replace(schedule, starts=starts)
 
 
 def followed(turns: Sequence[Turn]) -> dict[tuple[int, int], Turn]:

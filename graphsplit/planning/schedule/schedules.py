@@ -28,11 +28,16 @@ _COLORS = {"F": "#8fb8de", "B": "#f2b880", "W": "#a8d5a2"}
 
 
 class Slot(NamedTuple):
-    """What a device runs at a time: a stage of a micro-batch, forward `F`, backward `B`, or its weights' part `W`."""
+    """What a device runs at a time: a stage of a micro-batch, forward `F`, backward `B`, or its weights' part `W`.
+
+    Where all micro-batches wait for each other inside of stages it is what lies between two such waits: the one after
+    `waits` of them.
+    """
 
     stage: int
     kind: str
     shard: int
+    waits: int = 0
 
     def __str__(self) -> str:
         return f"{self.kind}{self.shard}"
@@ -76,17 +81,35 @@ class Schedule:
         work = len(self.starts) / self.devices
         return self.slots / work - 1
 
+    @property
+    def waits(self) -> int:
+        """How often all micro-batches wait for each other."""
+        return len({slot.waits for slot in self.starts}) - 1
+
+    @property
+    def idle_text(self) -> str:
+        """How many slots are idle, on each device where that is the same number on all: `2 of 10 slots idle, 20 %`."""
+        idle, slots = self.devices * self.slots - len(self.starts), self.devices * self.slots
+        if len({len(self.order(device)) for device in range(self.devices)}) == 1:
+            idle, slots = idle // self.devices, self.slots
+        return f"{idle} of {slots} slots idle, {100 * idle / slots:.3g} %"
+
     def alive(self, stage: int) -> int:
         """Return of how many micro-batches a stage keeps what it computed forward, at most."""
         last = "W" if self.kind == "zero-bubble" else "B"
-        begun = [self.starts[Slot(stage, "F", k)] for k in range(self.shards)]
-        ended = [self.starts[Slot(stage, last, k)] for k in range(self.shards)]
+        begun = [min(self._times(stage, "F", k)) for k in range(self.shards)]
+        ended = [max(self._times(stage, last, k)) for k in range(self.shards)]
         return max(sum(f <= time for f in begun) - sum(b < time for b in ended) for time in begun)
+
+    def _times(self, stage: int, kind: str, shard: int) -> list[int]:
+        return [start for slot, start in self.starts.items() if slot[:3] == (stage, kind, shard)]
 
     def check(self) -> None:
         """Raise `CheckError` unless each slot comes after those that it needs, and devices run one at a time."""
         for slot, start in self.starts.items():
-            for source in _needs(slot, self.stages):
+            if any(other.waits < slot.waits and end >= start for other, end in self.starts.items()):
+                raise CheckError(f"{slot} of stage {slot.stage} begins before all micro-batches have waited.")
+            for source in _needs(slot, self.stages) if not self.waits else ():
                 if not self.starts[source] < start:
                     raise CheckError(f"{slot} of stage {slot.stage} begins before {source}, which it needs, ends.")
         for device in range(self.devices):
@@ -108,7 +131,8 @@ class Schedule:
 
     def __str__(self) -> str:
         width = max(len(str(slot)) for slot in self.starts) + (1 if self.chunks < 2 else 3)
-        lines = [f"{self.kind}: {self.stages} stages, {self.shards} micro-batches, {self.slots} slots"]
+        waits = f"; all micro-batches wait for each other {self.waits} times" if self.waits else ""
+        lines = [f"{self.kind}: {self.stages} stages, {self.shards} micro-batches, {self.idle_text}{waits}"]
         for device in range(self.devices):
             cells = [".".ljust(width)] * self.slots
             for slot in self.order(device):
@@ -128,7 +152,7 @@ def make_schedule(kind: str, stages: int, shards: int, chunks: int = 1) -> Sched
       chunks: how many stages each device has, for `interleaved`.
 
     >>> print(make_schedule("1f1b", 3, 4))
-    1f1b: 3 stages, 4 micro-batches, 12 slots
+    1f1b: 3 stages, 4 micro-batches, 4 of 12 slots idle, 33.3 %
       device 0: F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3
       device 1: .  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .
       device 2: .  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .
@@ -147,7 +171,7 @@ def make_schedule(kind: str, stages: int, shards: int, chunks: int = 1) -> Sched
 
 def _needs(slot: Slot, stages: int) -> Iterator[Slot]:
     """Return the slots that must have ended before another one."""
-    stage, kind, shard = slot
+    stage, kind, shard, _ = slot
     if kind == "F" and stage:
         yield Slot(stage - 1, "F", shard)
     if kind == "B":
@@ -167,7 +191,7 @@ class _Device:
         backward = [Slot(stage, "B", k) for group in groups for stage in reversed(own) for k in group]
         self._waiting = {"F": forward, "B": backward, "W": []}
         if kind == "zero-bubble":
-            self._waiting["W"] = [Slot(stage, "W", k) for stage, _, k in backward]
+            self._waiting["W"] = [Slot(stage, "W", k) for stage, _, k, _ in backward]
         self._begun = {"F": 0, "B": 0, "W": 0}
         self._kind, self._stages = kind, stages
         self._is_uneven = chunks > 1 and shards % count != 0  # then the order of the paper may wait for itself
