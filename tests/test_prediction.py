@@ -53,6 +53,20 @@ def test_two_devices_send_and_compute():
     assert found.limit == f"computing on GPU:1: {100 * compute:.0f} % of the step"
 
 
+@pytest.mark.parametrize("machine", [None, "8xA100-SXM4-80GB"])
+def test_what_takes_a_step_adds_up(machine: str | None):
+    """Computing, bytes, latency, launches and waiting are all of a step, in percent that add up to 100."""
+    found = gs.predict(product, X, machine=machine or boxed(), devices=2)
+    assert sum(found.chain.values()) == pytest.approx(found.step_s)
+    assert all(seconds >= 0 for seconds in found.chain.values())
+    [line] = [line for line in str(found).splitlines() if line.startswith("  limited by ")]
+    shares = [int(share) for share in re.findall(r" (\d+) %[,;]", line.partition("; most by")[0] + ";")]
+    assert sum(shares) == 100, line
+    assert line.endswith(f"; most by {found.limit}")
+    assert machine or found.chain["computing"] == pytest.approx(FLOPS / 2e9)
+    assert (found.chain["latency of links"] > 0) == (found.chain["launching operations"] > 0) == (machine is not None)
+
+
 def test_what_waits_for_a_link_is_limited_by_it():
     wide = tf.TensorSpec([8192, 64])
     found = gs.predict(product, wide, machine=boxed(rate=1e15, link=1e6, count=8), devices=8)

@@ -15,6 +15,7 @@ from graphsplit.core.devices import short_name
 from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.intervals import covered
 from graphsplit.core.notebooks import text_html
+from graphsplit.core.sizes import apportion
 from graphsplit.core.storage import forms
 from graphsplit.errors import ArgumentError
 from graphsplit.inspect.graph import natural_order
@@ -173,7 +174,7 @@ class PredictedStep:
         for i, end in zip(path, ends, strict=True):  # each counts until the next one starts
             for key in _what(self._tasks.tasks[i]):
                 parts[key] = parts.get(key, 0.0) + end - starts[i]
-        parts["the call itself"] = self._call_s
+        parts[_CALL] = self._call_s
         key = max(parts, key=lambda key: parts[key])
         return f"{key}: {percent(parts[key] / (self.step_s or 1.0))} of the step"
 
@@ -194,6 +195,28 @@ class PredictedStep:
         pairs = zip(path, [*path[1:], None], strict=True)
         return [tasks[i] for i, after in pairs if tasks[i].target and (after is None or i in tasks[after].after)]
 
+    @functools.cached_property
+    def chain(self) -> dict[str, float]:
+        """Seconds of the longest chain of what follows one after the other, by what takes them; their sum is `step_s`.
+
+        What an operation computes is apart from what its device takes to start it; of what is sent the bytes are apart
+        from the latency of the link. A chain waits for a device, or a link, that does something else.
+        """
+        found = dict.fromkeys((_COMPUTING, _LAUNCHING, _BYTES, _LATENCY, _WAITING), 0.0)
+        path, times = self._schedule.critical_path(), self._schedule
+        for i, after in zip(path, [*[times.starts[i] for i in path[1:]], times.seconds], strict=True):
+            task, begin, end = self._tasks.tasks[i], times.starts[i], min(times.ends[i], after)
+            host = self.machine.host_device if self.machine.is_host(task.device) else None
+            device = host or self.machine.device
+            is_sent, run = task.kind == "send", end - begin
+            started = 0.0 if is_sent else min(run, device.overhead_s if run > device.launch_s else device.launch_s)
+            delay = min(task.delay_s, after - end)
+            found[_BYTES if is_sent else _COMPUTING] += run - started
+            found[_LAUNCHING] += started
+            found[_LATENCY] += delay
+            found[_WAITING] += after - end - delay
+        return {**found, _CALL: self._call_s}
+
     def over(self, limit: float | None = None) -> dict[str, int]:
         """Return the devices that would hold more bytes than they have, or than `limit`, and how many."""
         most = self.machine.device.memory_bytes if limit is None else limit
@@ -207,6 +230,18 @@ def _what(task: Task) -> list[str]:
     if task.kind == "compute":
         return [f"computing on {source}"]
     return [f"sending from {source}", f"sending to {target}"] if target else []
+
+
+_COMPUTING, _LAUNCHING, _BYTES = "computing", "launching operations", "sending bytes"
+_LATENCY, _WAITING, _CALL = "latency of links", "waiting for what a device or link does besides", "the call itself"
+
+
+def _chain_text(seconds: Mapping[str, float]) -> str:
+    """Return what takes the time of a chain, the most first, in percent that add up to 100."""
+    if not sum(seconds.values()):
+        return "nothing"
+    shares = zip(seconds, apportion(100, [*seconds.values()]), strict=True)
+    return ", ".join([f"{what} {share} %" for what, share in sorted(shares, key=lambda pair: -pair[1]) if share])
 
 
 def percent(share: float) -> str:
@@ -238,7 +273,7 @@ class Prediction(PredictedStep):
             + f": {self._seconds()} a step"
             + ("; does not fit" if self.over() else ""),
             f"  a step takes {self._seconds()}; {format_bytes(self.sent_bytes)} are sent between devices",
-            f"  limited by {self.limit}",
+            f"  limited by {_chain_text(self.chain)}; most by {self.limit}",
         ]
         if self.latency_s:
             waits = count_text(self.exchanges, "exchange")
