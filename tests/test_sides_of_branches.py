@@ -13,6 +13,8 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.emission import EmittedGraph, check_emitted, emit
 from graphsplit.errors import CheckError
+from graphsplit.planning.device_bytes import traffic
+from graphsplit.planning.tasks import SEND, tasks_of
 from graphsplit.program.program import Tensor
 from graphsplit.program.sides import MERGE, SWITCH, merged_side, sides_of
 from graphsplit.runtime.executable import make_executable
@@ -324,6 +326,23 @@ def test_a_side_that_is_not_taken_does_not_run():
     step(tf.abs(numbers(7, 13)))
     assert runs == [1]
     np.testing.assert_allclose(weight.numpy(), 2 * before)
+
+
+def test_of_two_sides_that_one_counts_for_which_more_is_sent():
+    laid = variables()
+    gs.set_variable_layout(laid[:3], "sharded", devices=DEVICES)
+
+    def step(x: tf.Tensor, is_taken: tf.Tensor) -> tf.Tensor:
+        w, u, s, _ = laid
+        many = lambda: w.assign_add(u @ tf.transpose(s) @ w + w @ tf.transpose(w) @ s)  # noqa: E731
+        return tf.reduce_sum(tf.cond(is_taken, many, lambda: w.assign(s @ tf.transpose(u) @ u)))
+
+    arguments = numbers(7, 13), tf.constant(True)
+    plan = gs.parallelize(step, devices=DEVICES).plan(*arguments)
+    swapped = gs.parallelize(lambda x, is_taken: step(x, ~is_taken), devices=DEVICES).plan(*arguments)
+    of_both = sum(task.bytes[0] for task in tasks_of(plan).tasks if task.kind == SEND)
+    assert 0 < sum(traffic(plan).sent.values()) < of_both
+    assert sum(traffic(swapped).sent.values()) == sum(traffic(plan).sent.values())
 
 
 # Waits, and the checker

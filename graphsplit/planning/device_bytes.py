@@ -27,6 +27,7 @@ from graphsplit.planning.tasks import COPY, OPERATION, SEND, PlannedTask, Tasks,
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Op, Tensor
 from graphsplit.program.reading.trip_counts import times_run
+from graphsplit.program.sides import EVERYWHERE, Side, Sides, choice, sides_of
 
 _AXIS = {"Split": 0, "SplitV": 2}  # which operand is the axis along which an operation cuts
 _ALIGNED_BYTES = 64
@@ -223,6 +224,28 @@ def _own(plan: Decisions, op: Op) -> Iterator[Tensor]:
 STAGES = "between stages"
 
 
+def _on_smaller_sides(plan: Decisions, tasks: Sequence[PlannedTask]) -> set[int]:
+    """Return the tasks on those sides of branches for which less is sent than for the other one."""
+    planned = sides_of(plan.program)
+    if not planned.predicates:
+        return set()
+    sides: list[Side] = []
+    sent: dict[tuple[Tensor, int], int] = {}
+    for task in tasks:
+        read = [sides[r.task] | _choice(planned, tasks[r.task], r.index) for r in task.reads if r is not None]
+        is_operation = task.kind == OPERATION and task.op is not None
+        sides.append(planned.of_op(task.op or 0) if is_operation else EVERYWHERE.union(*read))
+        for own in sides[-1] if task.kind == SEND else ():
+            sent[own] = sent.get(own, 0) + task.bytes[0]
+    smaller = {own for own in sent if (sent[own], own[1]) < (sent.get((own[0], 1 - own[1]), 0), 1 - own[1])}
+    return {n for n, side in enumerate(sides) if not smaller.isdisjoint(side)}
+
+
+def _choice(sides: Sides, task: PlannedTask, index: int) -> Side:
+    is_operation = task.kind == OPERATION and task.op is not None
+    return choice(sides.predicates, Tensor(task.op or 0, index)) if is_operation else EVERYWHERE
+
+
 @dataclass(frozen=True)
 class Traffic:
     """Bytes by device, full names.
@@ -280,7 +303,8 @@ def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
     """Return the bytes that one call moves between devices.
 
     A tensor that several operations of a device read is sent there once, as TensorFlow's runtime does. Sizes that are
-    not known count as planned. What loops at home move in each turn is not in it: see `traffic_of_call`.
+    not known count as planned. What loops at home move in each turn is not in it: see `traffic_of_call`. Of a branch
+    whose operations are the program's, that side counts for which more is sent.
 
     Args:
       plan: which.
@@ -290,9 +314,10 @@ def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
     received: dict[str, int] = {}
     between_hosts, by_kind, unknown = 0, {COPY: 0}, set[str]()
     found = tasks or few_tasks_of(plan)
-    for task in found.tasks:
+    left_out = _on_smaller_sides(plan, found.tasks)
+    for n, task in enumerate(found.tasks):
         size = task.bytes[0] if task.kind == SEND else 0
-        if task.kind != SEND or task.reads[0] is None:
+        if task.kind != SEND or task.reads[0] is None or n in left_out:
             continue
         source = found.tasks[task.reads[0].task].device
         kind = _kind(plan, source, task)

@@ -259,7 +259,8 @@ class _PartsWriter(WholeWriter):
         if kind == "AddN":
             result = [(op.out_shapes[output], dtype)]
             return self._made(kind, self._unused(name), parts, result, {}, N=len(parts), T=dtype)
-        return functools.reduce(lambda one, other: self._plain(kind, name, [one, other], T=True), parts)
+        typed = dtype != tf.bool  # (which has operations of its own)
+        return functools.reduce(lambda one, other: self._plain(kind, name, [one, other], T=typed), parts)
 
 
 def _own(extent: Shard | Place, part: int) -> int:

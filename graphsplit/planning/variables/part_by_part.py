@@ -22,7 +22,7 @@ from graphsplit.rules import Declined, Sharded, answer, answer_for_output, parti
 from graphsplit.rules.factors import DROPPED, ZEROS, Dims, Factors
 from graphsplit.rules.registry import Rule
 
-JOINS = {"sum": "AddN", "max": "Maximum", "min": "Minimum", "prod": "Mul"}
+JOINS = {"sum": "AddN", "max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
 """How the parts of a result are joined whose entries were reduced over the axis that is cut."""
 
 
