@@ -14,7 +14,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.runtime.gradients.differentiable import Differentiable
+from graphsplit.runtime.gradients.planned_functions import PlannedFunction
 from tests.helpers.law import assert_close
 
 DOUBLE = tf.float64
@@ -584,7 +584,7 @@ def test_what_a_vectorized_jacobian_plans_captures_the_variables_themselves():
         first = inner.jacobian(totals, w)
     outer.gradient(first, w)
     own = parts_of_variable(w).raw_handle
-    planned = [kept for kept in gc.get_objects() if isinstance(kept, Differentiable) and "gradient" in kept.name]
+    planned = [kept for kept in gc.get_objects() if isinstance(kept, PlannedFunction) and "gradient" in kept.name]
     # (not what stood for them in the graph in which it was planned)
     assert any(capture is own for single in planned for capture in single.trace.captures)
 

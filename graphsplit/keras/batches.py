@@ -27,7 +27,7 @@ from graphsplit.errors import CheckError
 from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.rules.families.random import has_seeded_kernels
-from graphsplit.runtime.gradients.differentiable import Differentiable
+from graphsplit.runtime.gradients.planned_functions import PlannedFunction
 
 _LEFT_OUT = object()  # stands for an argument of a step that a batch does not have
 
@@ -233,7 +233,7 @@ class ModelStep(ParallelFunction[..., Any]):
 
     def _planning(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool = False
-    ) -> tuple[Differentiable, list[Any]]:
+    ) -> tuple[PlannedFunction, list[Any]]:
         with _differing_rows_told(self, args):
             return super()._planning(args, kwargs, runs)
 

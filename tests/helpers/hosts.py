@@ -27,7 +27,7 @@ from graphsplit.planning.planner import plan_program
 from graphsplit.planning.state import State
 from graphsplit.program.program import Program, Tensor
 from graphsplit.runtime.executable import runtime_function
-from graphsplit.runtime.gradients.differentiable import Differentiable
+from graphsplit.runtime.gradients.planned_functions import PlannedFunction
 from graphsplit.runtime.handles import captured
 from tests.helpers.law import assert_close
 
@@ -80,7 +80,7 @@ def planning_for(names: Mapping[str, str]) -> Iterator[None]:
             **given,
         )
 
-    as_planned = mock.patch.object(Differentiable, "on", lambda compiled, _: compiled)  # wherever the arguments lie
+    as_planned = mock.patch.object(PlannedFunction, "on", lambda compiled, _: compiled)  # wherever the arguments lie
     with mock.patch.object(plan_requests, "plan_program", plan), as_planned:
         yield
 

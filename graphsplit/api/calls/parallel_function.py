@@ -60,7 +60,7 @@ from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.program.program import Program
 from graphsplit.rules.families.random import has_seeded_kernels
-from graphsplit.runtime.gradients.differentiable import Differentiable
+from graphsplit.runtime.gradients.planned_functions import PlannedFunction
 from graphsplit.runtime.handles import Layouts, LayoutsChangedError
 from graphsplit.tracing.draw_counters import DrawCounters
 from graphsplit.tracing.trace import inside_trace
@@ -156,7 +156,7 @@ class ParallelFunction(Generic[P, R]):
         self._chosen.check()
         tensors, arguments = self._flatten(args, kwargs)
 
-        def run(planned: Differentiable) -> list[tf.Tensor]:
+        def run(planned: PlannedFunction) -> list[tf.Tensor]:
             if not tf.executing_eagerly():
                 warn_of_outer_graph(self._name(), self._traces, (*self.devices, planned.plan.home))
             if planned.runs:
@@ -171,7 +171,7 @@ class ParallelFunction(Generic[P, R]):
         self,
         arguments: structures.Container,
         tensors: list[tf.Tensor] | None,
-        run: Callable[[Differentiable], list[tf.Tensor]],
+        run: Callable[[PlannedFunction], list[tf.Tensor]],
     ) -> Any:
         """Return what the planned form returns; another one's, if layouts change before it runs.
 
@@ -191,7 +191,7 @@ class ParallelFunction(Generic[P, R]):
             planned.runs += 1
             return structures.unflatten(planned.trace.result, results)
 
-    def _settle(self, planned: Differentiable) -> None:
+    def _settle(self, planned: PlannedFunction) -> None:
         """Move variables to where the planned form has them, before it runs for the first time.
 
         Raises:
@@ -304,7 +304,7 @@ class ParallelFunction(Generic[P, R]):
 
     def _planning(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool = False
-    ) -> tuple[Differentiable, list[Any]]:
+    ) -> tuple[PlannedFunction, list[Any]]:
         """Return the planned form for these arguments, and the tensors among them, or what stands for tensors.
 
         Without arguments it is the one that ran most, if any has. What moves variables when it runs moves none of them
@@ -399,7 +399,7 @@ class ParallelFunction(Generic[P, R]):
         assert isinstance(tree, structures.Container)
         return tensors, tree
 
-    def _get(self, arguments: structures.Container) -> Differentiable:
+    def _get(self, arguments: structures.Container) -> PlannedFunction:
         """Return the planned form for this signature, making it on first use."""
         if in_xla_context():
             raise UnsupportedError(
@@ -421,7 +421,7 @@ class ParallelFunction(Generic[P, R]):
                 warn_of_retracing(self._name(), list(dict.fromkeys(known.arguments for known in self._traces.planned)))
         return found
 
-    def _find(self, arguments: structures.Container) -> Differentiable | None:
+    def _find(self, arguments: structures.Container) -> PlannedFunction | None:
         """Return the planned form for this signature that is valid here and now.
 
         What it captured is at hand, and variables lie as they did. (In a graph they are whole: it may use them itself.)
@@ -440,7 +440,7 @@ class ParallelFunction(Generic[P, R]):
                 return planned
         return None
 
-    def _is_eager(self, planned: Differentiable) -> bool:
+    def _is_eager(self, planned: PlannedFunction) -> bool:
         """Return whether a planned form is for eager calls: in a graph each call is a place of its own.
 
         There variables are whole, and kernels that draw remember what they drew at this place.
@@ -470,7 +470,7 @@ class ParallelFunction(Generic[P, R]):
         return same_batch(splitting, spread(arguments, self._signature))
 
     @collection_paused()
-    def _trace_and_plan(self, arguments: structures.Container, seen: structures.Container) -> Differentiable:
+    def _trace_and_plan(self, arguments: structures.Container, seen: structures.Container) -> PlannedFunction:
         named = spread(arguments, self._signature)
         check_no_distributed_values(self._name(), named)
         check_no_specs(self._name(), named)
@@ -481,7 +481,7 @@ class ParallelFunction(Generic[P, R]):
             called = Called(fn, as_call(seen), named, functions, self._draws_of(seen))
             with explaining_trace(self._name(), named):
                 traced, plan, request = trace_and_plan(called, self._chosen, self._arrangement, self._traces.choices)
-        return Differentiable(traced, plan, self._name(), request, Layouts(traced, plan, request.lies))
+        return PlannedFunction(traced, plan, self._name(), request, Layouts(traced, plan, request.lies))
 
     def _draws_of(self, seen: structures.Container) -> DrawCounters | None:
         """Return what counts the draws of kernels in a trace; None where each plan has kernels that do.

@@ -12,7 +12,7 @@ from graphsplit.api.calls.one_device_traces import Retracing
 from graphsplit.api.calls.open_sizes import OpenSizes
 from graphsplit.core import structures
 from graphsplit.errors import UnsupportedError
-from graphsplit.runtime.gradients.differentiable import Differentiable
+from graphsplit.runtime.gradients.planned_functions import PlannedFunction
 from graphsplit.tracing.draw_counters import DrawCounters
 from graphsplit.tracing.trace import TracedFunction
 
@@ -60,7 +60,7 @@ class Traces:
       bound: the method bound to the instance, as long as somebody holds it.
     """
 
-    planned: dict[Signature, list[Differentiable]] = field(default_factory=dict)
+    planned: dict[Signature, list[PlannedFunction]] = field(default_factory=dict)
     covered: dict[structures.Container, structures.Container] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)
     functions: dict[Hashable, TracedFunction] = field(default_factory=dict)
@@ -79,11 +79,11 @@ class Traces:
             self.covered.pop(next(iter(self.covered)), None)
         self.covered[arguments] = wider
 
-    def all(self) -> list[Differentiable]:
+    def all(self) -> list[PlannedFunction]:
         """Return all planned forms."""
         return [form for group in list(self.planned.values()) for planned in group for form in planned.forms]
 
-    def ran_most(self) -> Differentiable | None:
+    def ran_most(self) -> PlannedFunction | None:
         """Return the planned form that ran most of those that are valid now; None if none has run."""
         ran = [planned for planned in self.all() if planned.runs and planned.is_current]
         return max(ran, key=lambda planned: planned.runs, default=None)

@@ -1,4 +1,4 @@
-"""Gradients from outside: a parallelized function under the user's own tape.
+"""Planned functions, and their gradients from outside: a parallelized function under the user's own tape.
 
 A plain tape records no devices, and would run the whole backward pass on the first one. So the vector-Jacobian product
 is traced together with the function, planned as one program, and the emitted graph is cut in two: a forward part that
@@ -57,8 +57,8 @@ class PlansAgain(Protocol):
         """
 
 
-class Differentiable:
-    """A planned function that tapes can differentiate: called on flat tensors.
+class PlannedFunction:
+    """What a call runs, whether a tape watches or not: a function and its plan, called on flat tensors.
 
     Threads may call it at the same time: what it lacks is made by one of them.
 
@@ -74,7 +74,7 @@ class Differentiable:
         self.name = name
         self._plan = plan
         self._executable: Function | None = None
-        self._elsewhere: Differentiable | None = None
+        self._elsewhere: PlannedFunction | None = None
         self._fed: dict[tuple[str, ...], tuple[Function, Function]] = {}  # by the hosts that have the arguments
         self._pairs: dict[tuple[bool, ...], ForwardAndBackward] = {}
         self._has_gradients = bool(differentiable_outputs(trace.program))
@@ -92,11 +92,11 @@ class Differentiable:
         return self._plan
 
     @property
-    def forms(self) -> tuple[Differentiable, ...]:
+    def forms(self) -> tuple[PlannedFunction, ...]:
         """What a call may run: itself, and the same for arguments of a device, if there were any."""
         return (self,) if self._elsewhere is None else (self, self._elsewhere)
 
-    def on(self, tensors: Sequence[Any]) -> Differentiable:
+    def on(self, tensors: Sequence[Any]) -> PlannedFunction:
         """Return the form for flat arguments that lie where these do.
 
         Arguments are cut where they lie. So there is one form for those that come from the host, be they tensors of a
@@ -113,7 +113,7 @@ class Differentiable:
                 with contextlib.suppress(LayoutsChangedError):  # which this form's call says, too
                     plan = self.plan_now(like, self.trace, self.plan.input_layouts)
                     plan = replace(plan, first_move=self.plan.first_move)
-                    self._elsewhere = Differentiable(self.trace, plan, self.name, self.request, self.layouts)
+                    self._elsewhere = PlannedFunction(self.trace, plan, self.name, self.request, self.layouts)
             other = self._elsewhere
             return other if other is not None and other.plan.input_devices == devices else self
 
@@ -249,11 +249,11 @@ class ForwardAndBackward:
       whole: forward (None) and backward parts as calls that take all there is, those that were made already.
     """
 
-    single: Differentiable
+    single: PlannedFunction
     plan: Plan
     joint: JointTrace
     cut: CutGraph
-    again: dict[int, Differentiable] = field(default_factory=dict)
+    again: dict[int, PlannedFunction] = field(default_factory=dict)
     whole: dict[int | None, Any] = field(default_factory=dict)
 
     def __call__(self, tensors: Sequence[tf.Tensor], kept: KeptValues | None = None) -> list[tf.Tensor]:
@@ -455,14 +455,14 @@ class ForwardAndBackward:
             record_on_tapes(name, flat, taken[:last], lambda *gradients: backward(taken, flat, gradients)[:last])
         return flat
 
-    def _again(self, g: int) -> Differentiable:
+    def _again(self, g: int) -> PlannedFunction:
         """Return the gradients as a function of arguments and seeds, itself differentiable; it runs forward again.
 
         Effects (a counter, a moving average) happened in the first run and are left out of this one.
         """
         return self.single.made_once(self.again, g, lambda: self._gradients_alone(g))
 
-    def _gradients_alone(self, g: int) -> Differentiable:
+    def _gradients_alone(self, g: int) -> PlannedFunction:
         trace = gradients_only(self.single.trace, self.joint, g)
         layouts = [_layout_of(self.single, k) for k in self.joint.groups[g]]
         plan = self.single.request.plan_like(self.single.plan, trace, (*self.single.plan.input_layouts, *layouts))
@@ -474,10 +474,10 @@ class ForwardAndBackward:
                 "that it changes while it runs. Parallelize the whole computation with both tapes inside, or make "
                 "those changes outside of the function."
             )
-        return Differentiable(trace, plan, f"{self.single.name}_gradient", self.single.request)
+        return PlannedFunction(trace, plan, f"{self.single.name}_gradient", self.single.request)
 
 
-def _forward_and_backward(single: Differentiable, watched: Sequence[bool]) -> ForwardAndBackward:
+def _forward_and_backward(single: PlannedFunction, watched: Sequence[bool]) -> ForwardAndBackward:
     """Return a function with its gradients by what is watched."""
     program, joint = single.trace.program, joint_trace(single.trace, watched)
     layouts = [_layout_of(single, k) for group in joint.groups for k in group]
@@ -497,7 +497,7 @@ def _variables_of(trace: Trace, plan: Plan, operations: Collection[int]) -> set[
     return {origins[i][0] for i in taken & origins.keys() if ops[i].out_dtypes[0] == tf.resource}
 
 
-def _layout_of(single: Differentiable, output: int) -> Layout:
+def _layout_of(single: PlannedFunction, output: int) -> Layout:
     """Return the layout in which the gradient of an output is used: that in which the output is made."""
     tensor = single.plan.program.outputs[output]
     sharded = single.plan.steps[tensor.op].shards
