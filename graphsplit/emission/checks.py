@@ -311,7 +311,8 @@ class _Planned:
             shape = self._plan.program.shape(collective.moves[0].tensor)
             return ("zeros", value.device, *(forms or [shape]))
         if isinstance(value, Slice):
-            return ("SplitV", value.device, forms[0], value.piece)
+            of_numbers = value.split.layout is None and not self._plan.program.shape(collective.moves[0].tensor)
+            return ("Unpack" if of_numbers else "SplitV", value.device, forms[0], value.piece)
         if isinstance(value, Packed):
             return ("Pack", value.device, forms)
         if isinstance(value, Merged):

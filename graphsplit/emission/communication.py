@@ -48,7 +48,7 @@ from graphsplit.planning.communication.transfers import (
 PAIRWISE = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
 _NEUTRAL = {"sum": "ZerosLike", "mean": "ZerosLike", "prod": "OnesLike"}
 _WORDS = {
-    Packed: "moments",
+    Packed: "packed",
     Merged: "merged",
     Slice: "slice",
     Concatenation: "join",
@@ -189,6 +189,9 @@ class CollectiveWriter:
         axis, layout, shards, holder, sizes = value.split
         name = f"{self._name}/split_{len(self._splits)}" if self._splits or self._is_last_made() else self._name
         wait = ""
+        if layout is None and not self._shape:
+            self._add(name, "Unpack", [source], value.device, num=len(sizes), axis=0)
+            return [f"{name}:{i}" for i in range(len(sizes))]
         if layout is None:
             entries = [size // self._dtype.size for size in sizes]
             counted, pieces = self._constant(f"{name}/sizes", entries, tf.int64, value.device), len(sizes)

@@ -189,7 +189,7 @@ def fill_buckets(plan: Plan) -> Plan:
     alone = [c.moves[0] for c in plan.collectives if len(c.moves) == 1]  # (what others also get is sent to all at once)
     most, few = plan.asked.tuning["bucket_bytes"], plan.mesh.few_bytes
     buckets = find_buckets(plan.program, plan.steps, alone, leading, devices, most, few)
-    return _with(plan, collectives.bucketed(plan.collectives, buckets))
+    return _with(plan, collectives.bucketed(plan.program, plan.collectives, buckets))
 
 
 def add_in_turns(plan: Plan) -> Plan:

@@ -4,6 +4,8 @@ A copy between devices costs some microseconds whatever it carries, and two node
 Biases and scales, and their gradients, are many and small. What the shards read whole and is known before any of them
 has run is joined at home and sent once; what is reduced and then read at home only is joined on each shard and reduced
 as one. Neither waits for the other way round: that is why only the first and the last of a step are put into buckets.
+Among the last are numbers that an owner sends to all owners: those of one bucket have as many such ways before them, so
+none follows from another.
 
 A bucket of sums waits for its last one. So they are put into buckets as they become ready, and a bucket that is full is
 reduced while the backward pass goes on. (DDP calls its size `bucket_cap_mb`.)
@@ -20,7 +22,7 @@ import tensorflow as tf
 
 from graphsplit.core.gpus import can_be_cut
 from graphsplit.core.hosts import host_name
-from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Replicate, SingleDevice
+from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Replicate, SingleDevice, group_of
 from graphsplit.errors import CheckError
 from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.costs.families import MATRIX, family_of
@@ -56,9 +58,10 @@ def find_buckets(
         return ()  # shards may be absent; what comes from outside comes when it likes; stages have their own devices
     moves = [move for move in moves if _can_be_joined(_dtype(program, move), devices)]
     first, last = _sent_first(program, steps, moves), _reduced_last(moves, leading)
+    numbers = _sent_to_owners(program, [move for move in moves if move.tensor not in leading])
     ready = sorted(last, key=lambda move: move.tensor.op)  # (moves are in the order in which they are read)
     full = [part for alike in _alike(program, ready) for part in _filled(program, alike, most)]
-    many = [moves for moves in (*_alike(program, first), *full) if len(moves) >= FEWEST_IN_BUCKET]
+    many = [moves for moves in (*_alike(program, first), *numbers, *full) if len(moves) >= FEWEST_IN_BUCKET]
     return tuple(map(tuple, [*many, *_exchanged_at_once(program, moves, few_bytes)]))
 
 
@@ -78,7 +81,8 @@ def _exchanged_at_once(program: Program, moves: Iterable[Move], few_bytes: int) 
         before.append((exchanges, products))
         for k, dtype in enumerate(op.out_dtypes):
             if (tensor := Tensor(op.index, k)) in exchanged:
-                alike = (before[-1], dtype, op.provenance.column, sides.of(tensor))
+                is_number = program.shape(tensor) == ()
+                alike = (before[-1], dtype, is_number, op.provenance.column, sides.of(tensor))
                 ready.setdefault(alike, []).append(exchanged[tensor])
     full = [part for together in ready.values() for part in _filled(program, together, few_bytes)]
     return [together for together in full if len(together) > 1]
@@ -123,6 +127,11 @@ def check_buckets(program: Program, steps: Sequence[Step], buckets: Iterable[Col
             if wrong:
                 raise CheckError(f"{wrong[0]!r} follows from what it is exchanged with.")
             continue
+        if program.shape(tensors[0]) == ():  # of owners
+            behind = reached([i for tensor in tensors for i in readers[tensor.op]], readers.__getitem__)
+            if set(behind) & {tensor.op for tensor in tensors}:
+                raise CheckError("Numbers in a bucket follow from each other.")
+            continue
         if bucket.kind == "broadcast":
             found = reached([tensor.op for tensor in tensors], lambda i: program.ops[i].sources)
         else:
@@ -158,6 +167,22 @@ def _sent_first(program: Program, steps: Sequence[Step], moves: Iterable[Move]) 
         if steps[op.index].shards or steps[op.index].bodies or any(source in after for source in op.sources):
             after.add(op.index)
     return [move for move in moves if move.kind == "broadcast" and move.tensor.op not in after]
+
+
+def _sent_to_owners(program: Program, moves: Iterable[Move]) -> list[list[Move]]:
+    """Return the moves of numbers from one owner to all owners, those together before which are as many such ways."""
+    moves = [move for move in moves if isinstance(move.source, SingleDevice) and group_of(move.target)]
+    sent = {move.tensor: move for move in moves if program.shape(move.tensor) == ()}
+    before = [0] * len(program.ops)
+    for op in program.ops if sent else ():
+        ways = [before[tensor.op] + (tensor in sent) for tensor in op.inputs]
+        before[op.index] = max([*ways, *[before[i] for i in op.sources]], default=0)
+    alike: dict[tuple[object, ...], list[Move]] = {}
+    sides = sides_of(program)
+    for tensor, move in sent.items():
+        key = _dtype(program, move).name, move.source, move.target, before[tensor.op], sides.of(tensor)
+        alike.setdefault(key, []).append(move)
+    return list(alike.values())
 
 
 def _reduced_last(moves: Iterable[Move], leading: Collection[Tensor]) -> list[Move]:

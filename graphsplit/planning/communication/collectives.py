@@ -357,12 +357,17 @@ def _partial(layout: Layout) -> Partial:
     return layout
 
 
-def bucketed(collectives: Sequence[Collective], buckets: Sequence[Sequence[Move]]) -> list[Collective]:
+def bucketed(
+    program: Program, collectives: Sequence[Collective], buckets: Sequence[Sequence[Move]]
+) -> list[Collective]:
     """Return collectives, those of each bucket as one: vectors are concatenated where they are, and split where read.
 
+    Numbers are packed and unpacked.
+
     Args:
+      program: whose tensors move.
       collectives: of all moves, each of one tensor.
-      buckets: the moves of vectors between the same places.
+      buckets: the moves of vectors, or of numbers, between the same places.
     """
     bucket_of = {move: number for number, moves in enumerate(buckets) for move in moves}
     found: list[Collective] = []
@@ -374,11 +379,12 @@ def bucketed(collectives: Sequence[Collective], buckets: Sequence[Sequence[Move]
             found.append(collective)
     for number, moves in enumerate(buckets):
         alike = {c.moves[0]: c for c in collectives if bucket_of.get(c.moves[0]) == number}
-        found[place[number]] = _as_one([alike[move] for move in moves])
+        are_numbers = program.shape(moves[0].tensor) == ()
+        found[place[number]] = _as_one([alike[move] for move in moves], are_numbers)
     return found
 
 
-def _as_one(alike: Sequence[Collective]) -> Collective:
+def _as_one(alike: Sequence[Collective], are_numbers: bool) -> Collective:
     """Return one collective for several that differ in their tensors only."""
     first = alike[0]
     values: list[Value] = []
@@ -388,7 +394,8 @@ def _as_one(alike: Sequence[Collective]) -> Collective:
             owns = [c.values[i] for c in alike]
             values += owns
             of = tuple(range(len(values) - len(owns), len(values)))
-            values.append(Concatenation(of, value.device, sum(own.bytes for own in owns), value.shard))
+            kind = Packed if are_numbers else Concatenation
+            values.append(kind(of, value.device, sum(own.bytes for own in owns), value.shard))
         else:
             size = sum(c.values[i].bytes for c in alike)
             values.append(replace(value, of=tuple([renamed[k] for k in value.of]), bytes=size))

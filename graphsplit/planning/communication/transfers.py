@@ -56,7 +56,7 @@ class Split(NamedTuple):
         the value. So what a device's shards read is one piece, which that device splits again, and what a shard has of
         several blocks is split into these.
       holder: the shard on whose device a whole value is split, if that is not where it is whole for everybody.
-      sizes: the bytes of vectors that were joined.
+      sizes: the bytes of vectors that were joined, or of numbers that were packed.
     """
 
     axis: int
@@ -100,7 +100,7 @@ class Sum(Value):
 
 @dataclass(frozen=True, slots=True)
 class Packed(Value):
-    """A shard's own mean and variance, as one."""
+    """Several of the same shape, as one: a shard's own mean and variance, or an owner's numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

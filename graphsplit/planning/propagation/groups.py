@@ -2,12 +2,14 @@
 
 What reads or writes such a variable runs beside each copy. So does the arithmetic that leads to what is written, as far
 back as that takes no more bytes than to compute it on one device and to send it to all: a gradient is added up for all
-of them, and nothing of an optimizer's update travels. Products and sums are computed once: they are work.
+of them, and nothing of an optimizer's update travels. Products and sums are computed once: they are work. But where
+devices wait for what others send, each computes the norm of what all of them have, and none waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import tensorflow as tf
@@ -15,17 +17,25 @@ import tensorflow as tf
 from graphsplit.core.layouts import PARTIAL_SUM, Replicate
 from graphsplit.core.sizes import has_sizes
 from graphsplit.planning.costs.work import flops_of
+from graphsplit.planning.propagation.shared_numbers import behind_shards
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
 
 _NUMBER = 16  # bytes: so few are computed once, and sent
 _MOST_FLOPS = 32  # for each entry that is made: more is work, and is done once
+_NORMS = frozenset({"EuclideanNorm", "L2Loss", "Max", "Sum"})
 
 
-def find_groups(program: Program, steps: Sequence[Step], state: State) -> dict[int, Replicate]:
-    """Return the operations that run once on each device of a group, by position, and how their results lie."""
-    return _GroupFinder(program, steps, state).find() if program.copied else {}
+def find_groups(program: Program, steps: Sequence[Step], state: State, waits: bool = False) -> dict[int, Replicate]:
+    """Return the operations that run once on each device of a group, by position, and how their results lie.
+
+    Args:
+      program, steps: what runs once.
+      state: where lives what the program does not compute.
+      waits: whether a way between devices counts more than what each of them computes meanwhile.
+    """
+    return _GroupFinder(program, steps, state, waits).find() if program.copied else {}
 
 
 @dataclass
@@ -33,22 +43,27 @@ class _GroupFinder:
     program: Program
     steps: Sequence[Step]
     state: State
+    waits: bool
     groups: dict[int, Replicate] = field(default_factory=dict)
     wanted: dict[Tensor, Replicate] = field(default_factory=dict)
-    costs: dict[tuple[Tensor, Replicate], int] = field(default_factory=dict)
+    sent: dict[tuple[Tensor, Replicate], frozenset[Tensor]] = field(default_factory=dict)
 
     def find(self) -> dict[int, Replicate]:
         self.groups = {op.index: group for op in self.program.ops if (group := self._beside(op)) is not None}
         before = -1
         while before < len(self.groups):  # what is wanted for one reader costs nothing for another one
             before = len(self.groups)
-            self.costs.clear()
+            self.sent.clear()
             for op in reversed(self.program.ops):
                 group = self.groups.get(op.index) or self._chosen(op)
                 if group is not None:
                     self.groups[op.index] = group
                     self.wanted.update(dict.fromkeys(op.inputs, group))
         return self.groups
+
+    @functools.cached_property
+    def _behind(self) -> Sequence[bool]:
+        return behind_shards(self.program, self.steps)
 
     def _beside(self, op: Op) -> Replicate | None:
         """Return the group of a variable with copies that an operation reads or writes."""
@@ -65,9 +80,10 @@ class _GroupFinder:
             return None  # (of several parts each goes to a group of its own)
         size, inputs = sum(op.out_bytes), dict.fromkeys(op.inputs)
         if size <= _NUMBER:
-            return group if sum(self._cost(tensor, group) for tensor in inputs) < size else None
-        costs = [self._cost(tensor, group) for tensor in inputs if self.program.bytes(tensor) > _NUMBER]
-        return group if sum(costs) <= size + sum(map(self._added_up, inputs)) else None
+            most = size if self.waits and self._behind[op.index] else size - 1  # (nobody waits for a learning rate)
+            return group if self._cost(inputs, group) <= most else None
+        large = [tensor for tensor in inputs if self.program.bytes(tensor) > _NUMBER]
+        return group if self._cost(large, group) <= size + sum(map(self._added_up, inputs)) else None
 
     def _may_repeat(self, op: Op) -> bool:
         if not self.steps[op.index].home or op.device or op.index in self.program.inputs:
@@ -76,19 +92,26 @@ class _GroupFinder:
         opaque = not {tf.resource, tf.variant}.isdisjoint(op.out_dtypes)
         if op.stateful or op.controls or op.bodies or unknown or opaque:
             return False
-        return flops_of(op) * max(map(_item_bytes, op.out_dtypes), default=1) <= _MOST_FLOPS * sum(op.out_bytes)
+        read = sum(map(self.program.bytes, op.inputs)) if self.waits and op.type in _NORMS else 0
+        most = _MOST_FLOPS * (sum(op.out_bytes) + read)
+        return flops_of(op) * max(map(_item_bytes, op.out_dtypes), default=1) <= most
 
-    def _cost(self, tensor: Tensor, group: Replicate, depth: int = 0) -> int:
-        """Return the bytes that each device of a group is sent of a value, or of what it computes that from."""
+    def _cost(self, tensors: Iterable[Tensor], group: Replicate) -> int:
+        """Return the bytes that each device of a group is sent of some values."""
+        return sum(map(self.program.bytes, {own for tensor in tensors for own in self._sent(tensor, group)}))
+
+    def _sent(self, tensor: Tensor, group: Replicate, depth: int = 0) -> frozenset[Tensor]:
+        """Return what each device of a group is sent of a value: that, or what it follows from, if it is no more."""
         key, op = (tensor, group), self.program.ops[tensor.op]
         if self.state.is_everywhere(op) or self.groups.get(tensor.op) == group or self.wanted.get(tensor) == group:
-            return 0
-        if key not in self.costs:
-            self.costs[key] = self.program.bytes(tensor)
+            return frozenset()
+        if key not in self.sent:
+            self.sent[key] = frozenset([tensor])
             if self._may_repeat(op) and depth < _DEEPEST:
-                inputs = [self._cost(t, group, depth + 1) for t in dict.fromkeys(op.inputs)]
-                self.costs[key] = min(self.costs[key], sum(inputs))
-        return self.costs[key]
+                found = frozenset([own for t in op.inputs for own in self._sent(t, group, depth + 1)])
+                if sum(map(self.program.bytes, found)) <= self.program.bytes(tensor):
+                    self.sent[key] = found
+        return self.sent[key]
 
     def _added_up(self, tensor: Tensor) -> int:
         """Return the bytes of a sum over the shards, which are sent in any case."""

@@ -21,6 +21,7 @@ from graphsplit.core.devices import task_of
 from graphsplit.core.layouts import Layout, Partial, Replicate, SingleDevice, is_whole
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.groups import find_groups
+from graphsplit.planning.propagation.shared_numbers import shared_numbers
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
@@ -71,7 +72,7 @@ def find_owners(
 ) -> Owners:
     """Return where whole values are made."""
     pinned, lying, groups = _pinned(program, state, home), _lying(program, input_devices), {}
-    groups = find_groups(program, steps, state)
+    groups = find_groups(program, steps, state, mesh.few_bytes > 0)
     if not groups and not program.stages and not mesh.columns and all(d in (home, "") for d in pinned.values()):
         pinned |= lying
         return Owners(tuple([pinned.get(op.index, home) for op in program.ops]), {}, home)
@@ -155,7 +156,20 @@ class _OwnerFinder:
                 assert shards is not None
                 if not is_whole(shards.gives[k]):
                     gathered[Tensor(op.index, k)] = self._where_gathered(op, Tensor(op.index, k), shards.gives[k])
-        return Owners(tuple(of_ops), gathered, self._home, self._groups)
+        shared = self._shared(of_ops, gathered)
+        of_ops = [shared[i].nearest(self._home) if i in shared else device for i, device in enumerate(of_ops)]
+        return Owners(tuple(of_ops), gathered, self._home, {**self._groups, **shared})
+
+    def _shared(self, of_ops: Sequence[str], gathered: Mapping[Tensor, str]) -> dict[int, Replicate]:
+        """Return what each of several owners computes; see `shared_numbers`. What has copies is with each of them."""
+        if not self._mesh.exchange_bytes or self._mesh.columns or self._program.stages:
+            return {}
+        places = dict(gathered)
+        for op in self._program.ops:
+            if self._steps[op.index].home and not op.is_constant and op.index not in self._groups:
+                places.update({Tensor(op.index, k): of_ops[op.index] for k in range(len(op.out_shapes))})
+        found = shared_numbers(self._program, self._steps, places, self._served, self._mesh.exchange_bytes)
+        return {i: group for i, group in found.items() if i not in self._groups}
 
     @functools.cached_property
     def _readers(self) -> dict[Tensor, list[int]]:

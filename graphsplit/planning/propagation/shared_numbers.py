@@ -1,0 +1,73 @@
+"""Shared numbers: what follows from numbers of several owners, and serves several, is computed on each of these.
+
+Of a norm of all gradients each owner has a part, and each scales its own gradients by it. If one device computed it,
+all others would wait twice: for what they send, and for what they are sent. So each sends what it has to all of them,
+and each computes the same, in the same order: the bits are equal. Only what follows from the shards is computed so, as
+nobody waits for a learning rate; and only what is small, by the rule of sums that all shards read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import tensorflow as tf
+
+from graphsplit.core.layouts import Replicate
+from graphsplit.core.sizes import has_sizes
+from graphsplit.planning.costs.work import flops_of
+from graphsplit.planning.steps import Step
+from graphsplit.program.program import Op, Program, Tensor
+
+_MOST_FLOPS = 32  # for each byte that is made: more is work, and is done once
+
+
+def shared_numbers(
+    program: Program,
+    steps: Sequence[Step],
+    places: Mapping[Tensor, str],
+    served: Sequence[Collection[str]],
+    exchange_bytes: int,
+) -> dict[int, Replicate]:
+    """Return the operations that each of several owners runs, by position, and how their results lie.
+
+    Args:
+      program, steps: what runs once.
+      places: where is whole what such an operation may read.
+      served: for each operation the devices of what it leads to.
+      exchange_bytes: see `Mesh`.
+    """
+    behind = behind_shards(program, steps)
+    found: set[int] = set()
+    for op in program.ops:
+        if (
+            behind[op.index]
+            and steps[op.index].home
+            and len(served[op.index]) > 1
+            and _is_small(program, op, len(served[op.index]), exchange_bytes)
+        ):
+            read = {"" if tensor.op in found else places.get(tensor) for tensor in op.inputs} - {None}
+            if "" in read or len(read) > 1:
+                found.add(op.index)
+    group = Replicate(tuple(sorted({device for i in found for device in served[i]})))
+    return dict.fromkeys(sorted(found), group)
+
+
+def behind_shards(program: Program, steps: Sequence[Step]) -> list[bool]:
+    """Return of each operation whether it follows from what ran on the shards."""
+    behind = [False] * len(program.ops)
+    for op in program.ops:
+        behind[op.index] = any(behind[i] or steps[i].shards is not None for i in op.sources)
+    return behind
+
+
+def _is_small(program: Program, op: Op, devices: int, exchange_bytes: int) -> bool:
+    """Return whether an operation may run on each device that it serves: that takes a single way, and no work."""
+    tensors = [*op.inputs, *[Tensor(op.index, k) for k in range(len(op.out_shapes))]]
+    shapes = [program.shape(tensor) for tensor in tensors]
+    if op.stateful or op.controls or op.bodies or op.device or op.index in program.inputs:
+        return False
+    if any(shape is None or None in shape or has_sizes(shape) for shape in shapes):
+        return False
+    opaque = {program.dtype(tensor) for tensor in tensors} & {tf.resource, tf.variant, tf.string}
+    sent = max(map(program.bytes, tensors)) * (devices - 1)
+    return not opaque and sent <= exchange_bytes and flops_of(op) <= _MOST_FLOPS * sum(map(program.bytes, tensors))
