@@ -112,7 +112,7 @@ def test_strict_on_the_command_line_has_no_dataset(tmp_path: Path):
     assert ran.exit_code == 2
     assert re.sub(r"\.py:\d+", ".py:N", ran.output).splitlines()[-5:] == [
         "Error: strict=True, but these operations work on rows of the batch and would run on one device:",
-        f"  - StringFormat 'StringFormat' at test_saved_models_errors.py:N: nothing gathered; no rule for StringFormat",
+        "  - StringFormat 'StringFormat' at test_saved_models_errors.py:N: nothing gathered; no rule for StringFormat",
         "    -> save the model without it",
         "Or drop strict=True, and assert how evenly devices work: step.plan(x).balance > 0.9.",
         "On the command line: leave out --strict.",

@@ -23,6 +23,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "clipnorm": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.01),
     "lamb": lambda: keras.optimizers.Lamb(0.1),
 }
+AT_ONCE: Any = {"tuning": {"exchange_bytes": 1 << 19}}  # as between GPUs
 LAYOUTS = ("sharded", "replicated", "home")
 
 
@@ -57,7 +58,9 @@ def training(optimizer: str) -> Any:
 @pytest.mark.parametrize("optimizer", ["global_clipnorm", "clipnorm", pytest.param("lamb", marks=pytest.mark.long)])
 def test_what_is_clipped_equals_one_device(optimizer: str, layout: str, options: Any) -> None:
     calls = [(rows(13, 40),), (rows(2, 40),)]
-    plan = assert_law(lambda: training(optimizer), calls, devices=3, at_home=None, variables=layout, **options)
+    plan = assert_law(
+        lambda: training(optimizer), calls, devices=3, at_home=None, variables=layout, tuning=AT_ONCE, **options
+    )
     assert plan.sharded_ops
 
 
@@ -67,7 +70,9 @@ def test_any_number_of_rows(layout: str) -> None:
         step, variables = training("global_clipnorm")
         return tf.function(step, input_signature=[tf.TensorSpec([None, 40], tf.float64)]), variables
 
-    assert_law(make, [(rows(count, 40),) for count in (13, 2, 1)], devices=3, at_home=None, variables=layout)
+    assert_law(
+        make, [(rows(count, 40),) for count in (13, 2, 1)], devices=3, at_home=None, variables=layout, tuning=AT_ONCE
+    )
 
 
 def planned(optimizer: str, layout: str, devices: int = 8) -> gs.inspect.Plan:
@@ -115,7 +120,7 @@ def test_a_bucket_of_numbers_that_follow_from_each_other_is_found() -> None:
 def test_copies_keep_the_same_bits() -> None:
     """Each device has computed the norm by itself, in the same order."""
     step, variables = training("global_clipnorm")
-    parallel = gs.parallelize(step, devices=3, variables="replicated")
+    parallel = gs.parallelize(step, devices=3, variables="replicated", **AT_ONCE)
     for count in (13, 8):
         parallel(rows(count, 40))
     compared = 0
