@@ -170,6 +170,23 @@ def slice_(rng: np.random.Generator) -> Sample:
     return [x, np.array(begin, np.int32), np.array(size, np.int32)], {}
 
 
+def split(rng: np.random.Generator) -> Sample:
+    x = integers(rng, rng.integers(1, 3))
+    axis = int(rng.integers(-x.ndim, x.ndim))
+    counts = [count for count in (1, 2, 3) if x.shape[axis] % count == 0]
+    return [np.int32(axis), x], {"num_split": int(rng.choice(counts))}
+
+
+def split_v(rng: np.random.Generator) -> Sample:
+    x = integers(rng, rng.integers(1, 3))
+    axis = int(rng.integers(-x.ndim, x.ndim))
+    ends = np.sort(rng.integers(0, x.shape[axis] + 1, rng.integers(0, 3)))
+    sizes = np.diff([0, *ends, x.shape[axis]]).astype(np.int32)
+    if len(sizes) > 1 and rng.random() < 0.3:  # (a kernel refuses it of one piece)
+        sizes[rng.integers(0, len(sizes))] = -1
+    return [x, sizes, np.int32(axis)], {"num_split": len(sizes)}
+
+
 def squeeze(rng: np.random.Generator) -> Sample:
     x = integers(rng)
     ones = [i if rng.random() < 0.5 else i - x.ndim for i, size in enumerate(x.shape) if size == 1]
@@ -240,6 +257,8 @@ SAMPLERS: dict[str, Callable[[np.random.Generator], Sample]] = {
     "ShapeN": lambda rng: ([[integers(rng, dtype=np.int32) for _ in range(2)]], {}),
     "Size": anything,
     "Slice": slice_,
+    "Split": split,
+    "SplitV": split_v,
     "Squeeze": squeeze,
     "StridedSlice": strided_slice,
     "Sub": elementwise(),
@@ -353,6 +372,8 @@ ON_SHAPES: dict[str, Callable[[Any, Any, int], list[Any]]] = {
     "Select": lambda a, b, n: [tf.raw_ops.Equal(x=np.arange(n), y=1), a, b],
     "SelectV2": lambda a, b, n: [tf.raw_ops.Equal(x=np.arange(n), y=1), a, b],
     "Slice": lambda a, b, n: [a, [0], [n - 1]],
+    "Split": lambda a, b, n: [0, tf.raw_ops.ConcatV2(values=[a, b], axis=0)],
+    "SplitV": lambda a, b, n: [a, [n - 1, -1], 0],
     "StridedSlice": lambda a, b, n: [a, [-1], [n], [1]],
     "Sub": lambda a, b, n: [a, b],
     "Sum": lambda a, b, n: [a, 0],
@@ -389,7 +410,7 @@ def test_folds_hold_for_every_size(op_type: str) -> None:
 
 
 def attributes_of(op_type: str) -> dict[str, Any]:
-    return {"DstT": tf.int64} if op_type == "Cast" else {}
+    return {"Cast": {"DstT": tf.int64}, "Split": {"num_split": 2}, "SplitV": {"num_split": 2}}.get(op_type, {})
 
 
 def on_shapes(op_type: str, shapes: list[Any], rank: int) -> dict[int, np.ndarray]:

@@ -369,3 +369,26 @@ def test_the_plan_says_what_has_rows_of_its_own() -> None:
     assert note.endswith(
         "kept whole, and what follows from them alone runs on one device; split={...} says which are cut"
     )
+
+
+@pytest.mark.parametrize("shape", [(None, 200), (None, 2, 200)])
+def test_spectra_of_any_number_of_sounds(shape: tuple[int | None, ...]) -> None:
+    """`tf.signal.frame` takes the axes before time whole, by an end that it splits off the signal's shape."""
+
+    def make() -> Made:
+        filters = weights(33, 4)
+
+        @tf.function(input_signature=[spec(*shape)])
+        def step(x: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                y = tf.tanh(tf.abs(tf.signal.stft(x, 64, 16)) @ filters)
+                loss = tf.reduce_mean(y**2)
+            descend([filters], tape, loss)
+            return loss, y
+
+        return step, [filters]
+
+    calls = [(numbers(count, *(size for size in shape[1:] if size)),) for count in (5, 7, 2, 1)]
+    plan = assert_law(make, calls, sharded=["StridedSlice", "RFFT", "Tanh"], tolerance=1e-11)
+    assert plan.program.batch_is_unknown
+    assert plan.sharded_fraction > 0.99

@@ -11,6 +11,9 @@ import tensorflow as tf
 from graphsplit.core import structures
 from graphsplit.core.structures import CompositeLeaf, Container, StaticLeaf, TensorLeaf, Tree, with_leaves
 
+MOST_SEEN = 1000
+"""Of so many sizes it is remembered how they were seen: there may be any number of them."""
+
 
 class Retracing:
     """What code sees in a `tf.function` with `reduce_retracing`, as all of Keras are.
@@ -26,6 +29,8 @@ class Retracing:
     def seen(self, tree: Tree) -> Tree:
         """Return the structure of an argument as the function sees it."""
         if tree not in self._found:
+            if len(self._found) >= MOST_SEEN:
+                self._found.pop(next(iter(self._found)), None)
             specs = [_spec(leaf) for _, leaf in structures.walk(tree) if not isinstance(leaf, StaticLeaf)]
             kind = structures.map_leaves(lambda leaf: leaf if isinstance(leaf, StaticLeaf) else StaticLeaf(None), tree)
             if kind not in self._functions:

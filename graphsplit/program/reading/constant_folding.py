@@ -72,6 +72,13 @@ def _cumulate(op: Any, values: Values) -> list[np.ndarray]:
     return [np.flip(sums, axis) if op.attr("reverse").b else sums]
 
 
+def _split(value: np.ndarray, sizes: np.ndarray, axis: int) -> list[np.ndarray]:
+    """Return a value in pieces; one of them may have what the others leave, a size of -1."""
+    rest = value.shape[axis] - sum(int(size) for size in sizes if size >= 0)
+    ends = np.cumsum([rest if size < 0 else int(size) for size in sizes])
+    return np.split(value, ends[:-1], axis)
+
+
 def _stitch(op: Any, values: Values) -> list[np.ndarray] | None:
     count = len(values) // 2
     size = max((int(np.max(indices)) + 1 for indices in values[:count] if indices.size), default=0)
@@ -167,6 +174,8 @@ _FOLD: dict[str, Callable[[Any, Values], list[np.ndarray] | None]] = {
     "Select": _select,
     "SelectV2": _elementwise(np.where),
     "Slice": lambda op, v: [v[0][tuple(slice(b, None if s < 0 else b + s) for b, s in zip(v[1], v[2], strict=True))]],
+    "Split": lambda op, v: np.split(v[1], op.attr("num_split").i, int(v[0])),
+    "SplitV": lambda op, v: _split(v[0], v[1], int(v[2])),
     "Squeeze": lambda op, v: [np.reshape(v[0], op.out_shapes[0])],
     "StridedSlice": _strided_slice,
     "Sub": _elementwise(np.subtract),
