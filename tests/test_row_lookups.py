@@ -251,3 +251,23 @@ def test_what_is_recomputed_is_looked_up_where_its_rows_are():
     plan = assert_law(make, [(ids(7),), (ids(11),)], at_home=None, recompute=["block_*"])
     assert [op for op in plan.program.ops if "rows_1/again" in op.name and op.device]
     assert not [move for move in plan.moves if plan.program.shape(move.tensor)[:1] in {(134,), (133,)}]
+
+
+@pytest.mark.parametrize("layout", ["sharded", "home"])
+def test_a_plan_says_that_rows_are_looked_up_where_they_are(layout: str):
+    table = tf.Variable(tf.random.stateless_normal((900, 16), [1, 2]), name="table")
+    gs.set_variable_layout([table], layout, devices=3)
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.nn.embedding_lookup(table, ids) ** 2)
+        gradient = tape.gradient(loss, table)
+        table.scatter_sub(tf.IndexedSlices(0.1 * gradient.values, gradient.indices))
+        return loss
+
+    ids = tf.constant(np.arange(11) * 80 % 900)
+    parallel = gs.parallelize(step, devices=3)
+    assert gs.verify(parallel, ids).passed
+    found = [line for line in str(parallel.plan(ids)).splitlines() if " where they are, on 3 devices: " in line]
+    words = [line.split()[2] for line in found]
+    assert words == (["looked", "written"] if layout == "sharded" else []), found

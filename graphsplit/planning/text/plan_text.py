@@ -37,7 +37,13 @@ from graphsplit.planning.tasks import COPY, Tasks, few_tasks_of
 from graphsplit.planning.text.advice import advice_on
 from graphsplit.planning.text.headlines import Cause, Shares, headline, shares_of
 from graphsplit.planning.text.held_text import burden_of_variables, held_text
-from graphsplit.planning.text.sections import compiled_text, host_kernels_text, stages_text, whole_sums_text
+from graphsplit.planning.text.sections import (
+    compiled_text,
+    host_kernels_text,
+    rows_in_place_text,
+    stages_text,
+    whole_sums_text,
+)
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.graph.graph import reached, readers_of
 from graphsplit.program.program import Op
@@ -73,7 +79,8 @@ def describe(plan: Decisions) -> str:
     at_home = [*once, *([*_at_home(plan), *_following(plan, shares)] or nothing), *_without_rows(plan, shares)]
     burden = burden_of_variables(plan, tasks)
     more = [f"  {burden}"] if burden is not None else []
-    found = [*_header(plan, shares, sends), *_communication(plan, sends), *whole_sums_text(plan), *more, *at_home]
+    named = [*rows_in_place_text(plan), *whole_sums_text(plan)]
+    found = [*_header(plan, shares, sends), *_communication(plan, sends), *named, *more, *at_home]
     return "\n".join([*found, *_turns(plan), *_held(plan, tasks), *_split_turns(plan), *notes])
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import tensorflow as tf
+
 from graphsplit.core.devices import short_name
 from graphsplit.core.gpus import has_moving_kernel, kernel_devices
 from graphsplit.core.layouts import Partial, Shard
@@ -106,17 +108,47 @@ def _made_by(value: Value) -> str:
     return _REDUCTIONS[value.reduction] if isinstance(value, Sum) else ""
 
 
+_MOST_NAMED = 4
+_LOOKUPS = ("Gather", "ResourceGather")
+_WRITES = ("ResourceScatter",)
+
+
+def rows_in_place_text(plan: Decisions) -> list[str]:
+    """Return which lookups and writes take rows of a sharded variable where these are, each part its own."""
+    lines = []
+    for types, what in ((_LOOKUPS, "looked up"), (_WRITES, "written")):
+        found: dict[str, list[Op]] = {}
+        for op in plan.home_ops:
+            if op.device and op.type.startswith(types) and _is_of_variable(plan, op.inputs[0]):
+                found.setdefault(op.provenance.origin or op.name, []).append(op)
+        named = {name: ops for name, ops in found.items() if len({op.device for op in ops}) > 1}
+        for name, ops in list(named.items())[:_MOST_NAMED]:
+            where = plan.program.line_of(ops[0])
+            lines.append(
+                f"  rows are {what} where they are, on {len({op.device for op in ops})} devices: {ops[0].type} {name!r}"
+                + (f" ({where})" if where else "")
+            )
+        more = len(named) - _MOST_NAMED
+        lines += [f"  ... and {more} more whose rows are {what} where they are"] if more > 0 else []
+    return lines
+
+
+def _is_of_variable(plan: Decisions, tensor: Tensor) -> bool:
+    """Return whether a tensor is a variable's handle, or its value."""
+    op = plan.program.ops[tensor.op]
+    return op.type == "ReadVariableOp" or op.out_dtypes[tensor.index] == tf.resource
+
+
 _PUTS = ("ScatterNd", "TensorScatter", "UnsortedSegment")  # types begin so that put rows at places in a whole tensor
-_MOST_SUMS = 4
 
 
 def whole_sums_text(plan: Decisions) -> list[str]:
     """Return what each device puts its rows into that is larger than they are, and has all rows' places."""
     found = [op for op in plan.sharded_ops if op.type.startswith(_PUTS) and _is_larger_than_rows(plan, op)]
     lines = [f"  sums of rows for which each device holds a whole tensor: {len(found)}"] if found else []
-    for op in found[:_MOST_SUMS]:
+    for op in found[:_MOST_NAMED]:
         lines.append(f"    {_place(plan, op)}: {size_text(plan.program, [Tensor(op.index, 0)])} on each device")
-    return lines + ([f"    ... and {len(found) - _MOST_SUMS} more"] if len(found) > _MOST_SUMS else [])
+    return lines + ([f"    ... and {len(found) - _MOST_NAMED} more"] if len(found) > _MOST_NAMED else [])
 
 
 def _is_larger_than_rows(plan: Decisions, op: Op) -> bool:
