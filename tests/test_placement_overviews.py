@@ -10,7 +10,8 @@ import graphsplit as gs
 from graphsplit.inspect import Edge, PlacedOp, Placement
 from graphsplit.inspect.views.lanes import alike_lanes, home_device, lanes_of
 from graphsplit.inspect.views.pages import moves_of, page_data, ways_text
-from graphsplit.inspect.views.summaries import folded_scopes, page_paths
+from graphsplit.inspect.views.pictures import picture
+from graphsplit.inspect.views.summaries import folded_scopes, page_paths, summarize
 from graphsplit.planning.amounts import format_bytes
 
 CPU = [f"/device:CPU:{d}" for d in range(4)]
@@ -197,3 +198,25 @@ def test_layers_of_a_mesh_are_called_as_in_their_model():
     assert f"    7 of {net.name}/block_*/kernel: [-, model], 4 + 4, computed in place\n" in text
     assert f"    7 of {net.name}/block_*/bias: [model], 4 + 4, computed in place\n" in text
     assert f"    {net.name}/last/kernel: [model, -], 4 + 4, computed in place\n" in text
+
+
+def test_an_optimizer_is_drawn_below_what_it_follows():
+    """Its counter is read before all else; and labels are on white, whatever converts the picture."""
+    model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(4)])
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    placement = gs.parallelize(step, devices=2).placement(tf.TensorSpec((8, 12)))
+    [once] = [boxes for lane, boxes in summarize(placement).lanes.items() if not lane.shown.work.startswith("shard")]
+    labels = [box.label for box in once]
+    gradients = [k for k, label in enumerate(labels) if label.startswith("gradient_tape/")]
+    assert labels.index(next(label for label in labels if label.startswith("adam: "))) > max(gradients), labels
+    drawn = picture(placement)
+    assert "paint-order" not in drawn
+    assert drawn.count(' fill="#fff"/><text ') == drawn.count('font-weight="bold"')

@@ -62,15 +62,20 @@ def _text(
     end: bool = False,
     most: float = 1e9,
 ) -> str:
-    """Return a text, smaller or shorter if it is wider than `most`; white around it covers lines that pass behind."""
+    """Return a text, smaller or shorter if it is wider than `most`; if bold, on white, which covers lines behind it.
+
+    (A rectangle is white in whatever format a picture is converted to; `paint-order` is not known to all.)
+    """
     letter = 0.6 if bold else 0.55  # of the size: how wide a letter is, about
     size = max(min(size, most / max(len(text), 1) / letter), 10)
     looks = (
         f'font-size="{size:g}" font-weight="{"bold" if bold else "normal"}" text-anchor="{"end" if end else "start"}"'
     )
-    halo = 'paint-order="stroke" stroke="#fff" stroke-width="6" stroke-linejoin="round"' * bold
-    text = html.escape(shorten(text, int(most / size / letter)))
-    return f'<text x="{at[0]:g}" y="{at[1]:g}" {looks} {halo} fill="{color}">{text}</text>'
+    text = shorten(text, int(most / size / letter))
+    wide = len(text) * size * letter
+    left, top = at[0] - wide * end, at[1] - size
+    white = f'<rect x="{left:g}" y="{top:g}" width="{wide:g}" height="{1.3 * size:g}" fill="#fff"/>' * bold
+    return f'{white}<text x="{at[0]:g}" y="{at[1]:g}" {looks} fill="{color}">{html.escape(text)}</text>'
 
 
 def _places(summary: Summary, order: Sequence[Box], wide: int) -> Places:

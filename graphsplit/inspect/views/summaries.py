@@ -124,8 +124,13 @@ def _levels(path: Sequence[str]) -> list[str]:
 
 
 def _box(key: tuple[Lane, str], group: list[PlacedOp], rank: Mapping[str, int]) -> Box:
-    """Return the box of some operations; it stands where their work on rows begins."""
-    first = min(rank[op.name] for op in [op for op in group if op.shard is not None] or group)
+    """Return the box of some operations: where their work on rows begins, or, without any, where they have updated.
+
+    (What an optimizer counts and how it slows down follows from nothing, and stands before all else.)
+    """
+    on_rows = [rank[op.name] for op in group if op.shard is not None]
+    updates = [rank[op.name] for op in group if op.type.startswith(_UPDATES)]
+    first = min(on_rows) if on_rows else max(updates) if updates else min(rank[op.name] for op in group)
     return Box(*key, device=key[0].device, ops=len(group), flops=sum(op.flops or 0 for op in group), rank=first)
 
 
