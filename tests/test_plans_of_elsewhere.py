@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import keras
 import pytest
 import tensorflow as tf
@@ -185,3 +187,22 @@ def test_inspect_for_another_machine():
     assert ran.output == (
         f"Error: mean would run on GPU:0, GPU:1, which this process does not have. It has:\n{CPUS}{MORE}\n"
     )
+
+
+def test_layouts_are_compared_for_another_machine():
+    """Each is planned as it says, though all variables are on this machine's CPU now."""
+    weights = [tf.Variable(tf.zeros((512, 512))) for _ in range(2)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(tf.tanh(x @ weights[0]) @ weights[1]))
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(gradient)
+        return loss
+
+    devices = [f"GPU:{k}" for k in range(4)]
+    parallel = gs.parallelize(step, devices=devices, memory="1GB", plan="8xA100-SXM4-80GB")
+    said = parallel.plan(tf.TensorSpec((64, 512))).explain()
+    found = re.findall(r"4 devices, variables (home|sharded|replicated): [\d.]+ ms, ([\d.]+ .B) a device", said)
+    held = dict(found)
+    assert len(held) == len(set(held.values())) == 3, said

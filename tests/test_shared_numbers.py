@@ -23,7 +23,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "clipnorm": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.01),
     "lamb": lambda: keras.optimizers.Lamb(0.1),
 }
-AT_ONCE: Any = {"tuning": {"exchange_bytes": 1 << 19}}  # as between GPUs
+AT_ONCE = {"exchange_bytes": 1 << 19}  # as between GPUs
 LAYOUTS = ("sharded", "replicated", "home")
 
 
@@ -120,7 +120,7 @@ def test_a_bucket_of_numbers_that_follow_from_each_other_is_found() -> None:
 def test_copies_keep_the_same_bits() -> None:
     """Each device has computed the norm by itself, in the same order."""
     step, variables = training("global_clipnorm")
-    parallel = gs.parallelize(step, devices=3, variables="replicated", **AT_ONCE)
+    parallel = gs.parallelize(step, devices=3, variables="replicated", tuning=AT_ONCE)
     for count in (13, 8):
         parallel(rows(count, 40))
     compared = 0
