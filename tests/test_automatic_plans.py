@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.device_bytes import live_bytes
 from graphsplit.planning.text.held_text import most_held
 from graphsplit.simulate.calls import PredictedCall, predicted_call
+from graphsplit.simulate.search import chosen_plans
 from graphsplit.simulate.search.candidates import Candidate
 from graphsplit.simulate.search.chosen_plans import choose, table_for
 from graphsplit.simulate.search.plan_search import Question, Search
@@ -175,6 +177,7 @@ def test_large_variables_are_looked_at_one_by_one():
     mixed = Candidate(2, "home", others=(("kernel[0]", "sharded"),))
     assert mixed.layouts == {"/kernel[[]0]": "sharded", "*": "home"}
     assert str(mixed) == "2 devices, variables home but kernel[0] sharded"
+    assert mixed.text(0) == "2 devices, variables home but 1 variable sharded"
 
 
 def test_less_memory_than_the_largest_tensor():
@@ -341,3 +344,15 @@ def test_variables_that_are_laid_out_stay_and_others_are_laid_out(layout: str):
     assert parts_of_variable(model.kernels[1]).layout == "sharded"
     for kernel, expected in zip(model.kernels, alone.kernels, strict=True):
         np.testing.assert_allclose(kernel, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tried", [False, True])
+def test_what_was_tried_is_no_advice(tried: bool):
+    """Variables that are most of what does not fit may be sharded, unless no plan with sharded ones fits either."""
+    memory = SimpleNamespace(live_bytes=10, argument_bytes=10, state_bytes=900)
+    least, other = Candidate(1, "home"), Candidate(4, "sharded")
+    looked = {least: None, **({other: None} if tried else {})}
+    search = SimpleNamespace(looked=looked, question=SimpleNamespace(limit=100, rows=8))
+    advice = chosen_plans._of_largest_part(search, SimpleNamespace(fullest=memory))
+    assert advice.startswith("smaller variables: of lower precision")
+    assert ("set_variable_layout(..., 'sharded')" in advice) != tried

@@ -25,6 +25,11 @@ _NAMED = 4  # variables of a layout
 _AXIS = "model"  # what the axis is called of a mesh that is chosen
 
 
+def _counted(names: Sequence[str]) -> str:
+    """Return how many variables these are, or patterns, each of which may fit several."""
+    return count_text(len(names), "pattern" if "*" in "".join(names) else "variable")
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A plan that may be chosen.
@@ -85,13 +90,18 @@ class Candidate:
         return self.text(_NAMED)
 
     def text(self, most: int) -> str:
-        """Return what it is; of variables that lie otherwise, so many by name, and for 0 how many they are."""
+        """Return what it is; of variables that lie otherwise, so many by name, and for 0 how many they are.
+
+        >>> Candidate(4, "home", along=(("*/kernel", 1),), axes=("model",)).text(0)
+        "4 devices, variables home but 1 pattern (None, 'model')"
+        """
         named: dict[object, list[str]] = {}
         for name, own in (*self.others, *self._dimensions.items()):
             named.setdefault(own, []).append(name)
         more = {own: f" and {len(names) - most} more" if len(names) > most else "" for own, names in named.items()}
         lists = {own: ", ".join(names[:most]) + more[own] for own, names in named.items()}
-        apart = [f"{lists[own] if most else len(names)} {own}" for own, names in named.items()]
+        counts = {own: _counted(names) for own, names in named.items()}
+        apart = [f"{(lists if most else counts)[own]} {own}" for own in named]
         but = f" but {'; '.join(apart)}" if apart else ""
         words = [count_text(self.devices, "device"), *([f"mesh {self.mesh}"] if self.mesh else [])]
         words += [f"variables {self.layout}{but}"]

@@ -258,7 +258,7 @@ def refuse(search: Search) -> NoReturn:
     limit, devices = format_bytes(int(question.limit)), count_text(question.table.devices[0], "device")
     plain = min(planned, key=lambda candidate: (bool(candidate.mesh), planned[candidate].peak_bytes))
     helps = [
-        _of_largest_part(search, least, found),
+        _of_largest_part(search, found),
         _of_more_devices(search, plain),
     ]  # (large meshes are slow)
     raise ArgumentError(
@@ -279,12 +279,13 @@ def _parts(found: Looked) -> list[str]:
     return [f"{format_bytes(size)} {what}" for size, what in sorted(pairs, key=lambda pair: -pair[0]) if size]
 
 
-def _of_largest_part(search: Search, least: Candidate, found: Looked) -> str:
+def _of_largest_part(search: Search, found: Looked) -> str:
     """Return what makes the largest part smaller."""
     memory, question = found.fullest, search.question
     grows = memory.live_bytes + memory.argument_bytes
     if memory.state_bytes > min(grows, question.limit):
-        more = "" if least.layout == "sharded" else ", or sharded variables: set_variable_layout(..., 'sharded')"
+        is_tried = any(candidate.layout == "sharded" for candidate in search.looked)
+        more = "" if is_tried else ", or sharded variables: set_variable_layout(..., 'sharded')"
         return f"smaller variables: of lower precision, or with an optimizer of fewer slots{more}"
     rows = int(question.rows * max(question.limit - memory.state_bytes, 0) / grows) if grows else 0
     return (
