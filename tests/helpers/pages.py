@@ -152,6 +152,9 @@ def _renewed(shown: list[str], printed: list[str], planned: bool) -> tuple[list[
             elides = True
             continue
         place = _place_of(line, printed, at)
+        is_there = place is not None and _fits(line, printed[place])
+        if not is_there and any(_fits(line, own) for own in printed[:at]):
+            continue  # it stands above: the order is another one
         if place is None:
             found.append(line)
             missing.append(line)
@@ -180,16 +183,20 @@ def _place_of(line: str, printed: list[str], begin: int) -> int | None:
 
     It is the most similar of those that differ in numbers only; else of those that begin alike, or of all.
     """
-    like = _pattern(line)
-    close = [k for k in range(begin, len(printed)) if like.fullmatch(_plain(printed[k]))]
+    close = [k for k in range(begin, len(printed)) if _fits(line, printed[k])]
     head = " ".join(_skeleton(line).split()[:3])
     alike = [k for k in range(begin, len(printed)) if len(head) > 8 and _skeleton(printed[k]).startswith(head)]
     if LEFT_OUT in line and not close:  # (a list of types in a plan ends so)
-        return alike[0] if alike and LEFT_OUT in printed[alike[0]] else None
+        return alike[0] if alike and (LEFT_OUT in printed[alike[0]] or line.endswith(LEFT_OUT)) else None
     scores = {k: _similar(_plain(line), _plain(printed[k])) for k in close or alike or range(begin, len(printed))}
     best = max(scores, key=lambda k: (scores[k], -k), default=None)
     is_alike = best is not None and (close or alike or _similar(_skeleton(line), _skeleton(printed[best])) > _ALIKE)
     return best if is_alike else None
+
+
+def _fits(shown: str, printed: str) -> bool:
+    """Return whether two lines differ in numbers, and in what the first leaves out, only."""
+    return _pattern(shown).fullmatch(_plain(printed)) is not None
 
 
 def _similar(one: str, other: str) -> float:
@@ -219,6 +226,9 @@ def _line(shown: str, printed: str, block: list[str], planned: bool) -> str:
             return shown
         if LEFT_OUT in shown and LEFT_OUT not in printed:
             printed = shown[: len(shown) - len(shown.lstrip())] + LEFT_OUT.join(same.groups())
+    elif shown.endswith(LEFT_OUT) and LEFT_OUT not in printed:  # (it says something else now: cut where it was)
+        words = printed[: len(shown)].rpartition(" ")[0]
+        printed = f"{words} {LEFT_OUT}"
     if (place := _PLACE.search(shown)) is not None:
         printed = _PLACE.sub(place.group(), printed).replace("(page.py)", f"({place.group()})")
     about = shown or "\n".join(block)
