@@ -212,6 +212,7 @@ class RetracingWarning(UserWarning):
     It is said once, at the eighth. The message names the arguments that differ. Pad to a few lengths; leave sizes open
     by `tuning={"reduce_retracing": True}`; pass Python numbers that change as tensors. (A function is traced and
     planned for each signature; a step of a Keras model is planned for each, from a trace that leaves the rows open.)
+    It is also said when a plan for open sizes was made for calls in which two of them were the same, and they differ.
 
     >>> import warnings, tensorflow as tf, graphsplit as gs
     >>> square = gs.parallelize(tf.square, devices=2)
