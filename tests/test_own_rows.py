@@ -156,6 +156,19 @@ def test_largest_at_places_of_other_rows(change: str):
         assert not any(step.shards and step.shards.shift for step in plan.steps if step.shards)
 
 
+def test_places_that_a_cast_may_change():
+    """An index of 130 is -126 as int8, and then one of the row before; of the first row, it is passed over."""
+
+    def apply(h):
+        wide = tf.tile(h, [1, 25])
+        largest = tf.cast(tf.cast(tf.math.top_k(wide, 150)[1], tf.int8), tf.int32)
+        places = largest + 150 * tf.expand_dims(tf.range(tf.shape(h)[0]), 1)
+        return tf.math.unsorted_segment_sum(wide, places, 150 * tf.shape(h)[0])
+
+    plan = law(apply, devices=3, at_home=None)
+    assert not any(step.shards and step.shards.shift for step in plan.steps)
+
+
 UPDATES = ("update", "add", "sub", "min", "max")
 
 

@@ -123,10 +123,18 @@ class RowNumbers:
         """Return a tensor that has the same numbers in the same order, before they got another shape or dtype."""
         for _ in range(_MOST_STEPS):
             op = self._ops[tensor.op]
-            if tensor in self._known or op.type not in _IN_ORDER:
+            if tensor in self._known or not self._keeps_numbers(op):
                 break
             tensor = op.inputs[0]
         return tensor
+
+    def _keeps_numbers(self, op: Any) -> bool:
+        """Return whether an operation has the numbers that it reads: no small integers wrap, no floats are rounded."""
+        if op.type != "Cast":
+            return op.type in _IN_ORDER
+        [source] = op.inputs
+        types = (self._ops[source.op].out_dtypes[source.index], op.out_dtypes[0])
+        return all(dtype.is_integer and dtype.size >= 4 for dtype in types)
 
     def _steps(self, tensor: Any) -> InOrder | None:
         """Return what is known of numbers in equal steps, and of their sum with indices within a step."""
@@ -168,7 +176,7 @@ class RowNumbers:
     def _length_below(self, tensor: Any) -> Any:
         """Return a length that is more than each of some indices, none of which is negative, or None."""
         for _ in range(_MOST_STEPS):
-            if tensor in self._below or self._ops[tensor.op].type not in _IN_ORDER:
+            if tensor in self._below or not self._keeps_numbers(self._ops[tensor.op]):
                 break
             tensor = self._ops[tensor.op].inputs[0]
         return self._below.get(tensor)
