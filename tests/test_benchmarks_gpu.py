@@ -95,7 +95,7 @@ def test_the_page_of_a_gpu(tmp_path: Path):
         "Devices are GPUs: NVIDIA H200, compute capability 9.0; driver 570. Each is divided into logical GPUs of 3000 "
         "MiB: kernels, placement and memory are those\nof real devices, links between devices are not"
     ) in text
-    assert "| workload | mode | N = 2 |\n| --- | --- | --- |\n| mlp | training | 1000 / 2000 = 0.50 |" in text
+    assert "| workload | mode | N = 2 |\n| --- | --- | --- |\n| mlp | training | 1000 / 2000: 0.50 |" in text
     assert "processes that exchange nothing" not in text.split("## ", 1)[1].split("## How it was measured")[0]
     assert (
         "The most that tensors took on a GPU from the first call on "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -112,7 +113,7 @@ def tied(table: Any, words: tf.Tensor) -> tf.Tensor:
 def test_tables_are_sent_where_that_is_less(rows: Rows, batch: int, layout: str):
     """A table that every device reads anyway, or has; and rows that are more bytes than a table for each device."""
     make = training(rows, "trained" if rows is flat else "dense")
-    laid = iter(["", layout])
+    laid = itertools.cycle(["", layout])
 
     def make_laid() -> Any:
         step, variables = make()
@@ -190,7 +191,7 @@ def in_turn(table: tf.Variable, words: tf.Tensor) -> tf.Tensor:
 )
 def test_lookups_read_rows_and_not_the_variable(layout: str, options: dict[str, Any]):
     """As a read copies all of a variable that was read by rows before."""
-    layouts = iter(["home", layout])
+    layouts = itertools.cycle(["home", layout])
 
     def make() -> tuple[Callable[..., Any], Sequence[tf.Variable]]:
         table = tf.Variable(weights(WORDS, WIDTH), name="table")

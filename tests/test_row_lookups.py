@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ def training(how: Callable[..., None], layout: str, devices: int) -> Made:
 
 @pytest.mark.parametrize(("how", "devices"), [(add, 3), (dense, 2), (update, 5)])
 def test_training(how: Callable[..., None], devices: int):
-    layouts = iter(["home", "sharded"])
+    layouts = itertools.cycle(["home", "sharded"])
     plan = assert_law(
         lambda: training(how, next(layouts), devices), [(ids(7),), (ids(11),)], devices=devices, at_home=None
     )
@@ -74,7 +75,7 @@ def test_training(how: Callable[..., None], devices: int):
 
 @pytest.mark.parametrize(("how", "devices"), [(add, 3), pytest.param(update, 5, marks=pytest.mark.long)])
 def test_copies_of_a_table(how: Callable[..., None], devices: int):
-    layouts, made = iter(["home", "replicated"]), []
+    layouts, made = itertools.cycle(["home", "replicated"]), []
 
     def make() -> Made:
         made.append(training(how, next(layouts), devices))
@@ -95,7 +96,7 @@ def test_copies_of_a_table(how: Callable[..., None], devices: int):
 
 def test_a_table_of_few_long_rows_is_cut_along_them():
     """Rows are written in parts, and entries of all rows are looked up where they are."""
-    layouts = iter(["home", "sharded"])
+    layouts = itertools.cycle(["home", "sharded"])
 
     def make() -> Made:
         table = tf.Variable(numbers(3, 640), name="table")
@@ -125,7 +126,7 @@ def test_a_table_of_few_long_rows_is_cut_along_them():
 )
 def test_rows_are_written_by_numbers_of_any_shape(numbered: Any, layout: Any):
     """Each part is given its own of them, be it none, and of rows that come twice the sum."""
-    numbers_of_rows, layouts = tf.constant(numbered), iter(["home", layout])
+    numbers_of_rows, layouts = tf.constant(numbered), itertools.cycle(["home", layout])
     mesh = None if layout == "sharded" else {"batch": 1, "model": 3}
 
     def make() -> Made:
@@ -247,7 +248,7 @@ def test_what_is_recomputed_is_looked_up_where_its_rows_are():
 
         return step, [table, w]
 
-    layouts = iter(["home", "sharded"])
+    layouts = itertools.cycle(["home", "sharded"])
     plan = assert_law(make, [(ids(7),), (ids(11),)], at_home=None, recompute=["block_*"])
     assert [op for op in plan.program.ops if "rows_1/again" in op.name and op.device]
     assert not [move for move in plan.moves if plan.program.shape(move.tensor)[:1] in {(134,), (133,)}]

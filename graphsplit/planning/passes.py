@@ -219,7 +219,9 @@ def take_turns(plan: Plan) -> Plan:
     schedules = make_schedules(schedule, plan.program, plan.mesh) if schedule else {}
     turns, mesh = find_turns(plan.program, plan.phases, plan.mesh, schedules), plan.mesh
     first = {mesh.positions.count(position): position for position in reversed(mesh.positions)}
-    taken = {count: as_taken(own, plan.phases, mesh, turns, first[count]) for count, own in schedules.items()}
+    taken = {
+        count: as_taken(own, plan.program, plan.phases, mesh, turns, first[count]) for count, own in schedules.items()
+    }
     return replace(plan, schedules=taken, turns=turns)
 
 

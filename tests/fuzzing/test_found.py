@@ -332,6 +332,7 @@ def a_whole_argument_with_a_transform_for_each_image(x, transforms):
     return tf.raw_ops.ImageProjectiveTransformV3(images=x, transforms=transforms, **options)
 
 
+@pytest.mark.filterwarnings("ignore:.* was planned for calls in which:graphsplit.errors.RetracingWarning")
 @pytest.mark.parametrize("name", FOUND)
 def test_found(name: str) -> None:
     case = FOUND[name]

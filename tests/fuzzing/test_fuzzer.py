@@ -228,7 +228,8 @@ def test_ops() -> None:
     others = ruled_types() - made
     cudnn = {op_type for op_type in others if op_type.startswith("CudnnRNN")}
     assert not any("CPU" in {kernel.device_type for kernel in registered_kernels(t)} for t in cudnn)  # no oracle here
-    assert others - cudnn == {"XlaDynamicUpdateSlice"}  # tf.raw_ops has it not; its conformance cases do
+    # tf.raw_ops has it not; its conformance cases do. The others stand in programs in place of branches only.
+    assert others - cudnn == {"XlaDynamicUpdateSlice", "Switch", "Merge"}
     assert len(made - ruled_types()) >= 150
 
 

@@ -19,7 +19,7 @@ from graphsplit.core.protos import make_node
 from graphsplit.emission import EmittedGraph, emit
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime import executable, feeding
-from graphsplit.runtime.gradients import differentiable
+from graphsplit.runtime.gradients import planned_functions
 
 Function = Callable[..., Any]
 
@@ -30,7 +30,7 @@ def cudnn() -> Iterator[None]:
     recurrent = importlib.import_module("keras.src.backend.tensorflow.rnn")
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(recurrent, "_is_gpu_available", return_value=True))
-        for module in (executable, differentiable, feeding):
+        for module in (executable, planned_functions, feeding):
             stack.enter_context(mock.patch.object(module, "emit", emit_for_cpus))
         yield
 

@@ -28,6 +28,7 @@ from graphsplit.planning.settling import settled
 from graphsplit.planning.state import State, captured_by, state_of
 from graphsplit.planning.variables.in_parts import program_of, with_twins
 from graphsplit.program.asked_layouts import asked_of
+from graphsplit.program.graph.function_calls import KNOWN_INSIDE
 from graphsplit.program.program import Op, Program, Provenance, Tensor
 from graphsplit.program.reading.reader import build_program
 from graphsplit.tracing.trace import Trace, held_by
@@ -315,6 +316,8 @@ def _provenance(
     column_of = {node.name: columns.get(node.device) for node in graph.nodes}
 
     def provenance(name: str) -> Provenance:
+        if KNOWN_INSIDE in name and name not in graph.origins:
+            return Provenance()  # (a constant that only the body of a branch has)
         name = arguments.get(name, name)
         origin = graph.origins[source_of(name)]
         came_from = Provenance() if origin.op is None else plan.program.ops[origin.op].provenance

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from graphsplit.errors import CheckError
 from graphsplit.planning.communication.transfers import Collective
+from graphsplit.planning.costs.families import FREE, PASSED_ON, family_of
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.flow import Flow, Source
 from graphsplit.planning.schedule.pipelines import StageTask, find_tasks
@@ -244,17 +245,22 @@ def find_turns(
     return tuple([turn for _, turn in sorted(found)])
 
 
-def as_taken(schedule: Schedule, phases: Sequence[Phase], mesh: Mesh, turns: Sequence[Turn], position: int) -> Schedule:
+def as_taken(
+    schedule: Schedule, program: Program, phases: Sequence[Phase], mesh: Mesh, turns: Sequence[Turn], position: int
+) -> Schedule:
     """Return a schedule as the shards of a device can follow it that wait for each other inside of its stages.
 
-    Between two waits each shard runs what it can, stage after stage. Where none waits it is the schedule itself.
+    Between two waits each shard runs what it can, stage after stage. Where none waits it is the schedule itself. Phases
+    that only pass on what others have made are no slots.
 
     Args:
       schedule: of pipelines whose shards do not wait.
-      phases, mesh, turns: see `find_turns`.
+      program, phases, mesh, turns: see `find_turns`.
       position: of the device.
     """
-    own = [turn for turn in turns if mesh.positions[turn.shard] == position and phases[turn.phase].task is not None]
+    works = [any(family_of(program.ops[i].type) not in (FREE, PASSED_ON) for i in phase.ops) for phase in phases]
+    drawn = {number for number, phase in enumerate(phases) if phase.task is not None and works[number]}
+    own = [turn for turn in turns if mesh.positions[turn.shard] == position and turn.phase in drawn]
     groups = sorted({turn.lane[0] for turn in own})
     if len(groups) < 2:
         return schedule

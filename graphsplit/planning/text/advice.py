@@ -62,6 +62,7 @@ ADVICE = (
     ),
     Advice("takes a diagonal", "take the diagonal first, with tf.linalg.diag_part"),
     Advice("names no axis", "name the axis"),
+    Advice("other numbers of axes", "let both sides of the branch return tensors of as many axes"),
     Advice("kernels that cut and join", "cast it first to a type that TensorFlow cuts, int8 or float32"),
     Advice("before it is rounded", "keep the sum in the finer type"),
     Advice("of integers rounds|integers are summed", "cast to floats first"),

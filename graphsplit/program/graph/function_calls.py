@@ -131,6 +131,8 @@ def named_by_content(function: Any) -> Any:
 
 
 CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+KNOWN_INSIDE = "/known"
+"""The end of the name of a constant that stands in a body for an argument, behind the argument's name."""
 XLA_ATTRIBUTE = "_XlaMustCompile"
 
 
@@ -300,7 +302,7 @@ def function_graph(
         graph.node.append(make_node(argument.name, "Placeholder", [], dtype=dtype, shape=value))
     arguments, names = [node.name for node in graph.node], {node.name for node in function.node_def}
     for i, constant in constants.items():
-        name = f"{arguments[i]}/known"
+        name = f"{arguments[i]}{KNOWN_INSIDE}"
         while name in names:
             name += "_"
         graph.node.add().CopyFrom(constant)
