@@ -218,6 +218,20 @@ def test_the_sums_of_a_backward_pass_are_one_message():
     assert [len(names) for names in sums_at_once(plan)] == [2, 2]
 
 
+def test_what_waits_for_a_sum_is_not_joined_with_it():
+    """A sum whose operation waits for what follows from another one, by a control edge only."""
+    kept = tf.Variable(tf.zeros([2], tf.float64))
+
+    def step(x: tf.Tensor) -> Any:
+        first = tf.reduce_sum(x, [0, 1, 2])
+        with tf.control_dependencies([kept.assign(tf.tanh(first))]):
+            second = tf.reduce_sum(tf.square(x), [0, 1, 2])
+        return x * tf.tanh(first) + tf.tanh(second)
+
+    plan = assert_law(lambda: (step, []), [(images(7),)], tuning=AT_ONCE, at_home=None)
+    assert all(len(names) < 2 for names in sums_at_once(plan))
+
+
 def test_two_clusters_for_a_normalization():
     """What shards add up is compiled with what they compute from it."""
     step, _ = network()

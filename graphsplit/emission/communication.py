@@ -179,7 +179,7 @@ class CollectiveWriter:
         piece = self._splits[key][value.piece]
         if value.split.sizes:
             shape = [size or 0 for size in self._draft.program.shape(self._moves[value.piece].tensor) or ()]
-            return piece if len(shape) == 1 else self._reshaped(f"{name}/tensor", piece, shape, value.device)
+            return piece if len(shape) < 2 else self._reshaped(f"{name}/tensor", piece, shape, value.device)
         is_dead = self._values[value.of[0]].shard is not None  # with what is split
         if is_dead or value.split.shards or not self._is_absent(value):
             return piece
@@ -215,8 +215,8 @@ class CollectiveWriter:
         ]
 
     def _reshaped(self, name: str, source: str, shape: Sequence[int], device: str) -> str:
-        to = self._constant(f"{name}/shape", shape, tf.int64, device)
-        return self._add(name, "Reshape", [source, to], device, Tshape=tf.int64)
+        to = self._constant(f"{name}/shape", shape, tf.int32, device)  # (of int64 a GPU's would be copied to its host)
+        return self._add(name, "Reshape", [source, to], device, Tshape=tf.int32)
 
     def _concatenate(self, name: str, value: Concatenation, parts: list[str]) -> None:
         if value.shard is None:

@@ -121,6 +121,6 @@ class _MomentsWriter(ProgramWriter):
     def _reshaped(self, op: Op, tensor: Tensor) -> Tensor:
         """Append a tensor in the shape in which an operation made it."""
         shape, dtype, name = op.out_shapes[0], op.out_dtypes[0], self._unused(f"{op.name}/reshaped")
-        to = np.array(shape, np.int64)
-        operands = [tensor, self._constant(f"{name}/shape", to, tf.int64)]
-        return self._made("Reshape", name, operands, [(shape, dtype)], {1: to}, T=dtype, Tshape=tf.int64)
+        to = np.array(shape, np.int32)
+        operands = [tensor, self._constant(f"{name}/shape", to, tf.int32)]
+        return self._made("Reshape", name, operands, [(shape, dtype)], {1: to}, T=dtype, Tshape=tf.int32)

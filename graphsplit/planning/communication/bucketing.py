@@ -76,9 +76,10 @@ def _exchanged_at_once(program: Program, moves: Iterable[Move], few_bytes: int) 
     ready: dict[tuple[object, ...], list[Move]] = {}
     sides = sides_of(program)
     for op in program.ops if exchanged else ():
-        exchanges = max([before[t.op][0] + (t in exchanged) for t in op.inputs], default=0)
-        products = max([before[t.op][1] for t in op.inputs], default=0) + (family_of(op.type) in (*MATRIX, "depthwise"))
-        before.append((exchanges, products))
+        read = [before[tensor.op][0] + (tensor in exchanged) for tensor in op.inputs]
+        exchanges = max([*read, *[before[i][0] for i in op.controls]], default=0)
+        is_product = family_of(op.type) in (*MATRIX, "depthwise")
+        before.append((exchanges, max([before[i][1] for i in op.sources], default=0) + is_product))
         for k, dtype in enumerate(op.out_dtypes):
             if (tensor := Tensor(op.index, k)) in exchanged:
                 is_number = program.shape(tensor) == ()
