@@ -392,3 +392,51 @@ def test_spectra_of_any_number_of_sounds(shape: tuple[int | None, ...]) -> None:
     plan = assert_law(make, calls, sharded=["StridedSlice", "RFFT", "Tanh"], tolerance=1e-11)
     assert plan.program.batch_is_unknown
     assert plan.sharded_fraction > 0.99
+
+
+def longer_of_two(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    most = tf.maximum(tf.shape(x)[1], tf.shape(y)[1])
+    return sum(tf.pad(own, [[0, 0], [0, most - tf.shape(own)[1]]]) for own in (x, y))
+
+
+def even(x: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+    return tf.pad(x, [[0, 0], [0, tf.shape(x)[1] % 2]])
+
+
+def halved_and_doubled(x: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+    halves = tf.nn.conv1d(x[:, :, None], tf.ones((3, 1, 1), x.dtype), 2, "SAME")
+    return tf.repeat(tf.tanh(halves), 2, axis=1)[:, :, 0]
+
+
+def first_of_many(x: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+    return 2 * x[:30_000]
+
+
+@pytest.mark.parametrize("make", [longer_of_two, even, halved_and_doubled, first_of_many])
+def test_nothing_is_a_length_that_is_one_only_sometimes(make: Callable[..., tf.Tensor]) -> None:
+    """Neither the longer one of two, nor one that is padded to an even number, nor the end of a slice."""
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            made = make(x, y)
+            loss = tf.reduce_mean(made**2) * tf.cast(tf.size(made), made.dtype)
+        return loss, tape.gradient(loss, x), tf.reduce_mean(tf.tanh(y))
+
+    sizes = [((7, 5), (7, 8)), ((4, 9), (4, 3)), ((5, 6), (5, 6)), ((30_003, 1), (30_003, 2))]
+    calls = [(numbers(*x), numbers(*y)) for x, y in sizes]
+    function = tf.function(step, input_signature=[spec(None, None)] * 2)
+    assert_law(lambda: (function, []), calls, sharded=["Tanh"], at_home=None)
+
+
+def test_products_of_two_lengths_are_known() -> None:
+    """Images of any height and width, made flat by what `tf.shape` says, which is 32 bits."""
+
+    def flat(x: tf.Tensor) -> Any:
+        rows, height, width, _ = tf.unstack(tf.shape(x))
+        pixels = tf.reshape(x, [rows, height * width, 3])
+        return tf.nn.softmax(tf.tanh(pixels), 1), tf.reduce_sum(tf.reshape(x, [rows * height * width, 3]) ** 2, 0)
+
+    calls = [(numbers(7, 5, 6, 3),), (numbers(4, 2, 9, 3),), (numbers(2, 1, 1, 3),)]
+    function = tf.function(flat, input_signature=[spec(None, None, None, 3)])
+    assert_law(lambda: (function, []), calls, sharded=["Tanh", "Softmax"])

@@ -31,10 +31,11 @@ OWN = Symbol("own rows", STAND_IN, 1, STAND_IN)
 """The rows of one shard. They occur in what a shard makes for itself, in no shape."""
 
 _STAND_INS = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049)
-_LARGE = (100_003, 100_019, 100_043, 100_049, 100_057, 100_069, 100_103, 100_109)
+_LARGE = (4099, 4111, 4127, 4129, 4133, 4139, 4153, 4157)
 _LENGTHS = [(stand_in, 1, large) for stand_in, large in zip(_STAND_INS, _LARGE, strict=True)]
-"""Primes: products tell their factors."""
+"""Primes: products tell their factors. Those of two large ones, of few rows and channels, are small integers."""
 MOST_LENGTHS = len(_LENGTHS)
+_DIVISIBLE = 840  # by all numbers up to 8
 
 Shape = tuple[int | None, ...]
 
@@ -256,22 +257,34 @@ def symbols_in(shapes: Sequence[Shape | None]) -> tuple[Symbol, ...]:
     return tuple(sorted({symbol for size in sizes for monomial in size.polynomial.terms for symbol in monomial}))
 
 
-def witnesses(symbols: Sequence[Symbol]) -> list[Point]:
-    """Return sizes for which shapes are inferred: one of each, many rows, long sequences of two rows.
+def witnesses(symbols: Sequence[Symbol], largest: int = 0) -> list[Point]:
+    """Return sizes for which shapes are inferred: one of each, many rows, long sequences of two rows, and other ones.
 
     What is the same for all of them is constant, and `x[:10]`, which has 1 row and 10, follows from nothing. (That
     there is one at least is taken for granted.) Rows and lengths that would be broadcast to each other fit for none.
+
+    Lengths are primes in one of them, and have many divisors in another one, where they are in the opposite order: so
+    neither the longer one of two, nor one that is padded to an even number, is taken for a length, or one and a few.
+
+    Args:
+      symbols: the sizes that are not known.
+      largest: of the numbers with which they may be compared: some of the sizes are larger.
     """
     small = {symbol: symbol.small for symbol in symbols}
+    lengths = [symbol for symbol in symbols if symbol != ROWS]
     points: list[Point] = [small]
     if ROWS in small:
         points.append({**small, ROWS: ROWS.large})
-    if len(small) > (ROWS in small):
+        if largest >= ROWS.large:
+            points.append({**small, ROWS: ROWS.large * (largest // ROWS.large + 1)})
+    if lengths:
+        most = largest // _DIVISIBLE + len(lengths) + 1
+        points.append(small | {symbol: _DIVISIBLE * (most - k) for k, symbol in enumerate(lengths)})
         points.append({symbol: 2 if symbol == ROWS else symbol.large for symbol in symbols})
     return points
 
 
-def joined_shapes(shapes: Sequence[Shape | None], symbols: tuple[Symbol, ...]) -> Shape | None:
+def joined_shapes(shapes: Sequence[Shape | None], symbols: tuple[Symbol, ...], largest: int = 0) -> Shape | None:
     """Return the one shape of which these are the cases for each of the `witnesses`.
 
     >>> joined_shapes([(1, 4, 3), (27720, 4, 5)], (ROWS,))
@@ -281,15 +294,16 @@ def joined_shapes(shapes: Sequence[Shape | None], symbols: tuple[Symbol, ...]) -
         return shapes[0]
     if any(shape is None for shape in shapes) or len({len(shape or ()) for shape in shapes}) > 1:
         return None
-    return tuple([_joined_sizes(sizes, symbols) for sizes in zip(*[shape or () for shape in shapes], strict=True)])
+    columns = zip(*[shape or () for shape in shapes], strict=True)
+    return tuple([_joined_sizes(sizes, symbols, largest) for sizes in columns])
 
 
 @functools.lru_cache(maxsize=4096)
-def _joined_sizes(sizes: tuple[int | None, ...], symbols: tuple[Symbol, ...]) -> int | None:
+def _joined_sizes(sizes: tuple[int | None, ...], symbols: tuple[Symbol, ...], largest: int) -> int | None:
     """Return the size that is these for the witnesses: constant, a product of symbols, or a length and a few more."""
     if None in sizes or len(set(sizes)) == 1:
         return sizes[0] if None not in sizes else None
-    points = witnesses(symbols)
+    points = witnesses(symbols, largest)
     lengths = _lengths_in(sizes[-1] or 0, symbols)
     for power in range(3):
         monomial = tuple(sorted((*lengths, *(ROWS,) * power)))

@@ -58,7 +58,7 @@ class OperationReader:
         values: Mapping[str, np.ndarray],
         carried: Mapping[tuple[str, int], Shape | None],
         bodies: Bodies,
-        symbols: tuple[Symbol, ...],
+        sizes: tuple[tuple[Symbol, ...], int],
         calls: StageCalls,
         provenance: Callable[[str], Provenance] | None = None,
     ):
@@ -67,7 +67,7 @@ class OperationReader:
         self._known_outputs = known_outputs
         self._resources = resources
         self._read_bodies = bodies
-        self._unknown = symbols
+        self._unknown, self._largest = sizes
         self._held_by_inputs = held
         self._counts_by_inputs = counts
         self._values_of_inputs = values
@@ -152,11 +152,11 @@ class OperationReader:
         shapes = []
         for k, output in enumerate(cases[-1].outputs):
             hint = hints[k] if k < len(hints) and hints[k].dtype == output.dtype else None  # (hoisting changes dtypes)
-            shape = joined_shapes([known_shape(case.outputs[k].shape) for case in cases], self._unknown)
+            shape = joined_shapes([known_shape(case.outputs[k].shape) for case in cases], self._unknown, self._largest)
             shapes.append(shape if hint is None else merged(shape, known_shape(hint.shape)))
             if output.dtype in (tf.variant, tf.resource):
                 found = [case.outputs[k] for case in cases]
-                self._lists.infer(Tensor(len(self.ops), k), found, hint, self._unknown)
+                self._lists.infer(Tensor(len(self.ops), k), found, hint, self._unknown, self._largest)
         return shapes
 
     def _inputs(self, node: Any) -> tuple[Tensor, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.polynomials import Point, Symbol
+from graphsplit.core.protos import constant_value
 from graphsplit.core.sizes import (
     ROWS,
     Shape,
@@ -28,6 +30,9 @@ from graphsplit.program.reading.function_bodies import Bodies, Elements, Memo
 from graphsplit.program.reading.operation_reader import OperationReader
 from graphsplit.program.reading.shape_inference import Findings, InferenceError, Integers, import_for_shapes
 from graphsplit.program.stages import Stage, StageCalls
+
+_MOST = 64  # entries of a constant of sizes
+_LARGEST_SIZE = 10_000_000  # a larger number means no end
 
 
 @collection_paused()
@@ -96,15 +101,16 @@ def build_program(
     }
     given_values = {(name, 0): Integers.of(tf.int64, value) for name, value in arrays.items()}
     by_name, hints = {node.name: node for node in nodes}, _known_outputs(inlined_from)
+    sizes = symbols, _largest_number(nodes, resources) if symbols and point is None else 0
     bodies = Bodies(build_program, library, versions, symbols, {} if memo is None else memo, provenances, point)
 
     def make_reader() -> OperationReader:
         of_inputs = held or {}, counts or {}, arrays
         carried = {} if point is None else {key: shape_at(shape, point) for key, shape in before.carried.items()}
-        return OperationReader(by_name, hints, resources, *of_inputs, carried, bodies, symbols, calls, provenance)
+        return OperationReader(by_name, hints, resources, *of_inputs, carried, bodies, sizes, calls, provenance)
 
     def infer(known: Findings) -> Any:
-        points = witnesses(symbols) if point is None else [point]
+        points = witnesses(*sizes) if point is None else [point]
         known = known.joined(Findings(values=given_values))
         return [import_for_shapes(nodes, versions, resources, given, known, point) for point in points]
 
@@ -164,6 +170,16 @@ def _read_until_known(
         if found == known:
             return reader, known
         known = found
+
+
+def _largest_number(nodes: Sequence[Any], resources: Mapping[str, Elements]) -> int:
+    """Return the largest number of a graph with which a size may be compared: the end of a slice, rows of a table."""
+    types = {dtype.as_datatype_enum for dtype in (tf.int32, tf.int64)}
+    constants = [node for node in nodes if node.op == "Const" and node.attr["dtype"].type in types]
+    is_short = [math.prod([dim.size for dim in n.attr["value"].tensor.tensor_shape.dim]) <= _MOST for n in constants]
+    numbers = [np.max(constant_value(n), initial=0) for n, short in zip(constants, is_short, strict=True) if short]
+    sizes = [size for _, shape in resources.values() for size in shape or () if type(size) is int]
+    return max([int(n) for n in (*numbers, *sizes) if n <= _LARGEST_SIZE], default=0)
 
 
 def _in_order(ops: Sequence[Op], calls: StageCalls) -> tuple[Stage, ...]:

@@ -37,12 +37,17 @@ class Lists:
         self.held: dict[Tensor, np.ndarray] = {}
 
     def infer(
-        self, tensor: Tensor, cases: Sequence[tf.Tensor], hint: tf.Tensor | None, symbols: tuple[Symbol, ...]
+        self,
+        tensor: Tensor,
+        cases: Sequence[tf.Tensor],
+        hint: tf.Tensor | None,
+        symbols: tuple[Symbol, ...],
+        largest: int,
     ) -> None:
         """Note what TensorFlow knows of the elements of a list, for one or several choices of unknown sizes."""
         found = [held for case in cases if (held := resource_value(case)) is not None]
         if found:
-            dtype, shape = found[0][0], joined_shapes([known_shape(held[1]) for held in found], symbols)
+            dtype, shape = found[0][0], joined_shapes([known_shape(held[1]) for held in found], symbols, largest)
         elif hint is not None and (held := resource_value(hint)) is not None:
             dtype, shape = held[0], known_shape(held[1])
         else:
