@@ -16,7 +16,7 @@ from graphsplit.emission import check_emitted, emit
 from graphsplit.emission.clusters import compile_clusters
 from graphsplit.planning.costs.exchanges import EXCHANGE_BYTES, exchange_bytes_between
 from tests.helpers.float64 import float64
-from tests.helpers.law import assert_close, assert_law
+from tests.helpers.law import assert_close, assert_law, rows
 from tests.helpers.unknown_sizes import last_plan
 
 __all__ = ["float64"]
@@ -262,3 +262,28 @@ def test_large_sums_go_through_one_device():
 def test_a_wrong_number_of_bytes():
     with pytest.raises(gs.errors.ArgumentError, match="exchange_bytes must be a number of bytes, at least 0, got -1"):
         gs.parallelize(lambda x: x, devices=2, tuning={"exchange_bytes": -1})
+
+
+@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"recompute": "blocks"}, {"recompute": 0.5}], ids=str)
+def test_sums_that_run_later_are_not_joined(options: dict[str, Any]) -> None:
+    """One that waits, in a later turn or to save memory, may follow from another one that is ready as early."""
+
+    def make() -> Any:
+        weights = [up, down, scale, bias] = [tf.Variable(0.5 * rows(*shape)) for shape in ((5, 8), (8, 4), (8,), (8,))]
+
+        def step(x: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                h = x @ up
+                _, variance = tf.nn.moments(h, [0])
+                y = (h - tf.reduce_mean(h, 0)) / tf.sqrt(variance + 0.1) * scale + bias
+                cubes, numbers, squares = tf.reduce_sum(y * y * y, 0), tf.reduce_sum(y), tf.reduce_sum(h * h, 0)
+                result = tf.tanh((y * cubes * 0.01 + squares * 0.01 + numbers) @ down)
+                loss = tf.reduce_mean(result * result)
+            for variable, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+                variable.assign_sub(0.05 * gradient)
+            return loss, result
+
+        return step, weights
+
+    calls = [(rows(count, 5),) for count in (7, 4)]
+    assert_law(make, calls, sharded=["MatMul"], tuning=AT_ONCE, tolerance=1e-10, **options)

@@ -26,7 +26,7 @@ from graphsplit.planning.propagation.owners import find_owners
 from graphsplit.planning.propagation.sharding_checks import misplaced_lists
 from graphsplit.planning.row_reading import with_rows_read
 from graphsplit.planning.schedule import automatic_stages, recomputation
-from graphsplit.planning.schedule.phases import as_taken, find_phases, find_turns
+from graphsplit.planning.schedule.phases import as_taken, find_phases, find_turns, levels_on_shards
 from graphsplit.planning.schedule.pipelines import make_schedules
 from graphsplit.planning.schedule.scheduling import find_order, with_late_operations
 from graphsplit.planning.settling import settled
@@ -188,7 +188,8 @@ def fill_buckets(plan: Plan) -> Plan:
     leading, devices = leading_to_shards(plan.program, plan.steps), {plan.home, *plan.devices}
     alone = [c.moves[0] for c in plan.collectives if len(c.moves) == 1]  # (what others also get is sent to all at once)
     most, few = plan.asked.tuning["bucket_bytes"], plan.mesh.few_bytes
-    buckets = find_buckets(plan.program, plan.steps, alone, leading, devices, most, few)
+    levels = levels_on_shards(plan.flow, plan.mesh.has_turns)
+    buckets = find_buckets(plan.program, plan.steps, alone, leading, devices, most, few, levels)
     return _with(plan, collectives.bucketed(plan.program, plan.collectives, buckets))
 
 

@@ -41,6 +41,7 @@ def find_buckets(
     devices: Collection[str],
     most: int | None = None,
     few_bytes: int = 0,
+    levels: Sequence[int] = (),
 ) -> tuple[tuple[Move, ...], ...]:
     """Return which moves are made as one: of tensors of one axis, one dtype, known sizes, between the same places.
 
@@ -51,6 +52,7 @@ def find_buckets(
       devices: those of the shards, and home; where they are one, nothing travels.
       most: of how many bytes a bucket of sums is full; 0 for no buckets, None for as many as pay between the devices.
       few_bytes: see `Mesh.few_bytes`; that many bytes are in a bucket of sums that the shards send each other.
+      levels: how often all shards have waited before each operation, by position.
     """
     if most is None:
         most = BUCKET_BYTES if len(set(map(host_name, devices))) == 1 else BUCKET_BYTES_BETWEEN_HOSTS
@@ -62,14 +64,18 @@ def find_buckets(
     ready = sorted(last, key=lambda move: move.tensor.op)  # (moves are in the order in which they are read)
     full = [part for alike in _alike(program, ready) for part in _filled(program, alike, most)]
     many = [moves for moves in (*_alike(program, first), *numbers, *full) if len(moves) >= FEWEST_IN_BUCKET]
-    return tuple(map(tuple, [*many, *_exchanged_at_once(program, moves, few_bytes)]))
+    return tuple(map(tuple, [*many, *_exchanged_at_once(program, moves, few_bytes, levels)]))
 
 
-def _exchanged_at_once(program: Program, moves: Iterable[Move], few_bytes: int) -> list[list[Move]]:
+def _exchanged_at_once(
+    program: Program, moves: Iterable[Move], few_bytes: int, levels: Sequence[int]
+) -> list[list[Move]]:
     """Return sums that the shards send each other, those together that are ready at the same time.
 
     That is where as many exchanges, one after the other, and as many products lead to them. So none follows from
-    another one, and none waits for a product that another one needs. (Each column of a mesh has devices of its own.)
+    another one, and none waits for a product that another one needs. Nor do they wait for each other through what runs
+    later to save memory, or in turns: all shards have waited as often before each. (Each column of a mesh has devices
+    of its own.)
     """
     exchanged = {move.tensor: move for move in moves if move.source == PARTIAL_SUM and move.target == REPLICATE}
     before: list[tuple[int, int]] = []  # of each operation, how many exchanges and products lead to its results
@@ -83,7 +89,7 @@ def _exchanged_at_once(program: Program, moves: Iterable[Move], few_bytes: int) 
         for k, dtype in enumerate(op.out_dtypes):
             if (tensor := Tensor(op.index, k)) in exchanged:
                 is_number = program.shape(tensor) == ()
-                alike = (before[-1], dtype, is_number, op.provenance.column, sides.of(tensor))
+                alike = (before[-1], levels[op.index], dtype, is_number, op.provenance.column, sides.of(tensor))
                 ready.setdefault(alike, []).append(exchanged[tensor])
     full = [part for together in ready.values() for part in _filled(program, together, few_bytes)]
     return [together for together in full if len(together) > 1]

@@ -34,13 +34,14 @@ from graphsplit.planning.steps import Move
 from graphsplit.program.program import Op, Program
 
 
-def levels_on_shards(flow: Flow) -> list[int]:
+def levels_on_shards(flow: Flow, waiting: bool = True) -> list[int]:
     """Return the number of waits before what runs on the shards, by position; 0 for others.
 
     Args:
       flow: what depends on what.
+      waiting: whether operations wait with those that read them; else each runs as early as it can.
     """
-    return _Levels(flow).find()
+    return _Levels(flow).find(waiting)
 
 
 class _Levels:
@@ -51,9 +52,9 @@ class _Levels:
         self._wanted: dict[tuple[int, bool], int] = {}
         self._whole, self._shards = [0] * len(self._ops), [0] * len(self._ops)
 
-    def find(self) -> list[int]:
+    def find(self, waiting: bool) -> list[int]:
         self._count()
-        if any(self._shards):
+        if waiting and any(self._shards):
             self._look_back()
             self._count()
         return self._shards
