@@ -214,6 +214,9 @@ whatever it carries, and then 500 to 800 MB/s pass: it costs as much as 114 kB (
 FEWEST_IN_BUCKET = 4
 """A bucket of fewer takes as many nodes as it saves."""
 
+MOST_FLOPS_REPEATED = 32
+"""For each byte, or each entry, that something small is made of: more is work, and is done once."""
+
 FLOPS_PER_BYTE = 1
 """That must be spread for each byte moved: a product with four columns pays, with one it does not."""
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from graphsplit.core.layouts import PARTIAL_MEAN, PARTIAL_SUM, REPLICATE, Layout, Shard, is_whole
 from graphsplit.core.sizes import has_sizes
 from graphsplit.planning.costs.exchanges import has_few_bytes, is_exchanged
-from graphsplit.planning.costs.work import COPY_BYTES, flops_of
+from graphsplit.planning.costs.work import COPY_BYTES, MOST_FLOPS_REPEATED, flops_of
 from graphsplit.planning.propagation.forward_propagation import NaturalForms
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import RowsMoved, Step
@@ -61,7 +61,6 @@ def entries_averaged(op: Op) -> int:
 
 _DEEPEST_REMAKE = 24
 _INFINITE = 1 << 62
-_MOST_FLOPS = 32  # for each byte that is made: more is work, and is done once
 _REMADE_WHOLE = frozenset({"EmptyTensorList", "TensorListReserve"})
 
 BodyPlanner = Callable[[Op, Sequence[Layout]], Mapping[str, object]]
@@ -244,7 +243,7 @@ class BackwardPropagation:
         tensors = [*op.inputs, *[Tensor(op.index, k) for k in range(len(op.out_shapes))]]
         is_small = all(has_few_bytes(self.program, tensor, self.few_bytes) for tensor in tensors)
         is_free = self._may_repeat(op) and not op.bodies
-        return is_small and is_free and flops_of(op) * 4 <= _MOST_FLOPS * sum(op.out_bytes)
+        return is_small and is_free and flops_of(op) * 4 <= MOST_FLOPS_REPEATED * sum(op.out_bytes)
 
     def _has_copies(self, op: Op) -> bool:
         """Return whether something of which every shard has a copy leads to an op."""

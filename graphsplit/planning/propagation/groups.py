@@ -16,14 +16,13 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import PARTIAL_SUM, Replicate
 from graphsplit.core.sizes import has_sizes
-from graphsplit.planning.costs.work import flops_of
+from graphsplit.planning.costs.work import MOST_FLOPS_REPEATED, flops_of
 from graphsplit.planning.propagation.shared_numbers import behind_shards
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
 
 _NUMBER = 16  # bytes: so few are computed once, and sent
-_MOST_FLOPS = 32  # for each entry that is made: more is work, and is done once
 _NORMS = frozenset({"EuclideanNorm", "L2Loss", "Max", "Sum"})
 
 
@@ -93,7 +92,7 @@ class _GroupFinder:
         if op.stateful or op.controls or op.bodies or unknown or opaque:
             return False
         read = sum(map(self.program.bytes, op.inputs)) if self.waits and op.type in _NORMS else 0
-        most = _MOST_FLOPS * (sum(op.out_bytes) + read)
+        most = MOST_FLOPS_REPEATED * (sum(op.out_bytes) + read)
         return flops_of(op) * max(map(_item_bytes, op.out_dtypes), default=1) <= most
 
     def _cost(self, tensors: Iterable[Tensor], group: Replicate) -> int:

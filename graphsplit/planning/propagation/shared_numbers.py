@@ -14,11 +14,9 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import Replicate
 from graphsplit.core.sizes import has_sizes
-from graphsplit.planning.costs.work import flops_of
+from graphsplit.planning.costs.work import MOST_FLOPS_REPEATED, flops_of
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
-
-_MOST_FLOPS = 32  # for each byte that is made: more is work, and is done once
 
 
 def shared_numbers(
@@ -70,4 +68,6 @@ def _is_small(program: Program, op: Op, devices: int, exchange_bytes: int) -> bo
         return False
     opaque = {program.dtype(tensor) for tensor in tensors} & {tf.resource, tf.variant, tf.string}
     sent = max(map(program.bytes, tensors)) * (devices - 1)
-    return not opaque and sent <= exchange_bytes and flops_of(op) <= _MOST_FLOPS * sum(map(program.bytes, tensors))
+    return (
+        not opaque and sent <= exchange_bytes and flops_of(op) <= MOST_FLOPS_REPEATED * sum(map(program.bytes, tensors))
+    )
