@@ -17,7 +17,7 @@ TOPICS = {  # what files are about, by how their paths begin, in the order of th
     "Layouts and meshes": ("api/layouts", "core/variables", "core/device_mesh"),
     "Gradients": ("runtime", "planning"),
     "Keras models": ("keras",),
-    "Predictions": ("simulate", "planning/options"),
+    "Predictions": ("simulate", "api/options"),
     "SavedModels and graphs": ("serving", "core/storage", "core/protos"),
     "Several machines": ("workers", "api/input_pipelines"),
     "Pictures, timelines, demonstrations": ("inspect", "cli", "core/requirements"),

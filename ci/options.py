@@ -34,7 +34,7 @@ def main() -> None:
 def text() -> str:
     """Return the page."""
     import graphsplit as gs
-    from graphsplit.planning.options import USUAL, Tuning
+    from graphsplit.api.options import USUAL, Tuning
 
     signature, docs = inspect.signature(gs.parallelize), entries(gs.parallelize, "Args")
     others = {"K": inspect.signature(gs.multi_gpu_model), "P": inspect.signature(gs.predict)}
@@ -51,7 +51,7 @@ def text() -> str:
 
 def brief() -> dict[str, str]:
     """Return the options of `parallelize` in order, each with a line: the fields of the dataclass, by its docstring."""
-    from graphsplit.planning.options import Options
+    from graphsplit.api.options import Options
 
     told = entries(Options, "Attributes")
     return {own.name: told[own.name] for own in dataclasses.fields(Options) if own.name not in INNER}

@@ -113,7 +113,7 @@ def test_what_is_given_stays():
     model, x = Deep(), batch(1999, 64)
     options = {"memory": int(0.7 * peak(model, x)), "devices": 4}
     plan = gs.parallelize(model.step, micro_batches=4, **options).plan(x)
-    assert plan.asked.micro_batches == 4
+    assert plan.mesh.shards == 4 * 4
     assert "4 micro-batches" in chosen(plan)
     plan = gs.parallelize(model.step, recompute="blocks", **options).plan(x)
     assert plan.asked.recompute == "blocks"
@@ -163,7 +163,7 @@ def test_twelve_layers_under_half_of_the_plain_peak():
     assert plan.asked.recompute is not None
     most = max(live_bytes(plan).values())
     assert most < max(live_bytes(plain.plan).values()) / 2
-    same = gs.parallelize(step, devices=4, micro_batches=plan.asked.micro_batches, recompute=plan.asked.recompute)
+    same = gs.parallelize(step, devices=4, micro_batches=plan.mesh.shards // 4, recompute=plan.asked.recompute)
     assert max(gs.predict(same, x, y, machine="cpu").memory_bytes.values()) <= half
 
 

@@ -12,11 +12,11 @@ import pytest
 import typer
 
 import graphsplit as gs
+from graphsplit.api.options import USUAL, Options, Tuning
 from graphsplit.cli import app
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.renamed import OPTIONS as OLD
 from graphsplit.planning.costs.machine_files import machine
-from graphsplit.planning.options import USUAL, Options, Tuning
 
 _SPEC = importlib.util.spec_from_file_location("options", Path(__file__).parent.parent / "ci" / "options.py")
 pages = importlib.util.module_from_spec(_SPEC)

@@ -127,7 +127,7 @@ def test_options_reach_what_is_planned_for_gradients():
 
     parallel = gs.parallelize(counted, devices=3, strict=True, tuning={"bucket_bytes": 600, "random": "independent"})
     x = tf.ones((7, 3))
-    assert parallel.plan(x).asked.tuning["bucket_bytes"] == 600
+    assert parallel.plan(x).asked.bucket_bytes == 600
     with tf.GradientTape() as tape:
         tape.watch(x)
         with pytest.raises(gs.errors.StrictError, match="Unique"):

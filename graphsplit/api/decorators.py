@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from graphsplit.api.calls.parallel_function import P, ParallelFunction, R
 from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, check_layout, is_word
+from graphsplit.api.options import DevicesLike, Options, Split, Tuning
 from graphsplit.core.device_mesh import device_mesh, mesh_axes
 from graphsplit.core.patterns import suggesting_options
 from graphsplit.core.tensorflow_internals import is_compiled_function, is_retraced_less
 from graphsplit.errors import ArgumentError
 from graphsplit.planning.costs.machine import Machine
-from graphsplit.planning.options import DevicesLike, Options, Split, Tuning
 
 Given = ParamSpec("Given")  # the options
 

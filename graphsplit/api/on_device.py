@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.calls.parallel_function import P, ParallelFunction, R
+from graphsplit.api.options import Options
 from graphsplit.core.devices import canonical_name, resolve_devices
 from graphsplit.errors import ArgumentError, UnsupportedError
-from graphsplit.planning.options import Options
 from graphsplit.program.stages import marked
 from graphsplit.tracing.trace import inside_trace
 

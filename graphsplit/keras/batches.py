@@ -20,11 +20,11 @@ import tensorflow as tf
 
 from graphsplit.api.calls.one_device_traces import Retracing, is_open
 from graphsplit.api.calls.parallel_function import ParallelFunction
+from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.structures import CompositeLeaf, Leaf, StaticLeaf, TensorLeaf, Tree
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.errors import CheckError
-from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.rules.families.random import has_seeded_kernels
 from graphsplit.runtime.gradients.planned_functions import PlannedFunction

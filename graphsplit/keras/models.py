@@ -22,6 +22,7 @@ from graphsplit.api.layouts.automatic import why_they_stay
 from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, names_host
 from graphsplit.api.layouts.new_variables import variable_layout
 from graphsplit.api.layouts.variable_layouts import decide_target, idle_patterns, variables_of
+from graphsplit.api.options import Options, Tuning, check_flag
 from graphsplit.core.devices import short_name
 from graphsplit.core.keras_internals import (
     SharedState,
@@ -51,7 +52,6 @@ from graphsplit.keras.batches import (
     step_of_parts,
 )
 from graphsplit.keras.flavors import KERAS_3, Flavor
-from graphsplit.planning.options import Options, Tuning, check_flag
 from graphsplit.planning.plan import Plan
 
 _SUFFIXES = (".keras", ".h5")

@@ -15,6 +15,7 @@ import tensorflow as tf
 from graphsplit.api.calls.chosen_devices import stages_asked
 from graphsplit.api.layouts.layout_spellings import AUTO, VariableLayout, check_layout, is_word, names_host
 from graphsplit.api.layouts.variable_layouts import check_patterns, idle_patterns, variables_of
+from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import device_mesh, devices_of, mesh_axes
 from graphsplit.core.devices import canonical_name, check_existing, names_of_devices, resolve_devices, short_name
 from graphsplit.core.gpus import has_gpus
@@ -26,7 +27,6 @@ from graphsplit.keras.answers import STEPS
 from graphsplit.keras.flavors import KERAS_3, Flavor, defines, flavor_of
 from graphsplit.keras.models import ModelDevices, base_of, is_wrapped, wrapped
 from graphsplit.planning.costs.machine import Machine
-from graphsplit.planning.options import Options
 from graphsplit.planning.schedule.automatic_stages import Beginnings
 
 Model = TypeVar("Model")  # of either Keras, neither of which is imported here

@@ -14,7 +14,7 @@ from graphsplit.core.variables.arrangements import FirstMove
 from graphsplit.planning.amounts import size_text
 from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.options import Options
+from graphsplit.planning.planning_options import PlanningOptions
 from graphsplit.planning.propagation.flow import Flow
 from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.rows_kept import rows_kept
@@ -91,7 +91,7 @@ class Decisions:
     turns: tuple[Turn, ...] = field(default=(), repr=False)
     schedules: Mapping[int, Schedule] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
-    asked: Options = field(default_factory=Options, repr=False)
+    asked: PlanningOptions = field(default_factory=PlanningOptions, repr=False)
     state: State = field(default_factory=State, repr=False)
     stage_cuts: StageCuts | None = field(default=None, repr=False)
     first_move: FirstMove | None = None
@@ -107,7 +107,7 @@ class Decisions:
     @property
     def random(self) -> str:
         """Which numbers shards draw: `"exact"`, those of one device, or `"independent"` ones."""
-        return self.asked.tuning["random"]
+        return self.asked.random
 
     @property
     def jit_compile(self) -> bool:

@@ -187,7 +187,7 @@ def fill_buckets(plan: Plan) -> Plan:
         return plan
     leading, devices = leading_to_shards(plan.program, plan.steps), {plan.home, *plan.devices}
     alone = [c.moves[0] for c in plan.collectives if len(c.moves) == 1]  # (what others also get is sent to all at once)
-    most, few = plan.asked.tuning["bucket_bytes"], plan.mesh.few_bytes
+    most, few = plan.asked.bucket_bytes, plan.mesh.few_bytes
     levels = levels_on_shards(plan.flow, plan.mesh.has_turns)
     buckets = find_buckets(plan.program, plan.steps, alone, leading, devices, most, few, levels)
     return _with(plan, collectives.bucketed(plan.program, plan.collectives, buckets))

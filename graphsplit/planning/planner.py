@@ -16,8 +16,8 @@ from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.decisions import Divide, Start
 from graphsplit.planning.device_bytes import live_bytes
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.planning_options import PlanningOptions
 from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.schedule.automatic_stages import StageCuts, StagesAsked
 from graphsplit.planning.state import State
@@ -34,7 +34,7 @@ def plan_program(
     home: str,
     input_layouts: Sequence[Layout],
     state: State = State(),  # noqa: B008  # frozen
-    asked: Options = Options(),  # noqa: B008  # frozen
+    asked: PlanningOptions = PlanningOptions(),  # noqa: B008  # frozen
     stages: StagesAsked | None = None,
     notes: Sequence[str] = (),
     input_devices: Sequence[str] = (),
@@ -114,8 +114,8 @@ def _decided(start: Start) -> Plan:
 
 
 def cut_first(
-    program: Program, mesh: Mesh, input_layouts: Sequence[Layout], asked: Options, stages: StagesAsked | None
-) -> tuple[Program, Options, Sequence[str]]:
+    program: Program, mesh: Mesh, input_layouts: Sequence[Layout], asked: PlanningOptions, stages: StagesAsked | None
+) -> tuple[Program, PlanningOptions, Sequence[str]]:
     """Return a program for one device with the stages that a mesh has; see `StagesAsked.on_mesh`.
 
     What is recomputed is decided before, as its stage is that of the backward pass. Returned are also what is still
@@ -154,7 +154,7 @@ _SAID = "sharded variables are gathered"
 def _may_drop(plan: Plan) -> bool:
     """Return whether anything is kept that could be dropped, and what is alive is known when planning."""
     divisions = plan.state.divisions.values()
-    in_stages = plan.asked.stages is not None or plan.asked.schedule
+    in_stages = plan.asked.in_stages or plan.asked.schedule
     is_there = any(isinstance(division, (Cut, Nested)) and division.reshard for division in divisions)
     return not plan.start.drops and is_there and not in_stages and not plan.program.symbols
 
@@ -221,7 +221,7 @@ def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Pla
         columns = tuple([stage.column(number, len(mesh.columns)) for number in range(len(mesh.columns))])
         mesh, home = replace(mesh, devices=tuple(mesh.devices_of(op)), columns=columns), first
     asked = replace(
-        plan.asked, strict=False, schedule=None, stages=None, recompute=None
+        plan.asked, strict=False, schedule=None, in_stages=False, recompute=None
     )  # (which the whole plan keeps, or has none of)
     plans = {}
     for name, body in op.bodies.items():

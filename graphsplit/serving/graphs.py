@@ -14,13 +14,13 @@ import tensorflow as tf
 
 from graphsplit.api.calls.argument_splitting import resolve_split
 from graphsplit.api.calls.plan_requests import PlanRequest
+from graphsplit.api.options import Options, Split
 from graphsplit.core.progress import phase
 from graphsplit.core.protos import GraphDef, make_node, output_type, split_reference
 from graphsplit.core.storage.stored_models import check_graph
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.errors import ArgumentError, CheckError
-from graphsplit.planning.options import Options, Split
 from graphsplit.planning.plan import Plan, check_strict
 from graphsplit.planning.state import State
 from graphsplit.program.graph.graph import Graph

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from graphsplit.api.options import DevicesLike, Options, Split, check_flag, check_strict
 from graphsplit.core.devices import names_of_devices, short_name
 from graphsplit.core.gpus import count_gpus
 from graphsplit.core.progress import quiet
 from graphsplit.errors import ArgumentError
-from graphsplit.planning.options import DevicesLike, Options, Split, check_flag, check_strict
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import tensorflow as tf
 from graphsplit.api.calls.call_signatures import as_call
 from graphsplit.api.calls.chosen_devices import ChosenDevices
 from graphsplit.api.calls.compilation import Called, trace_and_plan
+from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.layouts import Replicate
 from graphsplit.core.protos import GraphDef, output_type, source_of, split_reference, with_inputs
@@ -24,7 +25,6 @@ from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.errors import UnsupportedError, bullet_list
-from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State, devices_of_handles
 from graphsplit.program.graph.function_calls import functions_called

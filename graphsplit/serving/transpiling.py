@@ -15,12 +15,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.options import Split
 from graphsplit.core.progress import phases
 from graphsplit.core.storage.files import Recognizer, is_graph_file, replacing, write, writing_failed
 from graphsplit.core.storage.integrity import check_whole
 from graphsplit.core.storage.stored_models import load_saved_model, read_saved_model, signatures_of
 from graphsplit.errors import ArgumentError, CheckError, UnsupportedError, bullet_list
-from graphsplit.planning.options import Split
 from graphsplit.planning.plan import check_strict
 from graphsplit.serving import files
 from graphsplit.serving.options import TranspileOptions, path_in

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from graphsplit.api.calls.argument_splitting import resolve_split
 from graphsplit.api.calls.plan_requests import PlanRequest
+from graphsplit.api.options import Options
 from graphsplit.core.protos import function_definition, make_node, mark, output_type, split_reference
 from graphsplit.emission.emitter import emit
-from graphsplit.planning.options import Options
 from graphsplit.planning.state import State
 from graphsplit.program.graph.function_calls import functions_called
 from graphsplit.serving.parts import (

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.api.calls.parallel_function import ParallelFunction
+from graphsplit.api.options import check_micro_batches
 from graphsplit.core.devices import available_devices
 from graphsplit.core.gpus import gpu_memory_bytes
 from graphsplit.core.progress import phases, quiet
@@ -30,7 +31,6 @@ from graphsplit.inspect.sources import StateKeeper
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.costs.machine import Machine, Sample
 from graphsplit.planning.costs.seconds import Costs
-from graphsplit.planning.options import check_micro_batches
 from graphsplit.planning.plan import Plan
 from graphsplit.simulate.calls import predicted_call
 from graphsplit.simulate.measuring import microbenchmarks, timing

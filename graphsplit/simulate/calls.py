@@ -20,6 +20,7 @@ from graphsplit.api.calls.parallel_function import ParallelFunction, Stepping, s
 from graphsplit.api.calls.plan_requests import PlanRequest
 from graphsplit.api.layouts.layout_spellings import VariableLayout, spelling_of
 from graphsplit.api.layouts.predicted_layouts import Layout, layout_name, notes_on_layout
+from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import mesh_as_if, mesh_axes
 from graphsplit.core.garbage_collection import collection_paused
@@ -31,7 +32,6 @@ from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import machine as machine_of
-from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.simulate.prediction.predictions import Prediction, checked_unknown_size, predict_plan
 from graphsplit.tracing.trace import Trace

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from graphsplit.api.calls.parallel_function import step_of
 from graphsplit.api.layouts.predicted_layouts import Layout, layout_name
+from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import BATCH_AXIS, mesh_axes
 from graphsplit.core.notebooks import text_html
 from graphsplit.core.progress import phase
@@ -20,7 +21,6 @@ from graphsplit.errors import ArgumentError
 from graphsplit.planning.amounts import aligned, count_text, format_bytes
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import machine as machine_of
-from graphsplit.planning.options import Options
 from graphsplit.simulate.calls import PredictedCall, check_renamed, predict_call, predicted_call, why_too_many
 from graphsplit.simulate.prediction.predictions import Prediction, checked_unknown_size
 

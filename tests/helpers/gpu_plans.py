@@ -13,11 +13,11 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.api.calls.argument_splitting import resolve_split
 from graphsplit.api.calls.plan_requests import PlanRequest
+from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import mesh_axes
 from graphsplit.core.gpus import kernel_devices
 from graphsplit.emission import EmittedGraph
-from graphsplit.planning.options import Options
 from graphsplit.planning.state import State, state_of
 from graphsplit.tracing.trace import Trace, trace_function
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.options import Split
 from graphsplit.core.gpus import can_be_cut
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
 from graphsplit.core.polynomials import Polynomial, Symbol
@@ -25,7 +26,6 @@ from graphsplit.core.structures import (
     step_path,
 )
 from graphsplit.errors import ArgumentError, bullet_list
-from graphsplit.planning.options import Split
 
 _ANY_BATCH = "planned for any batch size"
 

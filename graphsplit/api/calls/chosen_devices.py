@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from graphsplit.api.options import Options, shares_message
 from graphsplit.core.device_mesh import device_mesh, devices_of
 from graphsplit.core.devices import (
     check_existing,
@@ -17,7 +18,6 @@ from graphsplit.core.devices import (
 from graphsplit.core.gpus import gpu_memory_bytes
 from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.planning.amounts import count_text
-from graphsplit.planning.options import Options, shares_message
 from graphsplit.planning.schedule.automatic_stages import Beginnings, StagesAsked
 from graphsplit.program.program import Program
 

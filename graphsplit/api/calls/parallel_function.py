@@ -44,6 +44,7 @@ from graphsplit.api.calls.outer_graphs import (
 )
 from graphsplit.api.calls.traces import PerInstance, Signature, Traces
 from graphsplit.api.layouts.variable_layouts import decide_later
+from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.hosts import host_name
@@ -56,7 +57,6 @@ from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.emission.clusters import graph_def_that_runs
 from graphsplit.emission.emitter import emit
 from graphsplit.errors import ArgumentError, UnsupportedError
-from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.program.program import Program
 from graphsplit.rules.families.random import has_seeded_kernels

@@ -17,6 +17,7 @@ from graphsplit.api.layouts.mesh_checks import check_asked
 from graphsplit.api.layouts.predicted_layouts import Layout as AskedLayout
 from graphsplit.api.layouts.predicted_layouts import lying_elsewhere
 from graphsplit.api.layouts.variable_layouts import decide
+from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
 from graphsplit.core.hosts import host_device
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout
@@ -25,7 +26,6 @@ from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.emission.axes.columns import program_on_mesh
 from graphsplit.planning.costs.exchanges import exchange_bytes_between
 from graphsplit.planning.mesh import Mesh, mesh_of
-from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import cut_first, plan_program
 from graphsplit.planning.state import State, state_of
@@ -106,7 +106,7 @@ class PlanRequest:
         """Return the request with the stages of its mesh cut, and what is still asked of its plan; see `cut_first`."""
         splitting, stages = _as_read(self.splitting, self.program), stages_asked(self.options, self.devices)
         mesh = _mesh(splitting, self.options, self.devices)
-        program, asked, notes = cut_first(self.program, mesh, splitting.layouts, self.options, stages)
+        program, asked, notes = cut_first(self.program, mesh, splitting.layouts, self.options.of_planning, stages)
         return replace(self, program=program, options=replace(self.options, recompute=asked.recompute)).noting(*notes)
 
     def in_stages(self) -> PlanRequest:
@@ -128,7 +128,7 @@ class PlanRequest:
             home=self.home or self.devices[0],
             input_layouts=splitting.layouts,
             state=state_of(self.traced, self.lies) if self.state is None else self.state,
-            asked=self.options,
+            asked=self.options.of_planning,
             stages=stages_asked(self.options, self.devices),
             notes=splitting.notes,
             input_devices=[host_device("")] * len(self.program.inputs),

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from graphsplit.api.layouts.layout_spellings import AUTO
+from graphsplit.api.options import Options
 from graphsplit.core.devices import copies_take_time
 from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.core.variables.parted_variables import bytes_of_variable
 from graphsplit.planning.amounts import format_bytes
-from graphsplit.planning.options import Options
 from graphsplit.planning.text.held_text import LEAST_BYTES
 from graphsplit.tracing.trace import Trace, captured_variables
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.layouts.new_variables import are_laid_out_when_made, laid_out_when_made
+from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import available_devices, check_existing
 from graphsplit.core.stand_ins import register, unregister
@@ -29,7 +30,6 @@ from graphsplit.keras.distribution.replacements import replace_all, to_backend_m
 from graphsplit.keras.flavors import KERAS_3, flavor_of
 from graphsplit.keras.models import ModelDevices, ParallelKeras3Model, is_wrapped, warn_of_eager, wrapped
 from graphsplit.keras.wrapping import CPU, check_strategy, own_functions
-from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 
 

@@ -187,7 +187,7 @@ def burden_of_variables(plan: Decisions, tasks: Tasks | None = None) -> Burden |
     None where `variables="auto"` has no say: in stages, along another axis of a mesh, and where it was asked.
     """
     program, devices = plan.program, set(plan.mesh.devices)
-    has_own = plan.asked.variables or plan.mesh.columns or program.all_stages()
+    has_own = plan.asked.has_layouts or plan.mesh.columns or program.all_stages()
     if len(devices) < 2 or program.symbols or has_own:
         return None
     held = Counter[str]()

@@ -160,7 +160,7 @@ def _in_parts(plan: Decisions) -> list[str]:
     divided = {k for k, count in counts.items() if count > 1} - copied
     lines = []
     longest = sorted(state.in_place, key=lambda name: -_length_cut(plan, name))
-    axes = plan.asked.mesh
+    axes = plan.asked.axes
     if plan.mesh.others or axes.copies > 1:
         rows = {axes.copies_axis: axes.copies} if axes.copies > 1 else {}
         sizes = {**rows, axes.batch_axis: axes.rows // axes.copies, **axes.others}

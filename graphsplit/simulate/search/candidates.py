@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import BATCH_AXIS, LAYOUTS, MeshAxes
 from graphsplit.core.patterns import pattern_of
 from graphsplit.planning.amounts import count_text
-from graphsplit.planning.options import Options
 from graphsplit.planning.schedule.recomputation import Recompute
 
 SAVINGS: Mapping[str, Mapping[Any, float]] = {

@@ -22,6 +22,7 @@ from graphsplit.api.layouts.divisions import can_be_parted
 from graphsplit.api.layouts.learned_layouts import slots_in
 from graphsplit.api.layouts.new_variables import slots_for_host
 from graphsplit.api.layouts.variable_layouts import decide, wanted_layouts
+from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import LAYOUTS, device_mesh
 from graphsplit.core.progress import phase
 from graphsplit.core.sizes import Size
@@ -31,7 +32,6 @@ from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.planning.amounts import count_text, format_bytes
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import known_machines
-from graphsplit.planning.options import Options
 from graphsplit.planning.plan import Plan
 from graphsplit.simulate.search.candidates import (
     Candidate,

@@ -21,6 +21,7 @@ from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.machine_files import machine as machine_of
+from graphsplit.planning.planning_options import PlanningOptions
 from graphsplit.planning.schedule.automatic_stages import Beginnings
 from graphsplit.planning.schedule.recomputation import Recompute
 from graphsplit.planning.schedule.schedules import KINDS
@@ -164,6 +165,21 @@ class Options:
     def as_given(self) -> Options:
         """Return the options without those that let a plan be searched for."""
         return replace(self, plan=None, memory=None)
+
+    @property
+    def of_planning(self) -> PlanningOptions:
+        """What a plan is asked for."""
+        return PlanningOptions(
+            bucket_bytes=self.tuning["bucket_bytes"],
+            recompute=self.recompute,
+            schedule=self.schedule,
+            jit_compile=self.jit_compile,
+            strict=self.strict,
+            random=self.tuning["random"],
+            in_stages=self.stages is not None,
+            has_layouts=bool(self.variables),
+            axes=self.mesh,
+        )
 
     @property
     def asked(self) -> DevicesLike:
