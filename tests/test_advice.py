@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.planning.text.advice import ADVICE, advice_on
+from graphsplit.inspect.plans.advice import ADVICE, advice_on
 from graphsplit.rules.families.whole import WHY
 from graphsplit.rules.registry import rule_of, ruled_types
 from tests.helpers.law import assert_close, check, rows

@@ -15,7 +15,7 @@ from graphsplit.api.calls import compilation
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.device_bytes import traffic
-from graphsplit.planning.text.held_text import most_held
+from graphsplit.planning.holdings import most_held
 from tests.helpers.law import assert_close, assert_law
 
 GPUS = [f"GPU:{k}" for k in range(8)]

@@ -14,7 +14,7 @@ import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.device_bytes import live_bytes
-from graphsplit.planning.text.held_text import most_held
+from graphsplit.planning.holdings import most_held
 from graphsplit.simulate.calls import PredictedCall, predicted_call
 from graphsplit.simulate.search import chosen_plans
 from graphsplit.simulate.search.candidates import Candidate

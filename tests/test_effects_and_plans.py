@@ -13,7 +13,7 @@ import graphsplit as gs
 from graphsplit.api import verification
 from graphsplit.planning.costs.work import data_in
 from graphsplit.planning.device_bytes import live_bytes
-from graphsplit.planning.text.headlines import shares_of
+from graphsplit.planning.work_shares import shares_of
 from tests.helpers.law import assert_close, check, rows, sharded_types
 
 # Effects

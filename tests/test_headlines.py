@@ -12,7 +12,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.device_bytes import traffic_of_call
-from graphsplit.planning.text.headlines import shares_of
+from graphsplit.planning.work_shares import shares_of
 from tests.helpers.law import rows
 
 MESH = {"batch": 2, "model": 2}

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.emission import emit
+from graphsplit.inspect.plans.plan_text import run_for_rows
 from graphsplit.planning.device_bytes import traffic
-from graphsplit.planning.text.plan_text import run_for_rows
 from tests.helpers.law import assert_close, assert_law
 from tests.helpers.layout_cases import numbers
 

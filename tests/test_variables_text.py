@@ -10,9 +10,9 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.api.calls import outer_graphs
+from graphsplit.planning import burdens
+from graphsplit.planning.burdens import burden_of_variables, operations_on
 from graphsplit.planning.tasks import OPERATION, SEND, tasks_of
-from graphsplit.planning.text import held_text
-from graphsplit.planning.text.held_text import burden_of_variables, operations_on
 
 GPUS = [f"GPU:{k}" for k in range(4)]
 X = tf.TensorSpec((64, 500))
@@ -71,7 +71,7 @@ def test_a_warning_is_given_once_where_much_is_sent(monkeypatch):
     x = tf.ones((64, 500))
     step = training(devices=3)
     step(x)  # logical CPU devices of one process share their memory: nothing is said
-    for module in (outer_graphs, held_text):
+    for module in (outer_graphs, burdens):
         monkeypatch.setattr(module, "copies_take_time", lambda _: True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -20,7 +20,7 @@ from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.errors import ArgumentError
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.text.headlines import sharding_devices
+from graphsplit.planning.work_shares import sharding_devices
 from graphsplit.program.graph.compilability import is_of_variables
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Program

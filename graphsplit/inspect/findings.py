@@ -6,9 +6,9 @@ from collections import Counter
 
 from graphsplit.core.devices import short_name
 from graphsplit.inspect.graph import PlacementGraph
+from graphsplit.inspect.plans.advice import advice_on
 from graphsplit.inspect.records import PlacedOp
 from graphsplit.planning.amounts import count_text, format_bytes
-from graphsplit.planning.text.advice import advice_on
 
 FEW_ROWS = 8
 MUCH_WORK = 0.6

@@ -5,13 +5,12 @@ Under `strict=True`, a plan that leaves work on the batch at home is refused (`c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 
 from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.layouts import PARTIAL_SUM
 from graphsplit.core.notebooks import text_html
-from graphsplit.errors import CheckError, StrictError, bullet_list
+from graphsplit.errors import CheckError, StrictError
 from graphsplit.planning.chains import ExchangeChain, longest_chain
 from graphsplit.planning.communication.bucketing import check_buckets
 from graphsplit.planning.communication.moves import find_moves
@@ -23,10 +22,7 @@ from graphsplit.planning.schedule.automatic_stages import check_stage_cuts
 from graphsplit.planning.schedule.phases import check_phases, check_turns_taken
 from graphsplit.planning.schedule.scheduling import check_order
 from graphsplit.planning.steps import Step
-from graphsplit.planning.text.advice import advice_on
-from graphsplit.planning.text.headlines import balance_of, computing_devices, shares_of
-from graphsplit.planning.text.plan_comparison import compare
-from graphsplit.planning.text.plan_text import cause_text, describe, first_move_text
+from graphsplit.planning.work_shares import balance_of, computing_devices, shares_of
 from graphsplit.program.program import Op, Program, Tensor
 
 
@@ -114,6 +110,8 @@ class Plan(Decisions):
 
     def compare(self, other: Plan) -> str:
         """Return how another plan of the same function differs: what devices compute, send and store."""
+        from graphsplit.inspect.plans.plan_comparison import compare  # imported when it is asked for
+
         return compare(self, other)
 
     def explain(self) -> str:
@@ -121,17 +119,13 @@ class Plan(Decisions):
 
         For `plan="auto"`: what was chosen, what it was compared with, and what the predictions assume.
         """
-        notes = (*first_move_text(self), *self.program.notes, *self.notes)
-        if len(self.longest_chain) >= _LONG_CHAIN:
-            notes += (
-                f"devices wait for each other in a chain of {self.longest_chain}: each takes at least the latency of a "
-                "link, however few bytes it sends. gs.predict says how much of a step that is",
-            )
-        if not any(note.startswith("chosen automatically") for note in notes):
-            notes += ('no other plan was compared: give parallelize, or multi_gpu_model, plan="auto" to compare some',)
-        return "\n".join(notes)
+        from graphsplit.inspect.plans.plan_text import explain  # imported when it is asked for
+
+        return explain(self)
 
     def __str__(self) -> str:
+        from graphsplit.inspect.plans.plan_text import describe  # imported when a plan is printed
+
         return describe(self)
 
     __repr__ = __str__  # what a prompt, and an assertion that fails, show
@@ -148,10 +142,7 @@ def _read(op: Op, step: Step) -> list[Tensor]:
     return []
 
 
-_LONG_CHAIN = 20  # exchanges: of some 20 us each over GPUs' links that is a tenth of a step of 4 ms
 _LARGEST_SHARE = 0.01  # of all FLOPs, that `strict=True` leaves to what follows from rows born whole
-_MOST_CAUSES = 6
-_INSTEAD = "Or drop strict=True, and assert how evenly devices work: step.plan(x).balance > 0.9."
 _OF_IDS = frozenset({"Unique", "UniqueV2", "UniqueWithCounts"})
 
 
@@ -167,17 +158,10 @@ def check_strict(plan: Plan, strict: bool, finished: bool = False) -> None:
     if not strict:
         return
     stayed = [(op, reason) for op, reason in plan.stayed_home if not _finds_ids(op, plan.program)]
-    if stayed:
-        raise StrictError(_stayed_message(plan, stayed, finished))
-    shares = shares_of(plan)
-    if shares.at_home > _LARGEST_SHARE:
-        worst = shares.causes[:_MOST_CAUSES]
-        causes = [_with_advice(cause_text(plan, cause, shares), cause.reason, finished) for cause in worst]
-        raise StrictError(
-            f"strict=True, but {100 * shares.at_home:.4g} % of the floating-point operations work on the batch and "
-            f"would run on one device, more than {100 * _LARGEST_SHARE:.2g} %:\n"
-            f"{bullet_list(causes)}\n{_INSTEAD}"
-        )
+    if stayed or shares_of(plan).at_home > _LARGEST_SHARE:
+        from graphsplit.inspect.plans.strictness import why_refused  # imported when a plan is refused
+
+        raise StrictError(why_refused(plan, stayed, _LARGEST_SHARE, finished))
 
 
 def _finds_ids(op: Op, program: Program) -> bool:
@@ -187,21 +171,3 @@ def _finds_ids(op: Op, program: Program) -> bool:
     stay on the shards. What follows from it at home counts with everything else.
     """
     return op.type in _OF_IDS and op.out_dtypes[0].is_integer and op.index not in behind_results(program)
-
-
-def _stayed_message(plan: Plan, stayed: Sequence[tuple[Op, str]], finished: bool) -> str:
-    lines = []
-    for op, reason in stayed:
-        where = plan.program.line_of(op)
-        where = f" at {where}" if where else ""
-        text = f"{op.label}{where}: {plan.gathered_text(op)} gathered; {reason}"
-        lines.append(_with_advice(text, reason, finished))
-    return (
-        "strict=True, but these operations work on rows of the batch and would run on one device:\n"
-        f"{bullet_list(lines)}\n"
-        f"{_INSTEAD}"
-    )
-
-
-def _with_advice(text: str, reason: str, finished: bool) -> str:
-    return f"{text}\n    -> {advice_on(reason, finished)}"

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.layouts import Shard
+from graphsplit.inspect.plans.advice import advice_on
 from graphsplit.planning.amounts import aligned, format_bytes
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.text.advice import advice_on
 
 _HEADERS = ("signature", "split", "on every shard", "once", "batch on one device", "resharded", "sent whole")
 

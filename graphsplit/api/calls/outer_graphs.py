@@ -21,8 +21,8 @@ from graphsplit.core.user_code import user_stack_level
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.errors import ArgumentError, GraphsplitError, OutputError, UnsupportedError, bullet_list
+from graphsplit.planning.burdens import burden_of_variables
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.text.held_text import burden_of_variables
 from graphsplit.tracing.trace import Trace
 
 _MANY_BYTES = 16_000_000

@@ -25,11 +25,11 @@ from graphsplit.core.sizes import Size
 from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.emission.axes.columns import program_on_mesh
 from graphsplit.planning.costs.exchanges import exchange_bytes_between
+from graphsplit.planning.holdings import most_held
 from graphsplit.planning.mesh import Mesh, mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import cut_first, plan_program
 from graphsplit.planning.state import State, state_of
-from graphsplit.planning.text.held_text import most_held
 from graphsplit.program.program import Program
 from graphsplit.tracing.trace import Trace
 

@@ -22,7 +22,7 @@ from graphsplit.core.devices import copies_take_time
 from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.core.variables.parted_variables import bytes_of_variable
 from graphsplit.planning.amounts import format_bytes
-from graphsplit.planning.text.held_text import LEAST_BYTES
+from graphsplit.planning.burdens import LEAST_BYTES
 from graphsplit.tracing.trace import Trace, captured_variables
 
 

@@ -17,7 +17,18 @@ from graphsplit.core.devices import short_name
 from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Cut, MeshDivision, Nested, Replicate, along_axis, axis_of
+from graphsplit.inspect.plans.advice import advice_on
+from graphsplit.inspect.plans.headlines import headline
+from graphsplit.inspect.plans.held_text import held_text
+from graphsplit.inspect.plans.sections import (
+    compiled_text,
+    host_kernels_text,
+    rows_in_place_text,
+    stages_text,
+    whole_sums_text,
+)
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
+from graphsplit.planning.burdens import burden_of_variables
 from graphsplit.planning.chains import longest_chain
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.device_bytes import (
@@ -34,16 +45,7 @@ from graphsplit.planning.propagation.flow import meeting_points
 from graphsplit.planning.propagation.owners import computing_devices
 from graphsplit.planning.state import devices_of_handles, state_on
 from graphsplit.planning.tasks import COPY, Tasks, few_tasks_of
-from graphsplit.planning.text.advice import advice_on
-from graphsplit.planning.text.headlines import Cause, Shares, headline, shares_of
-from graphsplit.planning.text.held_text import burden_of_variables, held_text
-from graphsplit.planning.text.sections import (
-    compiled_text,
-    host_kernels_text,
-    rows_in_place_text,
-    stages_text,
-    whole_sums_text,
-)
+from graphsplit.planning.work_shares import Cause, Shares, shares_of
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.graph.graph import reached, readers_of
 from graphsplit.program.program import Op
@@ -82,6 +84,23 @@ def describe(plan: Decisions) -> str:
     named = [*rows_in_place_text(plan), *whole_sums_text(plan)]
     found = [*_header(plan, shares, sends), *_communication(plan, sends), *named, *more, *at_home]
     return "\n".join([*found, *_turns(plan), *_held(plan, tasks), *_split_turns(plan), *notes])
+
+
+_LONG_CHAIN = 20  # exchanges: of some 20 us each over GPUs' links that is a tenth of a step of 4 ms
+
+
+def explain(plan: Decisions) -> str:
+    """Return one line for each thing about a plan that a user might not expect."""
+    notes = (*first_move_text(plan), *plan.program.notes, *plan.notes)
+    chain = longest_chain(plan)
+    if len(chain) >= _LONG_CHAIN:
+        notes += (
+            f"devices wait for each other in a chain of {chain}: each takes at least the latency of a link, however "
+            "few bytes it sends. gs.predict says how much of a step that is",
+        )
+    if not any(note.startswith("chosen automatically") for note in notes):
+        notes += ('no other plan was compared: give parallelize, or multi_gpu_model, plan="auto" to compare some',)
+    return "\n".join(notes)
 
 
 def first_move_text(plan: Decisions) -> list[str]:

@@ -9,7 +9,7 @@ from graphsplit.planning.amounts import count_text, format_bytes
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.device_bytes import alive_on, traffic_of_call
 from graphsplit.planning.tasks import few_tasks_of
-from graphsplit.planning.text.headlines import sharding_devices
+from graphsplit.planning.work_shares import sharding_devices
 
 
 def compare(plan: Decisions, other: Decisions) -> str:
