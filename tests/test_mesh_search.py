@@ -14,9 +14,9 @@ import graphsplit as gs
 from benchmarks import mesh_search
 from benchmarks.mesh_search import Block, blocks, compare, machines, question_of, training
 from graphsplit.api.layouts.variable_layouts import wanted_layouts
+from graphsplit.axes.units import Partners
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.patterns import fits
-from graphsplit.emission.axes.units import Partners
 from graphsplit.planning.mesh import mesh_of
 from graphsplit.simulate.calls import predicted_call
 from graphsplit.simulate.search import mesh_layouts

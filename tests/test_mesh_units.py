@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.axes import units
+from graphsplit.axes.units import UnitSearch
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.emission.axes import units
-from graphsplit.emission.axes.units import UnitSearch
 from tests.helpers.mesh_cases import Made, assert_law, devices_of, message, numbers, sgd, variable
 from tests.helpers.mesh_units import ALIKE, FUSED, HEADS, HIDDEN, LENGTH, MERGED, SIZE, WIDTH, block, by_name, trained
 

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.axes.columns import planned_along
 from graphsplit.core.layouts import EvenCut, Shard
-from graphsplit.emission.axes.columns import planned_along
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.device_bytes import along, traffic

@@ -39,6 +39,7 @@ LAYERS = [  # from the lowest up; a file may import from lower layers and from i
     "rules",
     "planning",
     "emission",
+    "axes",
     "runtime",
     "api",
     "workers",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
 
 from graphsplit.core.layouts import Layout, Replicate, Shard, is_whole
 from graphsplit.core.polynomials import Symbol
@@ -24,31 +23,6 @@ from graphsplit.planning.schedule.schedules import Schedule
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Move, Step
 from graphsplit.program.program import Op, Program, Tensor
-
-
-class Divide(Protocol):
-    """Returns a program in the columns and parts in which its variables lie, and where these are."""
-
-    def __call__(self, state: State, *, reshard: bool, mesh: Mesh) -> tuple[Program, State]: ...  # noqa: D102
-
-
-@dataclass(frozen=True, eq=False)
-class Start:
-    """What planning begins with, beside what it is about.
-
-    Attributes:
-      homes: the devices of which one becomes home, unless one that has the variables does; empty if it is given.
-      divide: writes the program as its variables lie; None for one that is planned as it is.
-      drops: whether sharded variables are put together again whenever they are read, and not kept in between.
-      plan: what the first pass is given.
-      decisions: the passes, in order.
-    """
-
-    homes: tuple[str, ...] = ()
-    divide: Divide | None = None
-    drops: bool = True
-    plan: Any = None
-    decisions: tuple[Callable[[Any], Any], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +49,8 @@ class Decisions:
       first_move: the variables that the first call moves to where the plan has them, if some lie otherwise.
       output_layouts: of what it returns; empty if each is on one device.
       input_devices: where each argument lies that the caller gives; empty if all are at home.
-      start: what it began with, beside these.
+      homes: the devices of which one becomes home, unless one that has the variables does; empty if it is given.
+      start: what the first pass was given.
     """
 
     program: Program = field(repr=False)
@@ -97,7 +72,8 @@ class Decisions:
     first_move: FirstMove | None = None
     output_layouts: tuple[Layout, ...] = ()
     input_devices: tuple[str, ...] = ()
-    start: Start = field(default_factory=Start, repr=False)
+    homes: tuple[str, ...] = ()
+    start: Decisions | None = field(default=None, repr=False)
 
     @property
     def buckets(self) -> tuple[Collective, ...]:

@@ -35,19 +35,11 @@ from graphsplit.planning.steps import Step
 from graphsplit.program.program import Program
 
 
-def divide_variables(plan: Plan) -> Plan:
-    """Decide which operations are done for each part of a variable, and in which column of a mesh."""
-    if plan.start.divide is None:
-        return plan
-    program, state = plan.start.divide(plan.state, reshard=plan.start.drops, mesh=plan.mesh)
-    return replace(plan, program=program, state=state)
-
-
 def choose_home(plan: Plan) -> Plan:
     """Decide on which device is what is whole and belongs to nobody, if nobody said so."""
-    if not plan.start.homes:
+    if not plan.homes:
         return plan
-    home, notes = default_home(plan.program, plan.state, plan.start.homes)
+    home, notes = default_home(plan.program, plan.state, plan.homes)
     return replace(plan, home=home, notes=(*plan.notes, *notes))
 
 

@@ -13,7 +13,6 @@ from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Cut, Layout, Nested, Shard
 from graphsplit.planning import passes
 from graphsplit.planning.amounts import format_bytes
-from graphsplit.planning.decisions import Divide, Start
 from graphsplit.planning.device_bytes import live_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
@@ -40,13 +39,12 @@ def plan_program(
     input_devices: Sequence[str] = (),
     output_layouts: Sequence[Layout] = (),
     homes: Sequence[str] = (),
-    divide: Divide | None = None,
     decisions: Sequence[Callable[[Plan], Plan]] | None = None,
 ) -> Plan:
     """Decide where every operation runs.
 
     Args:
-      program: the traced function.
+      program: the function, in the columns and parts in which its variables lie.
       mesh: the shards.
       home: the device of whole values that belong to nobody.
       input_layouts: `Shard` or `SingleDevice` for each argument.
@@ -58,7 +56,6 @@ def plan_program(
         what a loop hands to its body, is at home.
       output_layouts: of what it returns; by default each on one device.
       homes: the devices for which the function is planned, if `home` is to be where its variables are.
-      divide: writes the program as its variables lie.
       decisions: those of `PASSES` that are taken; by default all.
 
     Raises:
@@ -79,14 +76,16 @@ def plan_program(
         stage_cuts=None if stages is None else StageCuts(stages),
         input_devices=tuple(input_devices),
         output_layouts=tuple(output_layouts),
+        homes=tuple(homes),
     )
-    return _decided(Start(tuple(homes), divide, not mesh.has_turns, plan, tuple(decisions or PASSES)))
+    return _decided(replace(plan, start=plan), PASSES if decisions is None else decisions)
 
 
 def text_after(plan: Plan, last: str) -> str:
     """Return what the passes of a plan had decided when the one of this name was done, to be printed."""
-    names = [decide.__name__ for decide in plan.start.decisions]
-    return steps_text(_decided(replace(plan.start, decisions=plan.start.decisions[: names.index(last) + 1])))
+    names = [decide.__name__ for decide in PASSES]
+    assert isinstance(plan.start, Plan)
+    return steps_text(_decided(plan.start, PASSES[: names.index(last) + 1]))
 
 
 def steps_text(plan: Plan) -> str:
@@ -106,9 +105,8 @@ def _where(step: Step, devices: str) -> str:
     return f"{own}; {once}" if step.home else own
 
 
-def _decided(start: Start) -> Plan:
-    plan: Plan = replace(start.plan, start=start)
-    for decide in start.decisions:
+def _decided(plan: Plan, decisions: Sequence[Callable[[Plan], Plan]]) -> Plan:
+    for decide in decisions:
         plan = decide(plan)
     return plan
 
@@ -136,16 +134,21 @@ def propagate(plan: Plan) -> Plan:
     return passes.propagate(plan, lambda op, layouts: _plan_bodies(plan, op, layouts))
 
 
-def drop_or_keep(plan: Plan) -> Plan:
-    """Decide whether shards that take turns keep what is put together for them, or drop it and do so again.
+def gathered_again_or_kept(mesh: Mesh, planned: Callable[[bool], Plan]) -> Plan:
+    """Return the better of two plans: shards that take turns keep what is gathered for them, or gather it again.
 
     What is dropped is put together again for all shards at a time (`variables/gathering`), so all turns meet there, and
     what they have computed so far is held. Kept through all turns it is put together once, but then all of it is alive,
     and so are the sums of its gradients. Few rows and large weights want the one, many and small ones the other.
+
+    Args:
+      mesh: the shards.
+      planned: returns the plan in which sharded variables are gathered again for each use, or kept in between.
     """
-    if not _may_drop(plan):
-        return plan
-    return _with_less_alive(plan, _decided(replace(plan.start, drops=True)))
+    if not mesh.has_turns:
+        return planned(True)
+    kept = planned(False)
+    return _with_less_alive(kept, planned(True)) if _may_drop(kept) else kept
 
 
 _SAID = "sharded variables are gathered"
@@ -156,7 +159,7 @@ def _may_drop(plan: Plan) -> bool:
     divisions = plan.state.divisions.values()
     in_stages = plan.asked.in_stages or plan.asked.schedule
     is_there = any(isinstance(division, (Cut, Nested)) and division.reshard for division in divisions)
-    return not plan.start.drops and is_there and not in_stages and not plan.program.symbols
+    return is_there and not in_stages and not plan.program.symbols
 
 
 def _with_less_alive(kept: Plan, again: Plan) -> Plan:
@@ -183,7 +186,6 @@ def _with_note(plan: Plan, said: str, most: int, otherwise: int) -> Plan:
 
 
 PASSES: tuple[Callable[[Plan], Plan], ...] = (
-    passes.divide_variables,  # the program in the columns and parts in which its variables lie
     passes.choose_home,  # the device of what is whole and belongs to nobody, if none is given
     passes.recompute,  # the program with what it makes again for the backward pass, if that is asked for
     passes.merge_moments,  # variances around each shard's own mean, which are sent together with that
@@ -200,7 +202,6 @@ PASSES: tuple[Callable[[Plan], Plan], ...] = (
     passes.go_through_gateways,  # from host to host each value passes once
     passes.note_stages,  # those that cannot have their devices
     passes.check,  # what the user is strict about
-    drop_or_keep,  # sharded variables, where shards take turns: the better of two plans
 )
 
 

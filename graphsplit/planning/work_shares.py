@@ -239,7 +239,7 @@ def sharding_devices(plan: Decisions) -> tuple[str, ...]:
 
 def computing_devices(plan: Decisions) -> tuple[str, ...]:
     """Return the devices that a plan is for: those that run sharded operations, or those that were asked for."""
-    return sharding_devices(plan) or plan.start.homes
+    return sharding_devices(plan) or plan.homes
 
 
 def balance_of(shares: Shares, devices: Sequence[str]) -> float:

@@ -8,7 +8,7 @@ import re
 import tokenize
 from pathlib import Path
 
-HEART = ("core", "program", "tracing", "rules", "planning", "emission", "runtime", "api")
+HEART = ("core", "program", "tracing", "rules", "planning", "emission", "axes", "runtime", "api")
 """Folders that turn a function into one for several devices. The others read what these made, or call them."""
 
 NOT_CODE = {

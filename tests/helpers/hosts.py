@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.api.calls import plan_requests
+from graphsplit.axes.columns import program_on_mesh
 from graphsplit.core import structures
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Division, Replicate
@@ -29,6 +30,7 @@ from graphsplit.program.program import Program, Tensor
 from graphsplit.runtime.executable import runtime_function
 from graphsplit.runtime.gradients.planned_functions import PlannedFunction
 from graphsplit.runtime.handles import captured
+from graphsplit.tracing.trace import Trace
 from tests.helpers.law import assert_close
 
 
@@ -55,33 +57,38 @@ def planning_for(names: Mapping[str, str]) -> Iterator[None]:
             own["sums"] = renamed(division.sums)
         return dataclasses.replace(division, **own)
 
+    def on_mesh(trace: Trace, state: State, reshard: bool, mesh: Mesh) -> tuple[Program, State]:
+        renamed_state = dataclasses.replace(
+            state,
+            devices={name: names[device] for name, device in state.devices.items()},
+            divisions={name: of_division(division) for name, division in state.divisions.items()},
+        )
+        return program_on_mesh(trace, renamed_state, reshard, with_names(mesh))
+
+    def with_names(mesh: Mesh) -> Mesh:
+        return dataclasses.replace(mesh, devices=renamed(mesh.devices))
+
     def plan(
         program: Program,
         *,
         mesh: Mesh,
         home: str,
-        state: State,
         input_devices: Sequence[str],
         homes: Sequence[str],
-        **given: Any,
+        **others: Any,
     ) -> gs.inspect.Plan:
-        own = dataclasses.replace(
-            state,
-            devices={name: names[device] for name, device in state.devices.items()},
-            divisions={name: of_division(division) for name, division in state.divisions.items()},
-        )
         return plan_program(
             program,
-            mesh=dataclasses.replace(mesh, devices=renamed(mesh.devices)),
+            mesh=with_names(mesh),
             home=names[home],
-            state=own,
             input_devices=renamed(input_devices),
             homes=renamed(homes),
-            **given,
+            **others,
         )
 
     as_planned = mock.patch.object(PlannedFunction, "on", lambda compiled, _: compiled)  # wherever the arguments lie
-    with mock.patch.object(plan_requests, "plan_program", plan), as_planned:
+    on_names = mock.patch.multiple(plan_requests, plan_program=plan, program_on_mesh=on_mesh)
+    with on_names, as_planned:
         yield
 
 

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.axes import columns
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission import check_emitted, emit
-from graphsplit.emission.axes import columns
 from tests.helpers.law import with_sums_at_once
 
 WIDTH, HIDDEN, LENGTH, VOCABULARY, HEAD = 12, 15, 6, 11, 4

@@ -18,17 +18,18 @@ from graphsplit.api.layouts.predicted_layouts import Layout as AskedLayout
 from graphsplit.api.layouts.predicted_layouts import lying_elsewhere
 from graphsplit.api.layouts.variable_layouts import decide
 from graphsplit.api.options import Options
+from graphsplit.axes.columns import program_on_mesh
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
+from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.hosts import host_device
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout
 from graphsplit.core.sizes import Size
 from graphsplit.core.variables.arrangements import Arrangement
-from graphsplit.emission.axes.columns import program_on_mesh
 from graphsplit.planning.costs.exchanges import exchange_bytes_between
 from graphsplit.planning.holdings import most_held
 from graphsplit.planning.mesh import Mesh, mesh_of
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.planner import cut_first, plan_program
+from graphsplit.planning.planner import cut_first, gathered_again_or_kept, plan_program
 from graphsplit.planning.state import State, state_of
 from graphsplit.program.program import Program
 from graphsplit.tracing.trace import Trace
@@ -122,19 +123,21 @@ class PlanRequest:
         """Return the plan, with the variables where they are to lie."""
         noted = self if self.mesh is None else self.noting(*check_asked(self.program, self.mesh))
         splitting = _as_read(noted.splitting, self.program)
-        return plan_program(
-            self.program,
+        planned = partial(
+            plan_program,
             mesh=_mesh(splitting, self.options, self.devices),
             home=self.home or self.devices[0],
             input_layouts=splitting.layouts,
-            state=state_of(self.traced, self.lies) if self.state is None else self.state,
             asked=self.options.of_planning,
             stages=stages_asked(self.options, self.devices),
             notes=splitting.notes,
             input_devices=[host_device("")] * len(self.program.inputs),
             homes=() if self.home else self.devices,
-            divide=None if self.trace is None else partial(program_on_mesh, self.traced),
         )
+        if self.trace is None:
+            return planned(self.program, state=self.state or State())
+        state = state_of(self.traced, self.lies) if self.state is None else self.state
+        return _plan_in_parts(self.traced, state, planned)
 
     def plan_like(self, plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
         """Return a plan like one that was made: of a function with its gradients, or for arguments that lie elsewhere.
@@ -148,18 +151,17 @@ class PlanRequest:
         mesh, layouts = (plan.mesh, layouts) if split else (Mesh(), [SINGLE_DEVICE] * len(layouts))
         stages = plan.stage_cuts.asked if plan.stage_cuts else None
         program, asked, notes = cut_first(trace.program, mesh, layouts, plan.asked, stages)
-        return plan_program(
-            program,
+        planned = partial(
+            plan_program,
             mesh=mesh,
             home=plan.home,
             input_layouts=layouts,
-            state=state_of(trace, self.lies),
             asked=asked,
             stages=stages,
             notes=(*plan.notes, *notes),
             input_devices=plan.input_devices,
-            divide=partial(program_on_mesh, replace(trace, program=program)),
         )
+        return _plan_in_parts(replace(trace, program=program), state_of(trace, self.lies), planned)
 
     def _laid_out(self, memory: Callable[[], float | None]) -> tuple[Plan, Arrangement]:
         """Do what `planned` does, with variables where `"auto"` has them."""
@@ -181,6 +183,18 @@ class PlanRequest:
             decide(lies, *given, reshard_after_forward=reshard, is_automatic=True)
             request = replace(request, state=None)
         return request.plan(), lies
+
+
+@collection_paused()
+def _plan_in_parts(trace: Trace, state: State, planned: partial[Plan]) -> Plan:
+    """Return the plan of a traced function whose program is written in the columns and parts of its variables."""
+    mesh: Mesh = planned.keywords["mesh"]
+
+    def plan(reshard: bool) -> Plan:
+        program, divided_state = program_on_mesh(trace, state, reshard, mesh)
+        return planned(program, state=divided_state)
+
+    return gathered_again_or_kept(mesh, plan)
 
 
 def _as_read(splitting: Splitting, program: Program) -> Splitting:

@@ -24,12 +24,12 @@ from graphsplit.api.layouts.divisions import PLACES, divided
 from graphsplit.api.layouts.layout_spellings import VariableLayout
 from graphsplit.api.layouts.new_variables import slots_by_name
 from graphsplit.api.layouts.variable_layouts import decide, decide_in_stages, stage_known, wanted_layouts
+from graphsplit.axes.plans import AxisPlanner
+from graphsplit.axes.units import UnitSearch
 from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.layouts import Cut, MeshDivision, along_axis, axis_of, layout_along_axis
 from graphsplit.core.variables.arrangements import Arrangement
 from graphsplit.core.variables.parted_variables import bytes_of_variable
-from graphsplit.emission.axes.plans import AxisPlanner
-from graphsplit.emission.axes.units import UnitSearch
 from graphsplit.planning.amounts import count_text, format_bytes
 from graphsplit.planning.variables.updates import updated_together, used_beyond_updates
 from graphsplit.program.program import is_write

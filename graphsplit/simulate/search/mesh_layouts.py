@@ -19,10 +19,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from graphsplit.axes.plans import AxisPlanner
+from graphsplit.axes.units import Partners
 from graphsplit.core.layouts import Layout, Partial, Shard
 from graphsplit.core.patterns import fits, pattern_of
-from graphsplit.emission.axes.plans import AxisPlanner
-from graphsplit.emission.axes.units import Partners
 from graphsplit.emission.shards.sizes import described_on
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.costs.families import MATRIX, family_of

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from graphsplit.axes.plans import planned_along
 from graphsplit.core.layouts import REPLICATE, Layout, MeshDivision, Nested, axis_of, is_whole, layout_along_axis
 from graphsplit.core.protos import source_of
-from graphsplit.emission.axes.plans import planned_along
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.emission.shards.sizes import sizes_of

@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 import tensorflow as tf
 
+from graphsplit.axes.classes import with_cut_classes
 from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Shard, is_whole
-from graphsplit.emission.axes.classes import with_cut_classes
 from graphsplit.planning import passes
 from graphsplit.planning.costs.work import COPY_BYTES
 from graphsplit.planning.mesh import Mesh

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from graphsplit.axes.plans import AxisPlanner
 from graphsplit.core.layouts import REPLICATE, EvenCut, Layout, Partial, Shard, evenly, is_whole
 from graphsplit.core.polynomials import UndecidedError
-from graphsplit.emission.axes.plans import AxisPlanner
 from graphsplit.planning.propagation.forward_propagation import NaturalForms, with_operand
 from graphsplit.planning.variables.laid_variables import READS
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
