@@ -171,10 +171,10 @@ def test_the_smallest_number_of_devices_that_would_do():
 def test_large_variables_are_looked_at_one_by_one():
     call = predicted_call(Model().step, [X], {})
     choice = choose(asked(call, 2, machine_of(link=5e7)))
-    apart = [candidate for candidate in choice.looked if candidate.others]
+    apart = [candidate for candidate in choice.looked if candidate.exceptions]
     assert apart
-    assert {name for candidate in apart for name, _ in candidate.others} == {"kernel_0", "kernel_1"}
-    mixed = Candidate(2, "home", others=(("kernel[0]", "sharded"),))
+    assert {name for candidate in apart for name, _ in candidate.exceptions} == {"kernel_0", "kernel_1"}
+    mixed = Candidate(2, "home", exceptions=(("kernel[0]", "sharded"),))
     assert mixed.layouts == {"/kernel[[]0]": "sharded", "*": "home"}
     assert str(mixed) == "2 devices, variables home but kernel[0] sharded"
     assert mixed.text(0) == "2 devices, variables home but 1 variable sharded"

@@ -197,6 +197,6 @@ def test_patterns_fit_what_is_cut_and_nothing_else():
 
 def test_a_single_variable_that_lies_otherwise_is_not_another_one():
     """The search's layouts are carried out by `set_variable_layout`."""
-    candidate = Candidate(2, "home", others=(("up", "sharded"),))
+    candidate = Candidate(2, "home", exceptions=(("up", "sharded"),))
     own, other = (tf.Variable(tf.zeros((4, 4)), name=name) for name in ("up", "block/up"))
     assert wanted_layouts([own, other], candidate.layouts, {}) == ["sharded", "home"]

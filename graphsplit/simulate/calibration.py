@@ -77,14 +77,14 @@ def calibrate(
         first = devices[0]
         progress("measuring products, convolutions, memory, copies and launching, for about two minutes")
         measured = microbenchmarks.measure(devices, 0 if "GPU" in first else threads_of_process())
-        found = replace(
+        machine = replace(
             measured,
             name=name,
             device=replace(measured.device, name=_model(first), memory_bytes=float(_memory_bytes(first))),
             sources=dict.fromkeys(_MEASURED, f"measured on {platform.node()} by graphsplit calibrate"),
             calibrated=True,
         )
-        return found if fn is None else measure_function(found, fn, args, kwargs, micro_batches, progress)
+        return machine if fn is None else measure_function(machine, fn, args, kwargs, micro_batches, progress)
 
 
 def measure_function(
@@ -161,7 +161,7 @@ class MeasuredStep:
     def predicted_s(self, machine: Machine) -> float:
         """Return how long it would take on a machine."""
         tasks = machine_tasks(self.plan, machine, Costs(machine.device))
-        return machine.call_s(1, tasks.given) + replay(tasks.tasks, tasks.resources).seconds
+        return machine.call_s(1, tasks.arguments_given) + replay(tasks.tasks, tasks.resources).seconds
 
 
 def fitted(machine: Machine, measured: Sequence[MeasuredStep]) -> Machine:
@@ -171,11 +171,11 @@ def fitted(machine: Machine, measured: Sequence[MeasuredStep]) -> Machine:
     Operations take as long as recorded, times what each step says: they are slower while they are recorded.
     """
     threads = threads_of_process()  # the one device had all of them
-    own = replace(machine, host=replace(machine.host, threads=threads, threads_per_device=threads))
+    one_device = replace(machine, host=replace(machine.host, threads=threads, threads_per_device=threads))
     longer = [1.0] * len(measured)
 
     def predicted_s(step: MeasuredStep, without: int = -1) -> float:
-        return step.predicted_s(with_samples(own, pooled(measured, longer, without)))
+        return step.predicted_s(with_samples(one_device, pooled(measured, longer, without)))
 
     for _ in range(_PASSES):
         changed = False
@@ -203,7 +203,7 @@ def pooled(measured: Sequence[MeasuredStep], longer: Sequence[float], without: i
         for key, sample in step.samples.items():
             works[key] = sample.work
             seconds.setdefault(key, []).append(0.0 if k == without else sample.seconds * factor)
-    return {key: Sample(works[key], statistics.fmean(found)) for key, found in seconds.items()}
+    return {key: Sample(works[key], statistics.fmean(times_s)) for key, times_s in seconds.items()}
 
 
 def with_samples(machine: Machine, samples: Mapping[str, Sample]) -> Machine:

@@ -83,17 +83,17 @@ def predict(
     >>> prediction.step_s < 0.01, sorted(prediction.memory_bytes)
     (True, ['CPU:0', 'GPU:0', 'GPU:1'])
     """
-    found, unknown_size = machine_of(machine), checked_unknown_size(unknown_size)
+    target, unknown_size = machine_of(machine), checked_unknown_size(unknown_size)
     check_renamed(fn, kwargs)
     fn, args, kwargs = step_of(fn, args, kwargs)
     axes = mesh_axes(mesh) or None
     options = {"micro_batches": micro_batches, "schedule": schedule, "stages": stages, "mesh": axes}
     call = predicted_call(fn, args, kwargs, **options)
-    count = _count(call.options, devices, found)
-    found.names(count)  # checks that it has so many
+    count = _count(call.options, devices, target)
+    target.names(count)  # checks that it has so many
     if why := why_too_many(call, count, variables):
         raise UnsupportedError(f"{call.title} on {count} devices: {why}. Choose fewer devices.")
-    return predict_call(call, found, count, variables, unknown_size)
+    return predict_call(call, target, count, variables, unknown_size)
 
 
 @phase("predicting")
@@ -111,8 +111,8 @@ def predict_call(
     layout = call.options.variables if layout is None else layout
     notes = (*call.notes, *notes_on_layout(call.lies, call.trace, layout, names, mesh_devices))
     name = layout_name(layout)
-    found = predict_plan(plan, machine, title=call.title, layout=name, unknown_size=unknown_size)
-    return dataclasses.replace(found, notes=notes)
+    prediction = predict_plan(plan, machine, title=call.title, layout=name, unknown_size=unknown_size)
+    return dataclasses.replace(prediction, notes=notes)
 
 
 def why_too_many(call: PredictedCall, devices: int, layout: Layout) -> str:
@@ -121,7 +121,10 @@ def why_too_many(call: PredictedCall, devices: int, layout: Layout) -> str:
     Where variables are several, each device sends to each; what lies along an axis of a mesh is not sent.
     """
     named = list(layout.values()) if isinstance(layout, Mapping) else [layout]
-    is_sent = any(own is not None and own != "home" and not _stays(own, call.options) for own in named)
+    is_sent = any(
+        asked_layout is not None and asked_layout != "home" and not _stays(asked_layout, call.options)
+        for asked_layout in named
+    )
     exchanged = devices * devices * len(call.trace.variables) if is_sent else 0
     tasks = devices * sum(op.type != "Const" for op in call.trace.program.ops) + exchanged
     if tasks <= MOST_TASKS:
@@ -172,8 +175,8 @@ class PredictedCall:
     @property
     def title(self) -> str:
         """The function's name."""
-        own = getattr(self.function, "__name__", None) or getattr(self.function, "name", None)
-        return str(own or type(self.function).__name__)
+        name = getattr(self.function, "__name__", None) or getattr(self.function, "name", None)
+        return str(name or type(self.function).__name__)
 
     @functools.cached_property
     def trace(self) -> Trace:
@@ -182,9 +185,9 @@ class PredictedCall:
         Raises:
           Exception: whatever the function raises.
         """
-        found = self.run_trace()
-        check_no_others(found.program, self.options)
-        return found
+        trace = self.run_trace()
+        check_no_others(trace.program, self.options)
+        return trace
 
     @functools.cached_property
     def lies(self) -> Arrangement:
@@ -231,13 +234,13 @@ class PredictedCall:
 
 def check_renamed(fn: Any, kwargs: Mapping[str, Any]) -> None:
     """Raise `TypeError` for the old names of `variables=`, unless the function itself has such an argument."""
-    own = () if isinstance(fn, Stepping) or not callable(fn) else signature_of(fn).parameters
-    for name in [name for name in ("layout", "layouts") if name in kwargs and name not in own]:
+    parameters = () if isinstance(fn, Stepping) or not callable(fn) else signature_of(fn).parameters
+    for name in [name for name in ("layout", "layouts") if name in kwargs and name not in parameters]:
         raise TypeError(f"{name}= is now variables={kwargs[name]!r}.")
 
 
 def predicted_call(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], **given: Any
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], **changed: Any
 ) -> PredictedCall:
     """Return a call of a function. Arguments may be `tf.TensorSpec`s, whose sizes are all known.
 
@@ -252,11 +255,13 @@ def predicted_call(
     options = fn._options if isinstance(fn, ParallelFunction) else Options(jit_compile=is_compiled_function(function))
     if not callable(function):
         raise ArgumentError(f"predict takes a function and its arguments, got {fn!r} for the function.")
-    if given.get("mesh") is not None:  # (as many devices as it has)
+    if changed.get("mesh") is not None:  # (as many devices as it has)
         options = replace(options, devices=None)
-    asked = options.asks_for_plan.partition("=")[0] if options.is_automatic else ""
-    notes = (f"{asked}= is not used here; the function is predicted with its other options",) if asked else ()
-    options = replace(options.as_given(), **{name: value for name, value in given.items() if value is not None})
+    plan_option = options.asks_for_plan.partition("=")[0] if options.is_automatic else ""
+    notes = (
+        (f"{plan_option}= is not used here; the function is predicted with its other options",) if plan_option else ()
+    )
+    options = replace(options.as_given(), **{name: value for name, value in changed.items() if value is not None})
     signature = signature_of(function)
     check_split(options.split, parameters_of(signature))
     bound = signature.bind(*args, **kwargs)

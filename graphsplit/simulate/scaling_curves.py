@@ -61,7 +61,7 @@ def scaling(
     >>> [(point.kind, point.devices, point.rows) for point in found.points]
     [('strong', 1, 4096), ('strong', 2, 4096), ('weak', 1, 4096), ('weak', 2, 8192)]
     """
-    found, counts = machine_of(machine), _checked_counts(devices)
+    target, counts = machine_of(machine), _checked_counts(devices)
     unknown_size = checked_unknown_size(unknown_size)
     wrong = [kind for kind in kinds if kind not in KINDS]
     if wrong or not kinds:
@@ -77,13 +77,13 @@ def scaling(
     names = [layout_name(usual if layout is None else layout) for layout in variables or (None,)]
     points, skipped, notes, assumptions = list[Point](), list[str](), list[str](), tuple[str, ...]()
     for kind, count in itertools.product(kinds, counts):
-        own = _with_rows_of_mesh(call.options, count)
-        shares = own.mesh.rows if own.mesh else count
+        options = _with_rows_of_mesh(call.options, count)
+        shares = options.mesh.rows if options.mesh else count
         rows = batch * (1 if kind == "strong" else shares)
         if shares > rows > 0:
             skipped.append(f"{kind} scaling on {count} devices: {rows} rows are too few: some devices get none")
             continue
-        larger = found.covering(count)
+        larger = target.covering(count)
         for layout in variables or (None,):
             if why := why_too_many(call, count, layout):
                 name = layout_name(layout)
@@ -92,26 +92,26 @@ def scaling(
             with phase(", ".join(filter(None, [kind, count_text(count, "device"), layout_name(layout)]))):
                 if rows not in calls:
                     calls[rows] = call.with_rows(rows)
-                one = predict_call(calls[rows].with_options(own), larger, count, layout, unknown_size)
-            points.append(_point(kind, one, rows, count))
-            notes += one.notes
-            assumptions = one.assumptions
+                prediction = predict_call(calls[rows].with_options(options), larger, count, layout, unknown_size)
+            points.append(_point(kind, prediction, rows, count))
+            notes += prediction.notes
+            assumptions = prediction.assumptions
     points.sort(key=lambda p: (kinds.index(p.kind), names.index(p.layout), p.devices))
-    said = tuple(dict.fromkeys(skipped)), tuple(dict.fromkeys(notes))
-    return Scaling(call.title, found.name, tuple(points), assumptions, *said)
+    remarks = tuple(dict.fromkeys(skipped)), tuple(dict.fromkeys(notes))
+    return Scaling(call.title, target.name, tuple(points), assumptions, *remarks)
 
 
 def _check_counts(call: PredictedCall, counts: Sequence[int]) -> None:
     """Raise `ArgumentError` for a number of devices that is no multiple of those along the other axes of the mesh."""
     axes = call.options.mesh
-    columns, others = axes.each, {k: n for k, n in axes.asked.items() if k != axes.growing}
-    has_rows = not others or axes.growing in dict(axes.sizes)
+    columns, fixed_axes = axes.each, {k: n for k, n in axes.asked.items() if k != axes.growing}
+    has_rows = not fixed_axes or axes.growing in dict(axes.sizes)
     wrong = [count for count in counts if count % columns or (not has_rows and count != columns)]
     if wrong:
         raise ArgumentError(
-            f"devices={list(counts)!r}: mesh {axes} has {columns} devices along {' x '.join(map(repr, others))}, "
+            f"devices={list(counts)!r}: mesh {axes} has {columns} devices along {' x '.join(map(repr, fixed_axes))}, "
             f"and {wrong[0]} is no multiple of it, or there is no axis of the batch for the others. Choose other "
-            f"numbers of devices, or give the mesh, mesh={ {BATCH_AXIS: 1, **others}!r}."
+            f"numbers of devices, or give the mesh, mesh={ {BATCH_AXIS: 1, **fixed_axes}!r}."
         )
 
 

@@ -57,12 +57,12 @@ def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> M
         probes.update({("host", name, 0): probe for name, probe in host_probes(host).items()})
         probes["host link", "", 1] = _latency(first, host, 1)
         probes["host link", "", _LARGE_ENTRIES] = _latency(first, host, _LARGE_ENTRIES, _LONG * 8)
-    found = figures(probes, reference(first), least_s)
+    seconds_by_probe = figures(probes, reference(first), least_s)
 
     def of(what: str, amount: float = 0) -> float:
-        return max(0.0, found.get((what, "", amount), 0.0))
+        return max(0.0, seconds_by_probe.get((what, "", amount), 0.0))
 
-    times = {key[1:]: seconds for key, seconds in found.items() if key[0] == "rate"}
+    times = {key[1:]: seconds for key, seconds in seconds_by_probe.items() if key[0] == "rate"}
     curves, products = rates_of(times, of("overhead"), of("argument"))
 
     def link(name: str, what: str) -> Link:
@@ -85,12 +85,12 @@ def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> M
         curves=curves,
     )
     if is_gpu:  # (kernels run by themselves)
-        of_host = {key[1]: seconds for key, seconds in found.items() if key[0] == "host"}
+        of_host = {key[1]: seconds for key, seconds in seconds_by_probe.items() if key[0] == "host"}
         bytes_per_s, flops_per_s = host_rates_of(of_host, of("overhead"))
-        own = Host(os.cpu_count() or 1, call_s=of("call"), bytes_per_s=bytes_per_s, flops_per_s=flops_per_s)
-        return Machine("", device, len(devices), between, host=own, host_link=link("to the host", "host link"))
-    slowdown_of = _slowdowns(found)
-    own = Host(
+        host_of_gpus = Host(os.cpu_count() or 1, call_s=of("call"), bytes_per_s=bytes_per_s, flops_per_s=flops_per_s)
+        return Machine("", device, len(devices), between, host=host_of_gpus, host_link=link("to the host", "host link"))
+    slowdown_of = _slowdowns(seconds_by_probe)
+    host_of_cpus = Host(
         threads=threads,
         threads_per_device=tf.config.threading.get_intra_op_parallelism_threads() or threads,
         slowdown=slowdown_of["matmul"],
@@ -99,7 +99,7 @@ def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> M
         device_call_s=of("device call"),
         argument_s=of("argument"),
     )
-    return Machine("", device, _LOGICAL_DEVICES, between, host=own)
+    return Machine("", device, _LOGICAL_DEVICES, between, host=host_of_cpus)
 
 
 def _latency(first: str, second: str, entries: int, length: int = _TINY_LONG // 2) -> Probe:
@@ -122,14 +122,14 @@ def _slowdown_probes(devices: Sequence[str], threads: int) -> dict[_Key, Probe]:
 
     Each thread has a device of its own if possible. What only reads and writes has the memory in common.
     """
-    found: dict[_Key, Probe] = {}
+    probes: dict[_Key, Probe] = {}
     if threads < 2:
-        return found
+        return probes
 
     def add(family: str, of_count: Callable[[int], Call]) -> None:
         alone = of_count(1)
         for count in range(2, threads + 1):
-            found["slowdown", family, count] = Probe((alone, of_count(count)), _ratio)
+            probes["slowdown", family, count] = Probe((alone, of_count(count)), _ratio)
 
     add("matmul", lambda count: _products(devices, count, _BESIDE_SIDE, _LONG))
     for family in CONVOLUTIONS:
@@ -139,7 +139,7 @@ def _slowdown_probes(devices: Sequence[str], threads: int) -> dict[_Key, Probe]:
     operands = operands_of(_BESIDE_ENTRIES)
     for family, (step, _) in PLAIN.items():
         add(family, lambda count, step=step: _moved(step, devices, count, operands))  # type: ignore[misc]
-    return found
+    return probes
 
 
 def _ratio(seconds: Sequence[float]) -> float:
@@ -147,14 +147,14 @@ def _ratio(seconds: Sequence[float]) -> float:
     return together_s / alone_s
 
 
-def _slowdowns(found: Mapping[_Key, float]) -> dict[str, tuple[float, ...]]:
+def _slowdowns(ratio_by_probe: Mapping[_Key, float]) -> dict[str, tuple[float, ...]]:
     """Return slowdowns by family, of 1, 2, ... threads.
 
     Where each operation has all cores to itself, two at a time take twice as long; never more, as one could run after
     the other.
     """
     slowdowns: dict[str, list[float]] = {family: [1.0] for family in ("matmul", *CONVOLUTIONS, *PLAIN)}
-    for (what, family, count), ratio in found.items():
+    for (what, family, count), ratio in ratio_by_probe.items():
         if what == "slowdown":
             slowdowns[family].append(min(max(1.0, ratio), float(count)))
     return {family: tuple(ratios) for family, ratios in slowdowns.items()}
@@ -165,11 +165,11 @@ def _device_call(devices: Sequence[str]) -> Probe:
     x = tf.constant([1.0])
 
     def run(value: tf.Tensor) -> list[tf.Tensor]:
-        found = []
+        sums = []
         for device in devices:
             with tf.device(device):
-                found.append(value + 1.0)
-        return found
+                sums.append(value + 1.0)
+        return sums
 
     alone = chain(lambda v: v + 1.0, x, [devices[0]] * len(devices))
     return Probe((alone, traced(run, x)), lambda seconds: (seconds[1] - seconds[0]) / (len(devices) - 1))
@@ -232,23 +232,23 @@ PLAIN: dict[str, tuple[Step, int]] = {
 
 def rate_probes(device: str) -> dict[tuple[str, float], Probe]:
     """Return what tells how long work takes, by family, or other dtype of products, and FLOPs, or bytes of all else."""
-    found: dict[tuple[str, float], Probe] = {}
+    probes: dict[tuple[str, float], Probe] = {}
     for side in _SIDES:
-        found["matmul", 2.0 * side**3] = _matmul(device, side, tf.float32)
+        probes["matmul", 2.0 * side**3] = _matmul(device, side, tf.float32)
     for name, (dtype, side) in _OTHER_DTYPES.items():
-        found[name, 2.0 * side**3] = _matmul(device, side, dtype)
+        probes[name, 2.0 * side**3] = _matmul(device, side, dtype)
     for rows, side, channels in _IMAGES:
         for family in CONVOLUTIONS:
             step, start = convolution_step(family, (rows, side, channels))
-            found[family, 2.0 * rows * side**2 * 9 * channels**2] = operation(step, start, device)
+            probes[family, 2.0 * rows * side**2 * 9 * channels**2] = operation(step, start, device)
         x, w = tf.ones([rows, side, side, channels]), tf.ones([3, 3, channels, 1]) / 9
         depthwise = functools.partial(tf.nn.depthwise_conv2d, filter=w, strides=[1, 1, 1, 1], padding="SAME")
-        found["depthwise", 4.0 * 2 * rows * side**2 * channels] = operation(depthwise, x, device)
+        probes["depthwise", 4.0 * 2 * rows * side**2 * channels] = operation(depthwise, x, device)
     for entries in _ENTRIES:
         operands = operands_of(entries)
         for family, (step, moved) in PLAIN.items():
-            found[family, 4.0 * entries * moved] = operation(_of_others(step, operands), operands[0], device)
-    return found
+            probes[family, 4.0 * entries * moved] = operation(_of_others(step, operands), operands[0], device)
+    return probes
 
 
 def host_probes(device: str) -> dict[str, Probe]:
@@ -259,14 +259,14 @@ def host_probes(device: str) -> dict[str, Probe]:
     return {"product": _matmul(device, _SIDES[-1], tf.float32), "moved": moved}
 
 
-def host_rates_of(found: Mapping[str, float], overhead_s: float) -> tuple[float, float]:
+def host_rates_of(seconds_by_probe: Mapping[str, float], overhead_s: float) -> tuple[float, float]:
     """Return the bytes that a host reads and writes in a second, and its FLOPs, given the seconds of `host_probes`."""
-    own_s = {name: max(seconds - overhead_s, _LEAST_PART * seconds) for name, seconds in found.items()}
+    own_s = {name: max(seconds - overhead_s, _LEAST_PART * seconds) for name, seconds in seconds_by_probe.items()}
     return 4.0 * _ENTRIES[-1] * PLAIN["elementwise"][1] / own_s["moved"], 2.0 * _SIDES[-1] ** 3 / own_s["product"]
 
 
 def rates_of(
-    found: Mapping[tuple[str, float], float], overhead_s: float, argument_s: float
+    seconds_by_work: Mapping[tuple[str, float], float], overhead_s: float, argument_s: float
 ) -> tuple[dict[str, Curve], dict[str, float]]:
     """Return the curves of all families, and FLOPs a second of products of large matrices by dtype.
 
@@ -276,7 +276,7 @@ def rates_of(
       argument_s: what it takes that an operation is given an operand: those that only read and write are.
     """
     rates: dict[str, list[tuple[float, float]]] = {}
-    for (family, amount), seconds in found.items():
+    for (family, amount), seconds in seconds_by_work.items():
         besides_s = overhead_s + (argument_s if family in PLAIN else 0.0)
         rates.setdefault(family, []).append((amount, amount / max(seconds - besides_s, _LEAST_PART * seconds)))
     curves = {family: _curve(points) for family, points in rates.items() if family not in _OTHER_DTYPES}
@@ -285,12 +285,12 @@ def rates_of(
 
 
 def _curve(points: Sequence[tuple[float, float]]) -> Curve:
-    found: list[tuple[float, float]] = []
+    descending: list[tuple[float, float]] = []
     least_s = float("inf")
     for amount, rate in sorted(points, reverse=True):  # what is smaller takes no longer: else it had company
         least_s = min(least_s, amount / rate)
-        found.append((amount, amount / least_s))
-    return tuple(found[::-1])
+        descending.append((amount, amount / least_s))
+    return tuple(descending[::-1])
 
 
 def _matmul(device: str, side: int, dtype: tf.DType) -> Probe:
@@ -330,10 +330,10 @@ def _of_others(step: Step, operands: Sequence[tf.Tensor]) -> Step:
 
     There, much has passed through the caches since the operands were made.
     """
-    others = itertools.cycle(operands)
+    next_operands = itertools.cycle(operands)
 
     def after(value: tf.Tensor) -> tf.Tensor:
         with tf.control_dependencies([value]):
-            return step(next(others))
+            return step(next(next_operands))
 
     return after

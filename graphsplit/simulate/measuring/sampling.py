@@ -58,7 +58,7 @@ def samples_of(recorded: Timeline, kinds: Mapping[str, Kind]) -> dict[str, Sampl
         if name not in ran and not kind.in_body:
             seconds.setdefault(kind.key, []).append(0.0)
     works = {kind.key: kind.work for kind in kinds.values()}
-    return {key: Sample(works[key], statistics.median(found)) for key, found in seconds.items()}
+    return {key: Sample(works[key], statistics.median(durations_s)) for key, durations_s in seconds.items()}
 
 
 def kinds_of(plan: Plan, graph: EmittedGraph) -> dict[str, Kind]:
@@ -68,21 +68,21 @@ def kinds_of(plan: Plan, graph: EmittedGraph) -> dict[str, Kind]:
     is what the plan says: TensorFlow knows few sizes there.
     """
     sizes = sizes_of(plan, graph)
-    found: dict[str, Kind] = {}
+    kind_by_name: dict[str, Kind] = {}
     for node in graph.nodes:
         origin = graph.origins[node.name]
         if origin.op is not None and origin.role == "op" and plan.program.ops[origin.op].bodies:
             step = plan.steps[origin.op]
             plans = step.shards.bodies if origin.shard is not None and step.shards else {}
             shard = origin.shard if plans else None
-            found.update(_in_bodies(node.name, plan.program.ops[origin.op], plans, plan.rows, shard))
+            kind_by_name.update(_in_bodies(node.name, plan.program.ops[origin.op], plans, plan.rows, shard))
         else:
-            _add(found, node.name, node, sizes.inputs_of(node), sizes[node.name], in_body=False)
-    return found
+            _add(kind_by_name, node.name, node, sizes.inputs_of(node), sizes[node.name], in_body=False)
+    return kind_by_name
 
 
 def _add(
-    found: dict[str, Kind],
+    kind_by_name: dict[str, Kind],
     name: str,
     node: Any,
     reads: Sequence[Described],
@@ -92,23 +92,23 @@ def _add(
 ) -> None:
     work = work_of(node.op, lambda attribute: node.attr[attribute], reads, makes)
     if work.family not in (FREE, PASSED_ON):
-        found[name] = Kind(sample_key(node, reads, makes), work, in_body)
+        kind_by_name[name] = Kind(sample_key(node, reads, makes), work, in_body)
 
 
 def _in_bodies(
     name: str, op: Op, plans: Mapping[str, Any], rows: tuple[int, ...], shard: int | None
 ) -> dict[str, Kind]:
     """Return the kinds of operations of the functions that an operation runs, and of those that they run."""
-    found: dict[str, Kind] = {}
+    kind_by_name: dict[str, Kind] = {}
     for inside, function in _named_bodies(op):
         body = op.bodies.get(function)
-        for own, inner, reads, makes in body_operations(body, plans.get(function), rows, shard) if body else ():
-            own_name = f"{name}/{inside}/{own.name}"
-            if own.bodies:
-                found.update(_in_bodies(own_name, own, inner, rows, shard if inner else None))
+        for inner_op, inner, reads, makes in body_operations(body, plans.get(function), rows, shard) if body else ():
+            own_name = f"{name}/{inside}/{inner_op.name}"
+            if inner_op.bodies:
+                kind_by_name.update(_in_bodies(own_name, inner_op, inner, rows, shard if inner else None))
             else:
-                _add(found, own_name, own.node, reads, makes, in_body=True)
-    return found
+                _add(kind_by_name, own_name, inner_op.node, reads, makes, in_body=True)
+    return kind_by_name
 
 
 def _named_bodies(op: Op) -> Iterator[tuple[str, str]]:

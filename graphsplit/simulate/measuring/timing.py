@@ -41,7 +41,7 @@ def usual_seconds_of_calls(
       most_turns: how often each is timed, at most.
     """
     relative, usual_s = relative_seconds_of_calls(calls, beside, least_s, most_turns)
-    return [statistics.median(found) * usual_s for found in relative]
+    return [statistics.median(ratios) * usual_s for ratios in relative]
 
 
 def relative_seconds_of_calls(
@@ -55,10 +55,10 @@ def relative_seconds_of_calls(
     for turn in range(most_turns):
         if turn >= _LEAST_TURNS and time.perf_counter() - began > least_s:
             break
-        for call, count, found in zip(calls, counts, relative, strict=True):
+        for call, count, ratios in zip(calls, counts, relative, strict=True):
             own_s = _seconds(call, count)
             references.append(_seconds(beside, 1))
-            found.append(own_s / math.sqrt(references[-2] * references[-1]))
+            ratios.append(own_s / math.sqrt(references[-2] * references[-1]))
     return relative, statistics.median(references)
 
 
@@ -135,13 +135,15 @@ def figures(probes: Mapping[Key, Probe], reference: Call, least_s: float) -> dic
     calls = [call for probe in probes.values() for call in probe.calls]
     with as_written():
         turns, reference_s = relative_seconds_of_calls(calls, reference, least_s)
-    found, first = {}, 0
+    figure_by_probe, first = {}, 0
     for name, probe in probes.items():
-        own = turns[first : first + len(probe.calls)]
+        turns_of_probe = turns[first : first + len(probe.calls)]
         first += len(probe.calls)
-        each_turn = [probe.figure([reference_s * times for times in turn]) for turn in zip(*own, strict=True)]
-        found[name] = statistics.median(each_turn)
-    return found
+        each_turn = [
+            probe.figure([reference_s * times for times in turn]) for turn in zip(*turns_of_probe, strict=True)
+        ]
+        figure_by_probe[name] = statistics.median(each_turn)
+    return figure_by_probe
 
 
 def operation(step: Step, x: tf.Tensor, device: str, longer: int = 0) -> Probe:
@@ -177,14 +179,14 @@ def chains(
     """Return a call of so many chains that do not wait for each other; a step is told its number among all."""
 
     def run(value: tf.Tensor) -> list[tf.Tensor]:
-        found = []
+        sums = []
         for k in range(count):
             with tf.device(devices[k % len(devices)]):
-                own = value
+                current = value
                 for i in range(length):
-                    own = step(own, k * length + i)
-                found.append(tf.reduce_sum(own))
-        return found
+                    current = step(current, k * length + i)
+                sums.append(tf.reduce_sum(current))
+        return sums
 
     return traced(run, x)
 

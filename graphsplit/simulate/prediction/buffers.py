@@ -71,17 +71,17 @@ def allocated(count: int) -> int:
 
 def live_memory(buffers: Sequence[Buffer], schedule: TaskTimes) -> dict[str, Memory]:
     """Return what is alive on each device: each buffer from its maker's start to the end of its last reader."""
-    found: dict[str, dict[int, tuple[float, float]]] = {}
+    spans_by_device: dict[str, dict[int, tuple[float, float]]] = {}
     for k, span in _spans(buffers, schedule).items():
-        found.setdefault(buffers[k].device, {})[k] = span
-    return {device: _memory_of(own, buffers) for device, own in found.items()}
+        spans_by_device.setdefault(buffers[k].device, {})[k] = span
+    return {device: _memory_of(spans, buffers) for device, spans in spans_by_device.items()}
 
 
 def _memory_of(spans: Mapping[int, tuple[float, float]], buffers: Sequence[Buffer]) -> Memory:
     steps = alive([(*span, buffers[k].bytes) for k, span in spans.items()])
     at, most = max(steps, key=lambda step: step[1])
-    there = [buffers[k] for k, (start, end) in spans.items() if start <= at < end]
-    largest = sorted([(-buffer.bytes, buffer.name) for buffer in there])[:_LARGEST]
+    alive_at_peak = [buffers[k] for k, (start, end) in spans.items() if start <= at < end]
+    largest = sorted([(-buffer.bytes, buffer.name) for buffer in alive_at_peak])[:_LARGEST]
     return Memory(live_bytes=most, largest=tuple([(name, -size) for size, name in largest]), steps=tuple(steps))
 
 
@@ -103,15 +103,15 @@ def _spans(buffers: Sequence[Buffer], schedule: TaskTimes) -> dict[int, tuple[fl
             root[k] = under
             ends[under] = max(ends[under], ends[k])
             break
-    found = (k for k in range(len(buffers)) if root[k] == k and buffers[k].bytes)
-    return {k: (schedule.starts[buffers[k].maker], ends[k]) for k in found}
+    allocated_buffers = (k for k in range(len(buffers)) if root[k] == k and buffers[k].bytes)
+    return {k: (schedule.starts[buffers[k].maker], ends[k]) for k in allocated_buffers}
 
 
 def _last_read(buffer: Buffer, schedule: TaskTimes) -> float:
-    own = schedule.ends[buffer.maker]
+    made_s = schedule.ends[buffer.maker]
     if buffer.kept:
-        return max(schedule.seconds, own)
-    return max(own, max([schedule.ends[i] for i in buffer.readers], default=0.0))
+        return max(schedule.seconds, made_s)
+    return max(made_s, max([schedule.ends[i] for i in buffer.readers], default=0.0))
 
 
 def with_state(

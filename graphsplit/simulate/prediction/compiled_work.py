@@ -31,19 +31,21 @@ _FUSED = frozenset({"elementwise", "movement", FREE})
 
 def compiled_together(plan: Plan) -> list[tuple[int, ...]]:
     """Return the tasks of a plan, those that become one call together, each behind what it needs."""
-    found = ordered_tasks_of(plan)
+    ordered = ordered_tasks_of(plan)
     groups: dict[object, list[int]] = {}
     clusters = _clusters(plan) if plan.jit_compile else {}
-    for n in found.positions_in_order:
-        task = found.tasks[n]
+    for n in ordered.positions_in_order:
+        task = ordered.tasks[n]
         cluster = clusters.get((task.op, task.shard)) if task.kind == OPERATION else None
         groups.setdefault(n if cluster is None else (cluster,), []).append(n)
-    if len(groups) == len(found.tasks):
-        return [(n,) for n in found.positions_in_order]
-    together = [tuple(own) for own in groups.values()]
-    number = {n: g for g, own in enumerate(together) for n in own}
-    sources = [{number[source] for n in own for source in found.sources[n]} - {g} for g, own in enumerate(together)]
-    return [together[g] for g in in_order([sorted(own) for own in sources])]
+    if len(groups) == len(ordered.tasks):
+        return [(n,) for n in ordered.positions_in_order]
+    together = [tuple(members) for members in groups.values()]
+    number = {n: g for g, members in enumerate(together) for n in members}
+    sources = [
+        {number[source] for n in members for source in ordered.sources[n]} - {g} for g, members in enumerate(together)
+    ]
+    return [together[g] for g in in_order([sorted(members) for members in sources])]
 
 
 def _clusters(plan: Plan) -> dict[tuple[int | None, int | None], int]:
@@ -99,20 +101,22 @@ def work_of_call(
       bytes_of: the size of a result, of others' too.
       seconds: that the device works.
     """
-    given = {_source(result, members) for result in returned}
-    reads = {n: {_source(r, members): None for r in own.reads} for n, own in members.items() if not own.is_same}
+    wanted_outside = {_source(result, members) for result in returned}
+    reads = {
+        n: {_source(r, members): None for r in member.reads} for n, member in members.items() if not member.is_same
+    }
     fused = {n: members[n] for n in reads if members[n].family in _FUSED}
     kernels = {n: members[n] for n in reads if n not in fused and members[n].family != PASSED_ON}
     loaded = {result for n in fused for result in reads[n] if result.task not in fused}
-    wanted = given.union(*[reads[n] for n in reads if n not in fused])
+    wanted = wanted_outside.union(*[reads[n] for n in reads if n not in fused])
     stored = {result for result in wanted if result.task in fused}
-    flops, moved = sum([own.work.flops for own in fused.values()]), sum(map(bytes_of, loaded | stored))
-    works = [own.work for own in fused.values() if own.work.dtype] if flops or moved else []
+    flops, moved = sum([member.work.flops for member in fused.values()]), sum(map(bytes_of, loaded | stored))
+    works = [member.work for member in fused.values() if member.work.dtype] if flops or moved else []
     together = [replace(work, family="elementwise", flops=flops, bytes=float(moved)) for work in works[:1]]
-    all_s = sum([own.own_s for own in kernels.values()]) + sum(map(seconds, together))
-    made = dict.fromkeys([*given, *[result for own in reads.values() for result in own]])
-    held = {r for r in made if r not in given and (r in stored or r.task in kernels)}
-    return CallWork(all_s, _most_held(list(members), reads, fused, made, held, bytes_of))
+    all_s = sum([member.own_s for member in kernels.values()]) + sum(map(seconds, together))
+    results = dict.fromkeys([*wanted_outside, *[result for operands in reads.values() for result in operands]])
+    held = {r for r in results if r not in wanted_outside and (r in stored or r.task in kernels)}
+    return CallWork(all_s, _most_held(list(members), reads, fused, results, held, bytes_of))
 
 
 def _source(result: Result, members: Mapping[int, Member]) -> Result:
@@ -126,7 +130,7 @@ def _most_held(
     order: Sequence[int],
     reads: Mapping[int, Iterable[Result]],
     fused: Container[int],
-    made: Iterable[Result],
+    results: Iterable[Result],
     held: Collection[Result],
     bytes_of: Callable[[Result], int],
 ) -> int:
@@ -135,12 +139,12 @@ def _most_held(
     (What is fused reads its operands where its result is needed.)
     """
     made_by: dict[int, list[Result]] = {}
-    for result in made:
+    for result in results:
         made_by.setdefault(result.task, []).append(result)
     ends: dict[Result, int] = {}
     for k, n in reversed(list(enumerate(order))):
         later = max([ends.get(r, k) for r in made_by.get(n, ())], default=k) if n in fused else k
         ends.update({result: max(ends.get(result, 0), later) for result in reads.get(n, ())})
-    own = [(k, result) for k, n in enumerate(order) for result in made_by.get(n, ()) if result in held]
-    spans = [(k, ends.get(result, k) + 1, bytes_of(result)) for k, result in own]
+    held_results = [(k, result) for k, n in enumerate(order) for result in made_by.get(n, ()) if result in held]
+    spans = [(k, ends.get(result, k) + 1, bytes_of(result)) for k, result in held_results]
     return max([size for _, size in alive(spans)], default=0)

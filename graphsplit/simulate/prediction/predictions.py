@@ -104,7 +104,7 @@ class PredictedStep:
 
     @property
     def _call_s(self) -> float:
-        return self.machine.call_s(self.used, self._tasks.given)
+        return self.machine.call_s(self.used, self._tasks.arguments_given)
 
     @functools.cached_property
     def memory_bytes(self) -> dict[str, int]:
@@ -125,13 +125,13 @@ class PredictedStep:
     def events(self) -> tuple[Event, ...]:
         """All that is predicted to run, by start; what takes no time is left out."""
         starts, ends = self._schedule.starts, self._schedule.ends
-        found = []
+        events = []
         for i, task in enumerate(self._tasks.tasks):
             if task.kind == "wait" or (task.kind == "compute" and ends[i] <= starts[i]):
                 continue
             place = short_name(task.device) + (f" -> {short_name(task.target)}" if task.target else "")
-            found.append(Event(place, task.name, task.type, starts[i], ends[i] + task.delay_s, task.bytes))
-        return tuple(sorted(found, key=lambda event: (event.start_s, event.place)))
+            events.append(Event(place, task.name, task.type, starts[i], ends[i] + task.delay_s, task.bytes))
+        return tuple(sorted(events, key=lambda event: (event.start_s, event.place)))
 
     @functools.cached_property
     def shares(self) -> dict[str, TimeShare]:
@@ -147,18 +147,18 @@ class PredictedStep:
                 for device in (task.device, task.target):
                     sending.setdefault(device, []).append(span)
         whole = self._schedule.seconds or 1.0
-        found = {}
+        share_by_device = {}
         for device in self.memory:
             busy = covered(computing[device]) / whole
             either = covered([*computing[device], *sending[device]]) / whole
-            found[device] = TimeShare(busy, either - busy, 1.0 - either)
-        return found
+            share_by_device[device] = TimeShare(busy, either - busy, 1.0 - either)
+        return share_by_device
 
     @property
     def operations(self) -> int:
         """How many operations take time on a device, those that only pass on a buffer among them."""
-        own = [task.type for task in self._tasks.tasks if task.kind != "send" and task.type != "signal"]
-        return sum(family_of(op_type) != FREE for op_type in own)
+        types = [task.type for task in self._tasks.tasks if task.kind != "send" and task.type != "signal"]
+        return sum(family_of(op_type) != FREE for op_type in types)
 
     @property
     def sent_bytes(self) -> int:
@@ -202,7 +202,7 @@ class PredictedStep:
         What an operation computes is apart from what its device takes to start it; of what is sent the bytes are apart
         from the latency of the link. A chain waits for a device, or a link, that does something else.
         """
-        found = dict.fromkeys((_COMPUTING, _LAUNCHING, _BYTES, _LATENCY, _WAITING), 0.0)
+        seconds = dict.fromkeys((_COMPUTING, _LAUNCHING, _BYTES, _LATENCY, _WAITING), 0.0)
         path, times = self._schedule.critical_path(), self._schedule
         for i, after in zip(path, [*[times.starts[i] for i in path[1:]], times.seconds], strict=True):
             task, begin, end = self._tasks.tasks[i], times.starts[i], min(times.ends[i], after)
@@ -211,16 +211,16 @@ class PredictedStep:
             is_sent, run = task.kind == "send", end - begin
             started = 0.0 if is_sent else min(run, device.overhead_s if run > device.launch_s else device.launch_s)
             delay = min(task.delay_s, after - end)
-            found[_BYTES if is_sent else _COMPUTING] += run - started
-            found[_LAUNCHING] += started
-            found[_LATENCY] += delay
-            found[_WAITING] += after - end - delay
-        return {**found, _CALL: self._call_s}
+            seconds[_BYTES if is_sent else _COMPUTING] += run - started
+            seconds[_LAUNCHING] += started
+            seconds[_LATENCY] += delay
+            seconds[_WAITING] += after - end - delay
+        return {**seconds, _CALL: self._call_s}
 
     def over(self, limit: float | None = None) -> dict[str, int]:
         """Return the devices that would hold more bytes than they have, or than `limit`, and how many."""
         most = self.machine.device.memory_bytes if limit is None else limit
-        held = {short_name(device): own.peak_bytes for device, own in self.of_devices.items()}
+        held = {short_name(device): memory.peak_bytes for device, memory in self.of_devices.items()}
         return {device: count for device, count in held.items() if count > most}
 
 
@@ -313,8 +313,8 @@ class Prediction(PredictedStep):
 
 def _chrome_trace(prediction: PredictedStep) -> dict[str, Any]:
     """Return the predicted timeline: devices, then the ways between them, and the bytes that each device holds."""
-    found = dict.fromkeys([*map(short_name, prediction.devices), *[event.place for event in prediction.events]])
-    places = sorted(found, key=lambda place: ("->" in place, natural_order(place)))
+    unordered = dict.fromkeys([*map(short_name, prediction.devices), *[event.place for event in prediction.events]])
+    places = sorted(unordered, key=lambda place: ("->" in place, natural_order(place)))
     number = {place: i for i, place in enumerate(places)}
     trace = [trace_place(i, place) for place, i in number.items()]
     for e in prediction.events:

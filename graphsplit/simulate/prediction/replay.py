@@ -85,11 +85,11 @@ class TaskTimes:
         if not self.ends:
             return []
         at: int | None = max(range(len(self.ends)), key=lambda i: self.ends[i])
-        found = []
+        tasks_from_last = []
         while at is not None:
-            found.append(at)
+            tasks_from_last.append(at)
             at = self.last[at]
-        return found[::-1]
+        return tasks_from_last[::-1]
 
 
 def replay(tasks: Sequence[Task], resources: Mapping[str, Resource]) -> TaskTimes:

@@ -86,8 +86,8 @@ class TaskCosts:
         if task.kind == OPERATION and task.op is not None:
             kind = None if task.shard is None else self._kinds[task.shard]
             key = (task.op, kind, task.shard if task.op in self._each else None)
-            if (found := self._known.get(key)) is not None:
-                return found
+            if (known_cost := self._known.get(key)) is not None:
+                return known_cost
         kernels = self._kernels.of(task)
         key = key or (self._costs_on(task.device), self._dtype(task), self._moved(task), *kernels)
         if key not in self._known:
@@ -139,7 +139,7 @@ class TaskCosts:
         return (max(read, default=0) // pieces,) * len(task.bytes)
 
     def _cost(self, task: PlannedTask, kernels: Sequence[Kernel]) -> TaskCost:
-        (first, *others), costs = kernels, self._costs_on(task.device)
+        (first, *more_kernels), costs = kernels, self._costs_on(task.device)
         family, is_own = family_of(first.type), task.kind == OPERATION and task.op is not None
         if family in (FREE, PASSED_ON):
             work, own_s = Work(family), 0.0
@@ -153,7 +153,7 @@ class TaskCosts:
             work = self._work_of(first, task)
             own_s = costs.own_s(work, f"{first.type} {int(work.bytes)} B")
             seconds = costs.started(own_s)
-        for kernel in others:
+        for kernel in more_kernels:
             beside = self._work_of(kernel, task)
             is_free = beside.family in (FREE, PASSED_ON)
             seconds += costs.seconds(beside) if is_free else costs.started(costs.own_s(beside))
@@ -162,8 +162,10 @@ class TaskCosts:
     def _work_of(self, kernel: Kernel, task: PlannedTask) -> Work:
         """Return the work of an operation that is none of the program: it goes over what it reads and makes once."""
         dtype, family, moved = self._dtype(task), family_of(kernel.type), self._moved(task) or kernel.bytes
-        made = sum(self._sizes_of(task) if self.is_open(task) else task.bytes)
-        flops = max(moved - 2 * made, min(moved, made)) / (dtype.size or 4) if family == "elementwise" else 0.0
+        made_bytes = sum(self._sizes_of(task) if self.is_open(task) else task.bytes)
+        flops = (
+            max(moved - 2 * made_bytes, min(moved, made_bytes)) / (dtype.size or 4) if family == "elementwise" else 0.0
+        )
         return Work(family, dtype.name, flops, moved)
 
     def _dtype(self, task: PlannedTask) -> tf.DType:
@@ -183,15 +185,15 @@ class TaskCosts:
         reads, makes = self._described(op, d)
         is_sampled, work = bool(costs.device.samples), work_of(op_type, op.attr, reads, makes, self._unknown_size)
         unknown = f"the sizes of {op.type} {op.name!r} are known only when it runs" if work.is_least else ""
-        told = sample_key(op.node, reads, makes).partition(" ")[2] if is_sampled else ""
-        return BodyTime(costs.own_s(work, f"{op_type} {told}" if is_sampled else ""), unknown), work
+        sample = sample_key(op.node, reads, makes).partition(" ")[2] if is_sampled else ""
+        return BodyTime(costs.own_s(work, f"{op_type} {sample}" if is_sampled else ""), unknown), work
 
     def _of_bodies(self, op: Op, d: int | None, costs: Costs) -> BodyTime:
         """Return how long the functions take that an operation runs."""
         bodies = self._plan.steps[op.index].bodies
         if d is not None or not bodies:
-            plans, own = self._plans(op, d)
-            return seconds_of_bodies(op, plans, self._plan.rows, own, costs)
+            plans, shard = self._plans(op, d)
+            return seconds_of_bodies(op, plans, self._plan.rows, shard, costs)
         seconds = sum([self._seconds_of_turn(plan) for plan in bodies.values()])  # they are split over the devices
         turns = turns_of(op)
         if turns is None:
@@ -239,15 +241,15 @@ def seconds_of_bodies(op: Op, plans: Mapping[str, Any], rows: tuple[int, ...], d
       d: which shard; None for whole tensors.
       costs: of single operations.
     """
-    found = [_seconds_of_body(body, plans.get(name), rows, d, costs) for name, body in op.bodies.items()]
-    unknown = next((time.unknown for time in found if time.unknown), "")
+    times = [_seconds_of_body(body, plans.get(name), rows, d, costs) for name, body in op.bodies.items()]
+    unknown = next((time.unknown for time in times if time.unknown), "")
     flow = CONTROL_FLOW.get(op.type)
     if flow is None or not flow.loops:
-        branches = flow is not None and len(found) > 1
-        return BodyTime((max if branches else sum)([time.seconds for time in found]), unknown)
+        branches = flow is not None and len(times) > 1
+        return BodyTime((max if branches else sum)([time.seconds for time in times]), unknown)
     turns = turns_of(op)
     carried = _TURN_OPS * len(op.inputs) * costs.device.overhead_s
-    each = sum([time.seconds for time in found]) + carried
+    each = sum([time.seconds for time in times]) + carried
     if turns is None:
         return BodyTime(each, f"how often {op.type} {op.name!r} turns is known only when it runs")
     return BodyTime(int(turns.number) * each, unknown)

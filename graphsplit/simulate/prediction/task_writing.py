@@ -36,7 +36,7 @@ class MachineTasks:
       arguments: bytes of the function's arguments, by device.
       sent_bytes: that are sent between devices.
       unknown: what could only be estimated from below, one sentence each.
-      given: how many tensors a call gives to the graph, the handles of variables among them.
+      arguments_given: how many tensors a call gives to the graph, the handles of variables among them.
     """
 
     tasks: tuple[Task, ...] = field(repr=False)
@@ -45,7 +45,7 @@ class MachineTasks:
     arguments: dict[str, int]
     sent_bytes: int = 0
     unknown: tuple[str, ...] = ()
-    given: int = 0
+    arguments_given: int = 0
 
 
 _OVERWRITES = "elementwise"
@@ -79,7 +79,7 @@ class _Writer:
         self._found = ordered_tasks_of(plan)
         self._planned = self._found.tasks
         self._groups = compiled_together(plan)
-        self._call_of = {n: g for g, own in enumerate(self._groups) for n in own if len(own) > 1}
+        self._call_of = {n: g for g, numbers in enumerate(self._groups) for n in numbers if len(numbers) > 1}
         self._number = [-1] * len(self._planned)  # of what is written for each of the plan's tasks
         self._uses: dict[tuple[str, str, bool], tuple[tuple[str, ...], tuple[float, ...]]] = {}
         self._unknown: dict[str, None] = {}
@@ -92,18 +92,18 @@ class _Writer:
         self._names = {d: f"shard_{d}/" for d in range(plan.mesh.shards)}
 
     def write(self) -> MachineTasks:
-        for own in self._groups:
-            task = self._planned[own[0]]
-            if len(own) > 1:
-                self._write_call(own)
+        for numbers in self._groups:
+            task = self._planned[numbers[0]]
+            if len(numbers) > 1:
+                self._write_call(numbers)
             elif task.kind == SEND:
-                self._write_send(own[0], task)
+                self._write_send(numbers[0], task)
             else:
-                self._write_task(own[0], task)
+                self._write_task(numbers[0], task)
         ops = self._plan.program.ops
-        given = [t for t in self._planned if t.kind == OPERATION and ops[t.op or 0].type == "Placeholder"]
+        placeholders = [t for t in self._planned if t.kind == OPERATION and ops[t.op or 0].type == "Placeholder"]
         arguments: dict[str, int] = {}
-        for task in given:
+        for task in placeholders:
             if task.op in self._plan.program.inputs:
                 arguments[task.device] = arguments.get(task.device, 0) + sum(task.bytes)
         return MachineTasks(
@@ -113,7 +113,7 @@ class _Writer:
             arguments,
             sum([each.bytes for each in self._tasks if each.kind == "send"]),
             tuple(self._unknown),
-            len(given),
+            len(placeholders),
         )
 
     def _costs_on(self, device: str) -> Costs:
@@ -131,39 +131,39 @@ class _Writer:
         """Return whether it reads constants of its own: where nothing else is waited for, they say when it begins."""
         return isinstance(task.value, (Slice, Concatenation)) or (task.kind == OPERATION and None in task.reads)
 
-    def _write_call(self, own: Sequence[int]) -> None:
-        members, inside = {}, set(own)
-        for n in own:
+    def _write_call(self, numbers: Sequence[int]) -> None:
+        members, inside = {}, set(numbers)
+        for n in numbers:
             cost = self._prices.of(self._planned[n])
             reads = tuple([read for read in self._planned[n].reads if read is not None])
             members[n] = Member(cost.family, reads, cost.own_s, cost.work, bool(reads) and cost.type in SAME_BUFFER)
         returned = [result for result in self._read_by_others if result.task in inside]
-        costs = self._costs_on(self._planned[own[0]].device)
-        found = work_of_call(members, returned, self._prices.bytes, costs.own_s)
-        cost = TaskCost("PartitionedCall", "compiled", costs.started(found.seconds))
-        name = f"compiled/{self._name(self._planned[own[0]])}"
-        self._held.append((self._compute(own, name, self._before(own), cost), found.held_bytes))
+        costs = self._costs_on(self._planned[numbers[0]].device)
+        work = work_of_call(members, returned, self._prices.bytes, costs.own_s)
+        cost = TaskCost("PartitionedCall", "compiled", costs.started(work.seconds))
+        name = f"compiled/{self._name(self._planned[numbers[0]])}"
+        self._held.append((self._compute(numbers, name, self._before(numbers), cost), work.held_bytes))
 
     @functools.cached_property
     def _read_by_others(self) -> Sequence[Result]:
         """What others than those of the same call read, or is returned."""
-        found = dict.fromkeys(self._found.returned)
+        results = dict.fromkeys(self._found.returned)
         for n, task in enumerate(self._planned):
             call = self._call_of.get(n)
-            found.update(
+            results.update(
                 dict.fromkeys([r for r in task.reads if r and (call is None or self._call_of.get(r.task) != call)])
             )
-        return list(found)
+        return list(results)
 
     def _compute(
-        self, own: Sequence[int], name: str, after: Sequence[int], cost: TaskCost, *, on_host: bool = False
+        self, numbers: Sequence[int], name: str, after: Sequence[int], cost: TaskCost, *, on_host: bool = False
     ) -> int:
         """Write what some tasks, which run as one, compute."""
-        device = self._planned[own[0]].device
+        device = self._planned[numbers[0]].device
         kind = "wait" if cost.family == FREE or not cost.seconds else "compute"
         uses, slowdown = self._on(device, cost.family, on_host) if kind == "compute" else ((), (1.0,))
         run = uses, cost.seconds, tuple(after), 0.0, len(self._tasks), slowdown
-        return self._add(Task(name, *run, device, kind, cost.type, family=cost.family), own)
+        return self._add(Task(name, *run, device, kind, cost.type, family=cost.family), numbers)
 
     def _on(self, device: str, family: str, on_host: bool) -> tuple[tuple[str, ...], tuple[float, ...]]:
         """Return what work of a family occupies on a device, and how much longer it takes beside other work there."""
@@ -176,21 +176,21 @@ class _Writer:
             self._uses[key] = (name,), slowdown
         return self._uses[key]
 
-    def _add(self, task: Task, own: Sequence[int] = ()) -> int:
-        """Write a task, and return its number; `own` are those of the plan that it is."""
-        for n in own:
+    def _add(self, task: Task, numbers: Sequence[int] = ()) -> int:
+        """Write a task, and return its number; `numbers` are the tasks of the plan that it runs."""
+        for n in numbers:
             self._number[n] = len(self._tasks)
         self._tasks.append(task)
         return len(self._tasks) - 1
 
-    def _before(self, own: Sequence[int]) -> list[int]:
+    def _before(self, numbers: Sequence[int]) -> list[int]:
         """Return what some tasks, which run as one, come after."""
-        found: dict[int, None] = {}
-        for n in own:
+        written: dict[int, None] = {}
+        for n in numbers:
             device = self._planned[n].device
-            found.update({self._number[r.task]: None for r in self._planned[n].reads if r and r.task not in own})
-            found.update({self._task_to_wait_for(k, device): None for k in self._found.waits[n] if k not in own})
-        return list(found)
+            written.update({self._number[r.task]: None for r in self._planned[n].reads if r and r.task not in numbers})
+            written.update({self._task_to_wait_for(k, device): None for k in self._found.waits[n] if k not in numbers})
+        return list(written)
 
     def _name(self, task: PlannedTask) -> str:
         shard = self._names.get(-1 if task.shard is None else task.shard, "")
@@ -244,27 +244,27 @@ class _Writer:
 
     def _buffers(self) -> tuple[Buffer, ...]:
         """Return what all tasks make, and who reads it."""
-        made, of = result_buffers(self._plan, self._planned, self._is_copied)
+        results, of = result_buffers(self._plan, self._planned, self._is_copied)
         kept = {of[result.task][result.index] for result in self._found.returned}
         operands: list[list[int]] = []
-        readers: list[list[int]] = [[] for _ in made]
+        readers: list[list[int]] = [[] for _ in results]
         for task, number in zip(self._planned, self._number, strict=True):
             operands.append([k for r in task.reads if r is not None and (k := of[r.task][r.index]) is not None])
             for k in operands[-1]:
                 readers[k].append(number)
-        sizes = [allocated(self._size(n, index)) for n, index in made]
-        found = []
-        for k, (n, _) in enumerate(made):
+        sizes = [allocated(self._size(n, index)) for n, index in results]
+        buffers = []
+        for k, (n, _) in enumerate(results):
             g = self._number[n]
             if n in self._call_of and k not in kept and all(reader == g for reader in readers[k]):
                 sizes[k] = 0  # it is in a call
             is_over = self._tasks[g].family == _OVERWRITES or self._tasks[g].type in _OVERWRITE
             onto = tuple([other for other in operands[n] if sizes[other] == sizes[k]]) if is_over else ()
-            own = self._tasks[g].name, self._planned[n].device, sizes[k], g, tuple(readers[k]), onto, k in kept
-            found.append(Buffer(*own))
+            fields = self._tasks[g].name, self._planned[n].device, sizes[k], g, tuple(readers[k]), onto, k in kept
+            buffers.append(Buffer(*fields))
         for g, size in self._held:
-            found.append(Buffer(f"inside of {self._tasks[g].name}", self._tasks[g].device, allocated(size), g))
-        return tuple(found)
+            buffers.append(Buffer(f"inside of {self._tasks[g].name}", self._tasks[g].device, allocated(size), g))
+        return tuple(buffers)
 
     def _size(self, n: int, index: int) -> int:
         """Return the bytes of a result: of a list of tensors that a loop returns, of those in it."""
@@ -325,20 +325,20 @@ class Routes:
     def resources(self) -> dict[str, Resource]:
         """Return what tasks can use: streams of devices, directions of links, threads and memory of hosts."""
         machine, hosts = self._machine, {self._machine.host_of(device) for device in self._devices}
-        found: dict[str, Resource] = {}
+        resources: dict[str, Resource] = {}
         for host in sorted(hosts):
-            own = sum(machine.host_of(device) == host for device in self._devices)
-            threads = machine.threads(own) if machine.device.kind == "CPU" else machine.host.threads
-            found[f"threads of host {host}"] = Resource(threads, newest_first=True)
-            found[f"memory of host {host}"] = Resource()
+            devices_of_host = sum(machine.host_of(device) == host for device in self._devices)
+            threads = machine.threads(devices_of_host) if machine.device.kind == "CPU" else machine.host.threads
+            resources[f"threads of host {host}"] = Resource(threads, newest_first=True)
+            resources[f"memory of host {host}"] = Resource()
             for link in (machine.link, machine.host_link):
                 if link is not None and link.shared:
-                    found[f"{link.name} of host {host}"] = Resource()
-            found.update({f"network {way} host {host}": Resource() for way in ("from", "to")})
+                    resources[f"{link.name} of host {host}"] = Resource()
+            resources.update({f"network {way} host {host}": Resource() for way in ("from", "to")})
         for device in self._devices:
-            found[f"stream of {device}"] = Resource()
-            found.update({f"{link} {device}": Resource() for link in _LINKS})
-        return found
+            resources[f"stream of {device}"] = Resource()
+            resources.update({f"{link} {device}": Resource() for link in _LINKS})
+        return resources
 
     def computes_on(self, device: str) -> str:
         """Return what an operation occupies: the stream of a GPU, or a thread, as logical CPU devices do.
@@ -361,20 +361,22 @@ class Routes:
 
     def _between(self, source: str, target: str) -> LinkRoute:
         machine = self._machine
-        here, there = machine.host_of(source), machine.host_of(target)
-        if here != there:
+        source_host, target_host = machine.host_of(source), machine.host_of(target)
+        if source_host != target_host:
             network = machine.network
             assert network is not None  # a machine without one has one host
-            uses = (f"network from host {here}", f"network to host {there}")
+            uses = (f"network from host {source_host}", f"network to host {target_host}")
             return LinkRoute(uses, network.bytes_per_s, network.latency_s, 0.0, True)
         link = machine.link
         if machine.device.kind == "CPU":  # a send and a receive, which threads run
-            return LinkRoute((f"threads of host {here}",), link.bytes_per_s, 0.0, link.latency_s, link.copies)
+            return LinkRoute((f"threads of host {source_host}",), link.bytes_per_s, 0.0, link.latency_s, link.copies)
         name = "link"
         if machine.host_link is not None and (machine.is_host(source) or machine.is_host(target)):
             name, link = "host link", machine.host_link
         if link.shared:
-            return LinkRoute((f"{link.name} of host {here}",), link.bytes_per_s, link.latency_s, 0.0, link.copies)
+            return LinkRoute(
+                (f"{link.name} of host {source_host}",), link.bytes_per_s, link.latency_s, 0.0, link.copies
+            )
         ways = [(source, "from"), (target, "to")]
         used = tuple([f"{name} {way} {device}" for device, way in ways if device in self._number])
         return LinkRoute(used, link.bytes_per_s, link.latency_s, 0.0, link.copies)

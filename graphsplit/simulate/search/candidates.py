@@ -40,7 +40,7 @@ class Candidate:
       micro_batches: parts of each device's rows.
       recompute: what the backward pass makes again.
       stages: into which the function is cut, each with devices of its own; 1 for none.
-      others: variables that lie otherwise, by name.
+      exceptions: variables that lie otherwise, by name.
       mesh: in which the devices are arranged, if they are.
       along: variables that are cut along axes of the mesh: patterns, and which dimension.
       axes: those axes, along all of which each is cut.
@@ -51,7 +51,7 @@ class Candidate:
     micro_batches: int = 1
     recompute: Recompute = None
     stages: int = 1
-    others: tuple[tuple[str, str], ...] = ()
+    exceptions: tuple[tuple[str, str], ...] = ()
     mesh: MeshAxes = MeshAxes()  # noqa: RUF009  # frozen
     along: tuple[tuple[str, int], ...] = ()
     axes: tuple[str, ...] = ()
@@ -75,11 +75,11 @@ class Candidate:
     @property
     def layouts(self) -> str | Mapping[str, Any]:
         """The layout of the variables, as `set_variable_layout` takes it."""
-        others: dict[str, Any] = {pattern_of(name): own for name, own in self.others}
+        layout_by_pattern: dict[str, Any] = {pattern_of(name): layout for name, layout in self.exceptions}
         in_rows = self.mesh.rows > 1 and self.layout in LAYOUTS[1:]
-        for pattern, own in self._dimensions.items():
-            others[pattern] = (own, self.layout) if in_rows else own
-        return {**others, "*": self.layout} if others else self.layout
+        for pattern, layout in self._dimensions.items():
+            layout_by_pattern[pattern] = (layout, self.layout) if in_rows else layout
+        return {**layout_by_pattern, "*": self.layout} if layout_by_pattern else self.layout
 
     @property
     def _dimensions(self) -> dict[str, tuple[str | tuple[str, ...] | None, ...]]:
@@ -96,12 +96,14 @@ class Candidate:
         "4 devices, variables home but 1 pattern (None, 'model')"
         """
         named: dict[object, list[str]] = {}
-        for name, own in (*self.others, *self._dimensions.items()):
-            named.setdefault(own, []).append(name)
-        more = {own: f" and {len(names) - most} more" if len(names) > most else "" for own, names in named.items()}
-        lists = {own: ", ".join(names[:most]) + more[own] for own, names in named.items()}
-        counts = {own: _counted(names) for own, names in named.items()}
-        apart = [f"{(lists if most else counts)[own]} {own}" for own in named]
+        for name, layout in (*self.exceptions, *self._dimensions.items()):
+            named.setdefault(layout, []).append(name)
+        more = {
+            layout: f" and {len(names) - most} more" if len(names) > most else "" for layout, names in named.items()
+        }
+        lists = {layout: ", ".join(names[:most]) + more[layout] for layout, names in named.items()}
+        counts = {layout: _counted(names) for layout, names in named.items()}
+        apart = [f"{(lists if most else counts)[layout]} {layout}" for layout in named]
         but = f" but {'; '.join(apart)}" if apart else ""
         words = [count_text(self.devices, "device"), *([f"mesh {self.mesh}"] if self.mesh else [])]
         words += [f"variables {self.layout}{but}"]
@@ -161,11 +163,11 @@ class Table:
         """Return a candidate with one variable laid out otherwise."""
         for layout in self.layouts:
             if layout != candidate.layout:
-                yield replace(candidate, others=(*candidate.others, (name, layout)))
+                yield replace(candidate, exceptions=(*candidate.exceptions, (name, layout)))
 
     def slots_on_host(self, candidate: Candidate) -> Candidate:
         """Return a candidate with all slots in the memory of the devices' host."""
-        return replace(candidate, others=tuple([(name, "host") for name in self.slots]))
+        return replace(candidate, exceptions=tuple([(name, "host") for name in self.slots]))
 
     def saving_more(self, candidate: Candidate) -> dict[str, list[tuple[Candidate, float]]]:
         """Return what saves more than a candidate does in one way, from less to more; nothing for fewer devices.
@@ -174,12 +176,12 @@ class Table:
         """
         if candidate.devices < self.devices[0]:
             return {}
-        found = {}
+        more_by_way = {}
         for name, values in self.savings.items():
-            own = getattr(candidate, name)
-            more, shares = values[values.index(own) + 1 :], SAVINGS[name]
-            found[name] = [(replace(candidate, **{name: v}), shares[v] / shares[own]) for v in more]
-        return found
+            current = getattr(candidate, name)
+            more, shares = values[values.index(current) + 1 :], SAVINGS[name]
+            more_by_way[name] = [(replace(candidate, **{name: v}), shares[v] / shares[current]) for v in more]
+        return more_by_way
 
     def extremes(self) -> Iterator[Candidate]:
         """Return the plans of the last layout that save nothing else, most in one way, and most in all."""
@@ -214,7 +216,7 @@ def meshes_of(devices: int, rows: int) -> tuple[MeshAxes, ...]:
     """
     counts = [count for count in range(devices, 0, -1) if devices % count == 0 and devices // count > 1]
     sizes = [(*([(BATCH_AXIS, n)] if n > 1 else []), (_AXIS, devices // n)) for n in counts if n <= max(rows, 1)]
-    return tuple([MeshAxes(own) for own in sizes])
+    return tuple([MeshAxes(axes) for axes in sizes])
 
 
 def axes_to_cut_along(mesh: MeshAxes) -> list[tuple[str, ...]]:
@@ -233,14 +235,14 @@ def savings_left_open(options: Options, rows: int) -> dict[str, tuple[Any, ...]]
       options: those that the function has.
       rows: of each device: more micro-batches than these there are not.
     """
-    found: dict[str, tuple[Any, ...]] = {}
+    values_by_way: dict[str, tuple[Any, ...]] = {}
     for name, shares in SAVINGS.items():
         values = (None,) if name == "recompute" and options.jit_compile else tuple(shares)
         is_open = getattr(options, name) == values[0]
-        found[name] = values if is_open else (getattr(options, name),)
+        values_by_way[name] = values if is_open else (getattr(options, name),)
         if is_open and name == "micro_batches":
-            found[name] = tuple([count for count in values if count <= max(rows, 1)])
-    return found
+            values_by_way[name] = tuple([count for count in values if count <= max(rows, 1)])
+    return values_by_way
 
 
 def large_names(sizes: Mapping[str, int], share: float = 1 / 8, most: int = 3) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ class ChosenPlans:
                 f"{options.asks_for_plan} predicts the time of a step, and the size of the batch is not known. Call "
                 "it with tensors of known shapes, without an input_signature or reduce_retracing."
             )
-        laid = [own.division for v in trace.variables if (own := self.request.lies.of(v)).division is not None]
+        laid = [record.division for v in trace.variables if (record := self.request.lies.of(v)).division is not None]
         lying = {device for division in laid for device in division.devices}
         fewest = max([devices.index(device) + 1 for device in lying if device in devices], default=1)
         machine = machine_like(options.machine, devices)
@@ -108,10 +108,12 @@ class ChosenPlans:
             return replace(plan, notes=(*plan.notes, *choice.notes)), lies
         options, lies = replace(request.options.as_given(), **chosen.options), request.lies.copy()
         mesh = None if options.mesh.is_of_rows else device_mesh(options.mesh, devices)
-        if request.traced.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.others):
+        if request.traced.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.exceptions):
             variables, slots = list(request.traced.variables), slots_in(request.traced)
             wanted = wanted_layouts(variables, chosen.layouts, slots, mesh)
-            kept = [own if lies.of(v).division is None else None for v, own in zip(variables, wanted, strict=True)]
+            kept = [
+                layout if lies.of(v).division is None else None for v, layout in zip(variables, wanted, strict=True)
+            ]
             decide(lies, variables, kept, slots, devices if mesh is None else mesh.devices, mesh)
             lies.reason = request.options.asks_for_plan
         request = replace(request, options=options, devices=devices, home=devices[0], mesh=mesh, lies=lies).in_stages()
@@ -124,21 +126,27 @@ def variables_to_cut(trace: Trace) -> list[Variable]:
     slots = slots_in(trace)
     owners: dict[int, tf.Variable] = {}
     captures: dict[int, list[int]] = {}  # (what a gradient reads by itself is captured once more)
-    for position, own in captured_variables(trace).items():
-        head = slots.get(id(own), own)
-        if head.shape == own.shape and own.shape.rank and can_be_parted(own):
+    for position, variable in captured_variables(trace).items():
+        head = slots.get(id(variable), variable)
+        if head.shape == variable.shape and variable.shape.rank and can_be_parted(variable):
             owners.setdefault(id(head), head)
             captures.setdefault(id(head), []).append(position)
     slot_bytes = Counter[int]()
-    for own in trace.variables:
-        if (head := slots.get(id(own))) is not None:
-            slot_bytes[id(head)] += bytes_of_variable(own)
+    for variable in trace.variables:
+        if (head := slots.get(id(variable))) is not None:
+            slot_bytes[id(head)] += bytes_of_variable(variable)
     names = Counter(map(name_of, trace.variables))
-    found = [
-        Variable(name_of(own), tuple(own.shape.as_list()), bytes_of_variable(own), tuple(captures[k]), slot_bytes[k])
-        for k, own in owners.items()
+    cuttable = [
+        Variable(
+            name_of(variable),
+            tuple(variable.shape.as_list()),
+            bytes_of_variable(variable),
+            tuple(captures[k]),
+            slot_bytes[k],
+        )
+        for k, variable in owners.items()
     ]
-    return [own for own in found if names[own.name] == 1]  # (two of one name cannot lie differently)
+    return [variable for variable in cuttable if names[variable.name] == 1]  # (two of one name cannot lie differently)
 
 
 AS_THEY_ARE = "as they are"
@@ -183,12 +191,12 @@ def table_for(
     if options.stages is not None:
         return Table((devices,), layouts, savings)
     may_be = layouts == LAYOUTS and not options.jit_compile
-    meshes, own = meshes_of(devices, rows) if may_be else (), tuple(slots) if layouts == LAYOUTS else ()
+    meshes, host_slots = meshes_of(devices, rows) if may_be else (), tuple(slots) if layouts == LAYOUTS else ()
     if options.plan is None:
-        return Table((devices,), layouts, savings, meshes=meshes, slots=own)
+        return Table((devices,), layouts, savings, meshes=meshes, slots=host_slots)
     stages = tuple([count for count in dict.fromkeys((devices, 2)) if count > 1 and devices % count == 0])
     large = large_names(sizes) if options.lays_out else ()
-    return Table(counts_of_devices(fewest, devices), layouts, savings, stages, large, meshes, slots=own)
+    return Table(counts_of_devices(fewest, devices), layouts, savings, stages, large, meshes, slots=host_slots)
 
 
 def machine_like(named: Machine | None, devices: Sequence[str]) -> Machine:
@@ -200,18 +208,18 @@ def machine_like(named: Machine | None, devices: Sequence[str]) -> Machine:
     """
     kind = devices[0].rpartition("device:")[2].partition(":")[0]
     if named is not None:
-        found = named
+        machine = named
     elif kind == "CPU":
         known = known_machines()["cpu"]
-        found = replace(known, host=replace(known.host, threads=os.cpu_count() or 1))
+        machine = replace(known, host=replace(known.host, threads=os.cpu_count() or 1))
     else:
-        found = _gpu_machine()
-    if found.device.kind != kind:
+        machine = _gpu_machine()
+    if machine.device.kind != kind:
         raise ArgumentError(
-            f"plan={found.name!r}: the machine has {found.device.kind} devices, but the function runs on "
+            f"plan={machine.name!r}: the machine has {machine.device.kind} devices, but the function runs on "
             f"{devices[0]!r}. Name a machine of that kind, or other devices."
         )
-    return replace(found, devices=max(found.devices, len(devices)))
+    return replace(machine, devices=max(machine.devices, len(devices)))
 
 
 def _gpu_machine() -> Machine:
@@ -223,9 +231,9 @@ def _gpu_machine() -> Machine:
         )
     details = tf.config.experimental.get_device_details(gpus[0])
     model = str(details.get("device_name", "GPU"))
-    found = machine_of_gpu(model)
-    if found is not None:
-        return found
+    machine = machine_of_gpu(model)
+    if machine is not None:
+        return machine
     raise UnsupportedError(
         f"The search for a plan predicts speed, and no machine file describes {model!r}. Write one by "
         "`graphsplit calibrate -o here.toml`, and name it: plan='here.toml'."
@@ -239,8 +247,8 @@ def machine_of_gpu(model: str) -> Machine | None:
     'A100-SXM4-80GB'
     """
     words = re.split(r"[\s-]", model)
-    named = [(found.device.name.split("-"), found) for found in known_machines().values()]
-    alike = [(sum(part in words for part in parts), found) for parts, found in named if parts[0] in words]
+    named = [(machine.device.name.split("-"), machine) for machine in known_machines().values()]
+    alike = [(sum(part in words for part in parts), machine) for parts, machine in named if parts[0] in words]
     return max(alike, key=lambda pair: pair[0])[1] if alike else None
 
 
@@ -252,25 +260,25 @@ def refuse(search: Search) -> NoReturn:
     """Raise the error of a search in which nothing fits."""
     question = search.question
     count = len(search.looked)
-    planned = {candidate: own for candidate, own in search.looked.items() if own.step_s < math.inf}
+    planned = {candidate: looked for candidate, looked in search.looked.items() if looked.step_s < math.inf}
     least = min(planned, key=lambda candidate: planned[candidate].peak_bytes)
-    found = planned[least]
+    smallest = planned[least]
     limit, devices = format_bytes(int(question.limit)), count_text(question.table.devices[0], "device")
     plain = min(planned, key=lambda candidate: (bool(candidate.mesh), planned[candidate].peak_bytes))
     helps = [
-        _of_largest_part(search, found),
+        _of_largest_part(search, smallest),
         _of_more_devices(search, plain),
     ]  # (large meshes are slow)
     raise ArgumentError(
         f"{question.title} does not fit: each device may hold {limit}. Of {count_text(count, 'plan')} for up to "
-        f"{devices} the smallest, {least}, needs {format_bytes(found.peak_bytes)} on its fullest device:\n"
-        f"{bullet_list(_parts(found))}\nWhat would help most:\n{bullet_list([text for text in helps if text])}"
+        f"{devices} the smallest, {least}, needs {format_bytes(smallest.peak_bytes)} on its fullest device:\n"
+        f"{bullet_list(_parts(smallest))}\nWhat would help most:\n{bullet_list([text for text in helps if text])}"
     )
 
 
-def _parts(found: Looked) -> list[str]:
+def _parts(looked: Looked) -> list[str]:
     """Return of what the bytes of the fullest device consist, the most first."""
-    memory = found.fullest
+    memory = looked.fullest
     alive = "activations and received tensors"
     if memory.largest:
         named = ", ".join(f"{name!r} {format_bytes(size)}" for name, size in memory.largest[:_LARGEST])
@@ -279,9 +287,9 @@ def _parts(found: Looked) -> list[str]:
     return [f"{format_bytes(size)} {what}" for size, what in sorted(pairs, key=lambda pair: -pair[0]) if size]
 
 
-def _of_largest_part(search: Search, found: Looked) -> str:
+def _of_largest_part(search: Search, looked: Looked) -> str:
     """Return what makes the largest part smaller."""
-    memory, question = found.fullest, search.question
+    memory, question = looked.fullest, search.question
     grows = memory.live_bytes + memory.argument_bytes
     if memory.state_bytes > min(grows, question.limit):
         is_tried = any(candidate.layout == "sharded" for candidate in search.looked)
@@ -297,7 +305,7 @@ def _of_more_devices(search: Search, least: Candidate) -> str:
     """Return the smallest number of devices that would do, found by doubling and then by halving; "" for none."""
     question, each = search.question, least.columns
     few = many = question.table.devices[0] // each
-    least = replace(least, layout=question.table.layouts[-1], stages=1, others=())
+    least = replace(least, layout=question.table.layouts[-1], stages=1, exceptions=())
     while True:
         few, many = many, 2 * many
         is_there = question.machine.network is not None or many * each <= question.machine.most_devices
@@ -308,8 +316,8 @@ def _of_more_devices(search: Search, least: Candidate) -> str:
     while many - few > 1:
         middle = (few + many) // 2
         few, many = (few, middle) if _would(search, least, middle) else (middle, many)
-    found = least.with_rows(many)
-    return f"{many * each} devices: {found}, {format_bytes(search.looked[found].peak_bytes)} on each"
+    enough = least.with_rows(many)
+    return f"{many * each} devices: {enough}, {format_bytes(search.looked[enough].peak_bytes)} on each"
 
 
 def _would(search: Search, least: Candidate, rows: int) -> bool:

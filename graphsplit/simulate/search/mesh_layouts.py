@@ -77,7 +77,7 @@ class Variable:
     @functools.cached_property
     def numbers(self) -> tuple[int, ...]:
         """The numbers at the ends of these; 0 where there is none, as Keras calls the first of several."""
-        return tuple([int(found[1]) if (found := _NUMBER.search(word)) else 0 for word in self.name.split("/")])
+        return tuple([int(number[1]) if (number := _NUMBER.search(word)) else 0 for word in self.name.split("/")])
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,10 @@ class MeshLayouts:
 
     def _affordable(self, *layouts: dict[int, Shard]) -> list[dict[int, Shard]]:
         """Return the layouts whose times are known, and others as long as few have been estimated."""
-        found = [cuts for cuts in layouts if self._left > 0 or frozenset(cuts.items()) in self._known]
-        if len(found) < len(layouts):
+        affordable = [cuts for cuts in layouts if self._left > 0 or frozenset(cuts.items()) in self._known]
+        if len(affordable) < len(layouts):
             self.left_out = self.left_out or "some combinations of variables that are cut"
-        return found
+        return affordable
 
     @property
     def _left(self) -> int:
@@ -164,55 +164,61 @@ class MeshLayouts:
 
     def _choices(self) -> list[dict[int, Shard]]:
         """Return what may be cut together: variables alone, and with their partners, in all equal blocks alike."""
-        found, alone, together = dict[object, dict[int, Shard]](), set[tuple[int, int]](), set[tuple[int, int]]()
-        keys = [(own, k) for own in self._large() for k, size in enumerate(own.shape) if size >= self.columns]
+        choices, alone, together = dict[object, dict[int, Shard]](), set[tuple[int, int]](), set[tuple[int, int]]()
+        keys = [
+            (variable, k) for variable in self._large() for k, size in enumerate(variable.shape) if size >= self.columns
+        ]
         half = self._left // 2  # (the others are for combinations)
         missed = dict[str, None]()
         for variable, dimension in keys:
             key = variable.captures[0], dimension
             if key in alone and key in together:
                 continue
-            if len(found) >= half:
+            if len(choices) >= half:
                 missed[variable.name] = None
                 continue
-            own = self._partners.alone(*key)
-            ways = [(alone, own)] if key not in alone else []
-            ways += [(together, self._partners.of(own))] if key not in together else []
+            cuts_alone = self._partners.alone(*key)
+            ways = [(alone, cuts_alone)] if key not in alone else []
+            ways += [(together, self._partners.of(cuts_alone))] if key not in together else []
             for met, cuts in ways:
                 everywhere = self._in_all_blocks(variable, cuts)
                 met.update((i, cut.axis) for i, cut in everywhere.items())
-                found.setdefault(frozenset(everywhere.items()), everywhere)
+                choices.setdefault(frozenset(everywhere.items()), everywhere)
         if missed:
             named = ", ".join([*list(missed)[:_NAMED], *(["..."] if len(missed) > _NAMED else [])])
             self.left_out = f"ways to cut {count_text(len(missed), 'large variable')}: {named}"
-        return list(found.values())
+        return list(choices.values())
 
     def _large(self) -> list[Variable]:
         """Return those of which there is much, the largest first."""
-        total, sums = sum(own.all_bytes for own in self.variables), Counter[object]()
-        for own in self.variables:
-            sums[own.words, own.shape] += own.all_bytes
-        large = [own for own in self.variables if sums[own.words, own.shape] >= _LARGE * total]
-        return sorted(large, key=lambda own: -own.all_bytes)
+        total, sums = sum(variable.all_bytes for variable in self.variables), Counter[object]()
+        for variable in self.variables:
+            sums[variable.words, variable.shape] += variable.all_bytes
+        large = [variable for variable in self.variables if sums[variable.words, variable.shape] >= _LARGE * total]
+        return sorted(large, key=lambda variable: -variable.all_bytes)
 
     def _in_all_blocks(self, variable: Variable, cuts: Cuts) -> dict[int, Shard]:
         """Return cuts of one block, of a variable and its partners, in all blocks that are like it."""
-        found, named = dict(cuts), {(own.words, own.numbers, own.shape): own for own in self.variables}
-        kinds = Counter((own.words, own.shape) for own in self.variables)
-        owners = [(own, cuts[own.captures[0]]) for own in self.variables if own.captures[0] in cuts]
+        all_cuts, named = dict(cuts), {(known.words, known.numbers, known.shape): known for known in self.variables}
+        kinds = Counter((known.words, known.shape) for known in self.variables)
+        owners = [(known, cuts[known.captures[0]]) for known in self.variables if known.captures[0] in cuts]
         for like in self.variables:
             apart = [k for k, (a, b) in enumerate(zip(like.numbers, variable.numbers, strict=False)) if a != b]
             if (like.words, like.shape) != (variable.words, variable.shape) or len(apart) != 1:
                 continue
             [k] = apart
-            more, there = like.numbers[k] - variable.numbers[k], list[tuple[Variable | None, Shard]]()
-            for own, cut in owners:
-                moved = own.words, _moved(own.numbers, k, more), own.shape
-                there.append((own if kinds[own.words, own.shape] == 1 else named.get(moved), cut))
-            fitting = {i: cut for one, cut in there if one is not None for i in one.captures}
-            if all(one is not None for one, _ in there) and all(found.get(i, c) == c for i, c in fitting.items()):
-                found |= fitting
-        return found
+            more, cuts_of_block = like.numbers[k] - variable.numbers[k], list[tuple[Variable | None, Shard]]()
+            for owner, cut in owners:
+                moved = owner.words, _moved(owner.numbers, k, more), owner.shape
+                cuts_of_block.append((owner if kinds[owner.words, owner.shape] == 1 else named.get(moved), cut))
+            fitting = {
+                i: cut for moved_owner, cut in cuts_of_block if moved_owner is not None for i in moved_owner.captures
+            }
+            if all(moved_owner is not None for moved_owner, _ in cuts_of_block) and all(
+                all_cuts.get(i, c) == c for i, c in fitting.items()
+            ):
+                all_cuts |= fitting
+        return all_cuts
 
     @functools.cached_property
     def _planner(self) -> AxisPlanner:
@@ -220,24 +226,28 @@ class MeshLayouts:
 
     @functools.cached_property
     def _partners(self) -> Partners:
-        shapes = {i: own.shape for own in self.variables for i in own.captures}
-        alike = {i: own.captures for own in self.variables for i in own.captures}
+        shapes = {i: variable.shape for variable in self.variables for i in variable.captures}
+        alike = {i: variable.captures for variable in self.variables for i in variable.captures}
         return Partners(self.program, self._planner, shapes, alike)
 
     @functools.cached_property
     def _times(self) -> AxisTimes:
-        ops, shapes = self.program.ops, [own.shape for own in self.variables]
+        ops, shapes = self.program.ops, [variable.shape for variable in self.variables]
         written = {tensor.op for i in self.program.writes for tensor in ops[i].inputs}
-        changed = [own for own in self.variables if not written.isdisjoint(own.captures)]
-        gradients = {ops[own.captures[0]].name: own.bytes for own in changed}  # (slots are made of the same sum)
+        changed = [variable for variable in self.variables if not written.isdisjoint(variable.captures)]
+        gradients = {
+            ops[variable.captures[0]].name: variable.bytes for variable in changed
+        }  # (slots are made of the same sum)
         return AxisTimes(self.program, self._planner, self.rows, self.machine, shapes, gradients)
 
     def _bytes(self, cuts: Cuts) -> int:
-        return sum(own.all_bytes for own in self.variables if own.captures[0] in cuts)
+        return sum(variable.all_bytes for variable in self.variables if variable.captures[0] in cuts)
 
     def _laid(self, cuts: Cuts, time: AxisTime) -> Laid:
-        own = [(one, cuts[one.captures[0]].axis) for one in self.variables if one.captures[0] in cuts]
-        return Laid(patterns(own, [one.name for one in self.variables]), time, self._bytes(cuts))
+        dimensions = [
+            (variable, cuts[variable.captures[0]].axis) for variable in self.variables if variable.captures[0] in cuts
+        ]
+        return Laid(patterns(dimensions, [variable.name for variable in self.variables]), time, self._bytes(cuts))
 
 
 def _beginning(words: Iterable[str]) -> str:
@@ -263,20 +273,20 @@ def patterns(cut: Iterable[tuple[Variable, int]], names: Sequence[str]) -> Along
       names: of all variables, of which a pattern must fit no other ones.
     """
     groups: dict[tuple[tuple[str, ...], int], list[str]] = {}
-    for one, dimension in cut:
-        groups.setdefault((one.words, dimension), []).append(one.name)
-    found: list[tuple[str, int]] = []
-    for (_, dimension), own in groups.items():
-        scopes = [set(scope) for scope in zip(*[name.split("/") for name in own], strict=True)]
+    for variable, dimension in cut:
+        groups.setdefault((variable.words, dimension), []).append(variable.name)
+    dimension_by_pattern: list[tuple[str, int]] = []
+    for (_, dimension), members in groups.items():
+        scopes = [set(scope) for scope in zip(*[name.split("/") for name in members], strict=True)]
         starts = [(glob.escape(_beginning(scope)), len(scope) > 1) for scope in scopes]
         pattern = "/".join([f"{start}*" if differs else start for start, differs in starts])
-        if {name for name in names if fits(name, pattern)} == set(own):
-            found.append((pattern, dimension))
+        if {name for name in names if fits(name, pattern)} == set(members):
+            dimension_by_pattern.append((pattern, dimension))
             continue
-        for name in own:
+        for name in members:
             is_an_end = sum(fits(other, glob.escape(name)) for other in names) > 1
-            found.append((pattern_of(name) if is_an_end else glob.escape(name), dimension))
-    return tuple(found)
+            dimension_by_pattern.append((pattern_of(name) if is_an_end else glob.escape(name), dimension))
+    return tuple(dimension_by_pattern)
 
 
 @dataclass(frozen=True)
@@ -342,8 +352,10 @@ class AxisTimes:
         in_turns = max(1.0, devices / threads)  # (devices that share threads compute one after the other)
         computing = sum([self._seconds(plan, op, step) for op, step in zip(plan.program.ops, plan.steps, strict=True)])
         sending, sent = self._sending(plan)
-        own = sum([size / (columns if isinstance(laid.get(n), Shard) else 1) for n, size in self._gradients.items()])
-        along_batch = 2 * own * (self._rows - 1) / self._rows / self._link(devices).bytes_per_s
+        gradient_bytes = sum(
+            [size / (columns if isinstance(laid.get(n), Shard) else 1) for n, size in self._gradients.items()]
+        )
+        along_batch = 2 * gradient_bytes * (self._rows - 1) / self._rows / self._link(devices).bytes_per_s
         return AxisTime(computing * in_turns, sending + along_batch, sent)
 
     def _seconds(self, plan: Plan, op: Op, step: Step) -> float:
@@ -351,7 +363,7 @@ class AxisTimes:
             return 0.0
         layouts = (step.shards.wants, step.shards.gives) if step.shards is not None else ((), ())
         if (op.name, layouts) not in self._known:
-            is_cut = any(isinstance(layout, Shard) for own in layouts for layout in own)
+            is_cut = any(isinstance(layout, Shard) for side in layouts for layout in side)
             inside = sum(map(flops_of_all, op.bodies.values())) / (self._planner.columns if is_cut else 1)
             work = work_of(op.type, op.attr, *described_on(plan.program, op, step.shards, plan.rows, 0))
             work = replace(work, flops=work.flops + inside).times(self._share_of_rows(op))
@@ -360,8 +372,8 @@ class AxisTimes:
 
     def _share_of_rows(self, op: Op) -> float:
         """Return which part of an operation the row of the mesh does that has most: all of what is done to weights."""
-        made = {tuple(shape) for shape in op.out_shapes if shape}
-        is_done_to_weights = family_of(op.type) not in MATRIX and made <= self._weights
+        result_shapes = {tuple(shape) for shape in op.out_shapes if shape}
+        is_done_to_weights = family_of(op.type) not in MATRIX and result_shapes <= self._weights
         return 1.0 if is_done_to_weights else self._largest_share
 
     def _sending(self, plan: Plan) -> tuple[float, float]:

@@ -121,22 +121,23 @@ class Choice:
 
     def explain(self) -> str:
         """Return why it was chosen: the fastest of those that fit, and by how much, or the only one."""
-        others = [candidate for candidate in self.seconds if candidate != self.chosen]
+        fitting_others = [candidate for candidate in self.seconds if candidate != self.chosen]
         what = f"{self._text(self.chosen)} predicted"
         if len(self.looked) == 1:
             return what
-        if not others:
+        if not fitting_others:
             return f"{what}; the only one of {len(self.looked)} that fits into {format_bytes(int(self.limit))}"
         seconds = self.seconds[self.chosen]
-        slower = self.seconds[others[0]] / seconds - 1 if seconds else 0.0
-        return f"{what}, the fastest of {len(others) + 1} that fit; {others[0].text(0)} takes {slower:.0%} more"
+        other = fitting_others[0].text(0)
+        slower = self.seconds[fitting_others[0]] / seconds - 1 if seconds else 0.0
+        return f"{what}, the fastest of {len(fitting_others) + 1} that fit; {other} takes {slower:.0%} more"
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for the plan: what was chosen and why, what else was compared, and on what that rests."""
-        others = [candidate for candidate in self.seconds if candidate != self.chosen]
+        fitting_others = [candidate for candidate in self.seconds if candidate != self.chosen]
         lines = [f"chosen automatically: {self.explain()}", *([self.why] if self.why else [])]
-        lines += [f"compared with {self._text(candidate)}" for candidate in others[:_SHOWN]]
+        lines += [f"compared with {self._text(candidate)}" for candidate in fitting_others[:_SHOWN]]
         large = [candidate for candidate in self.looked if candidate not in self.seconds]
         if large:
             least = min(large, key=lambda candidate: self.looked[candidate].peak_bytes)
@@ -149,9 +150,9 @@ class Choice:
 
     def _text(self, candidate: Candidate) -> str:
         """Return what is known of a candidate. Only the chosen one names the variables that lie otherwise in it."""
-        own, text = self.looked[candidate], str(candidate) if candidate == self.chosen else candidate.text(0)
-        seconds = f"{own.step_s * 1e3:.2f} ms, " if own.step_s < math.inf else ""
-        return f"{text}: {seconds}{format_bytes(own.peak_bytes)} a device"
+        looked, text = self.looked[candidate], str(candidate) if candidate == self.chosen else candidate.text(0)
+        seconds = f"{looked.step_s * 1e3:.2f} ms, " if looked.step_s < math.inf else ""
+        return f"{text}: {seconds}{format_bytes(looked.peak_bytes)} a device"
 
 
 class Search:
@@ -218,11 +219,11 @@ class Search:
         if not ways:
             return
         laid, [*candidates] = self._laid_along(mesh, axes), table.on_mesh(mesh, ways[0], axes)
-        cut_bytes = next((own.bytes for own in laid if own.along == ways[0]), 0)
+        cut_bytes = next((laid_out.bytes for laid_out in laid if laid_out.along == ways[0]), 0)
         if mesh.rows == 1 and cut_bytes > _ALL * sum(self.question.sizes):
             del candidates[1:]  # (they are for what is not cut)
         try:
-            layout = min(candidates, key=lambda own: self.look_at(own).step_s).layout
+            layout = min(candidates, key=lambda other: self.look_at(other).step_s).layout
             left = max(self._most_looks - len(candidates), 0)
             more = [along for along in ways[1 : 1 + left] if along]
             candidates += [replace(candidates[0], layout=layout, along=along, axes=axes) for along in more]
@@ -232,7 +233,7 @@ class Search:
                 smallest = replace(candidates[-1], layout=table.layouts[-1], along=most, axes=axes if most else ())
                 candidates.append(smallest)
             if not fit and not self.fits(candidates[-1]):
-                self._save_until_it_fits(min(candidates, key=lambda own: self.looked[own].peak_bytes))
+                self._save_until_it_fits(min(candidates, key=lambda other: self.looked[other].peak_bytes))
         except (ArgumentError, UnsupportedError) as error:  # it asks for layouts along axes of another mesh
             if table.is_on_mesh:
                 raise
@@ -247,9 +248,11 @@ class Search:
         laid = self._laid_along(mesh, axes)
         if not laid or (known is not None and laid[0].time.seconds > _ROUGH * known.step_s):
             return [()] if table.is_on_mesh else []
-        near = dict.fromkeys([own.along for own in laid if own.time.seconds <= _NEAR * laid[0].time.seconds])
-        found = [along for along in near if along or table.is_on_mesh]  # (with nothing cut a mesh has no use)
-        return found or ([laid[-1].along] if best is None and laid[-1].along else [])
+        near = dict.fromkeys(
+            [laid_out.along for laid_out in laid if laid_out.time.seconds <= _NEAR * laid[0].time.seconds]
+        )
+        ways = [along for along in near if along or table.is_on_mesh]  # (with nothing cut a mesh has no use)
+        return ways or ([laid[-1].along] if best is None and laid[-1].along else [])
 
     @property
     def _most_looks(self) -> int:
@@ -277,11 +280,11 @@ class Search:
         laid = self._laid.get((best.mesh, best.axes), []) if best.along else []
         if not laid:
             return ""
-        own = next(one.time for one in laid if one.along == best.along)
-        none = next(one.time for one in laid if not one.along)
+        time = next(layout.time for layout in laid if layout.along == best.along)
+        none = next(layout.time for layout in laid if not layout.along)
         return (
-            f"along {' and '.join(map(repr, best.axes))} about {own.computing_s * 1e3:.2f} ms computing and "
-            f"{own.sending_s * 1e3:.2f} ms sending {format_bytes(int(own.sent_bytes))}, estimated for "
+            f"along {' and '.join(map(repr, best.axes))} about {time.computing_s * 1e3:.2f} ms computing and "
+            f"{time.sending_s * 1e3:.2f} ms sending {format_bytes(int(time.sent_bytes))}, estimated for "
             f"{len(laid) - 1} layouts; with none cut {none.seconds * 1e3:.2f} ms"
         )
 
@@ -292,7 +295,7 @@ class Search:
         """
         layouts = self.question.table.layouts
         same = before.layout in layouts
-        candidate = before if same else replace(before, layout=layouts[0], others=(), along=(), axes=())
+        candidate = before if same else replace(before, layout=layouts[0], exceptions=(), along=(), axes=())
         if not self.fits(candidate):
             return None
         question, note = self.question, "it was chosen for an earlier call, and fits this one as well"
@@ -313,12 +316,12 @@ class Search:
         question = self.question
         machine = question.machine.covering(candidate.devices)
         plan = question.make_plan(machine.names(candidate.devices), candidate)
-        found = predict_plan(plan, machine, title=question.title, layout=candidate.layout)
-        if found.unknown and (note := _UNKNOWN.format(found.unknown[0])) not in self.left_out:
+        prediction = predict_plan(plan, machine, title=question.title, layout=candidate.layout)
+        if prediction.unknown and (note := _UNKNOWN.format(prediction.unknown[0])) not in self.left_out:
             self.left_out.append(note)
-        fullest = max(found.of_devices.values(), key=lambda memory: memory.peak_bytes)
-        idle = max([1.0 - found.shares[device].computing for device in found.of_devices], default=0.0)
-        return Looked(fullest, found.step_s, idle, found.used)
+        fullest = max(prediction.of_devices.values(), key=lambda memory: memory.peak_bytes)
+        idle = max([1.0 - prediction.shares[device].computing for device in prediction.of_devices], default=0.0)
+        return Looked(fullest, prediction.step_s, idle, prediction.used)
 
     def _best(self) -> Candidate | None:
         """Return the fastest of those that fit."""
@@ -335,15 +338,15 @@ class Search:
             if self._variables_of(candidate) > self.question.limit:
                 self.looked[candidate] = Looked(Memory(state_bytes=self._variables_of(candidate)))
                 return
-            found, best = self.look_at(candidate), self._best()
-            if best is not None and found.step_s >= self.looked[best].step_s:
+            looked, best = self.look_at(candidate), self._best()
+            if best is not None and looked.step_s >= self.looked[best].step_s:
                 continue  # (what saves more takes longer still)
             for name, more in table.saving_more(candidate).items():
                 before = peaks if name == way else ()
-                if len(before) > 1 and found.peak_bytes >= min(before[-2:]):
+                if len(before) > 1 and looked.peak_bytes >= min(before[-2:]):
                     continue  # it has saved nothing twice
-                enough = [other for other, left in more if found.peak_if(left) <= self.question.limit]
-                waiting += [(other, name, (*before, found.peak_bytes)) for other in enough[:1]]
+                enough = [other for other, left in more if looked.peak_if(left) <= self.question.limit]
+                waiting += [(other, name, (*before, looked.peak_bytes)) for other in enough[:1]]
 
     def _is_needless(self, candidate: Candidate) -> bool:
         """Return whether another one fits that saves no more."""
@@ -351,12 +354,12 @@ class Search:
         return any(self.question.table.saves_as_much(candidate, other) for other in fits)
 
     def _variables_of(self, candidate: Candidate) -> int:
-        if candidate.others or candidate.along or candidate.stages > 1:
+        if candidate.exceptions or candidate.along or candidate.stages > 1:
             return 0  # (not known before there is a plan)
         return least_state(candidate.layout, self.question.sizes, candidate.devices)
 
 
 def fitting(looked: Mapping[Candidate, Looked], limit: float) -> dict[Candidate, float]:
     """Return what a step takes of those candidates that fit, the fastest first."""
-    found = {c: own.step_s for c, own in looked.items() if own.peak_bytes <= limit}
-    return dict(sorted(found.items(), key=lambda pair: pair[1]))
+    seconds = {c: looked_at.step_s for c, looked_at in looked.items() if looked_at.peak_bytes <= limit}
+    return dict(sorted(seconds.items(), key=lambda pair: pair[1]))
