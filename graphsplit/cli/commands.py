@@ -32,9 +32,9 @@ class Commands(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except ImportError as error:
-            if (said := explained(error)) is error:
+            if (explanation := explained(error)) is error:
                 raise
-            typer.secho(f"Error: {said}", err=True, fg="red")
+            typer.secho(f"Error: {explanation}", err=True, fg="red")
             raise typer.Exit(code=2) from error
         except GraphsplitError as error:
             typer.secho(f"Error: {error}{_hint(error)}", err=True, fg="red")
@@ -95,17 +95,17 @@ def _hint(error: GraphsplitError) -> str:
     """Return what to type where devices are missing, or work at home is refused."""
     if isinstance(error, StrictError):
         return "\nOn the command line: leave out --strict."
-    asked = getattr(error, "asked", None)
-    if not isinstance(asked, int):
+    wanted_devices = getattr(error, "asked", None)
+    if not isinstance(wanted_devices, int):
         return ""
     from graphsplit.core.devices import available_devices, short_name
 
-    there = available_devices()
-    if "GPU" in there[0]:
-        return f"\nOn the command line: --devices {len(there)} takes the GPUs there are."
+    present_devices = available_devices()
+    if "GPU" in present_devices[0]:
+        return f"\nOn the command line: --devices {len(present_devices)} takes the GPUs there are."
     return (
-        f"\nOn the command line: --devices {asked} makes so many logical CPU devices first; now there "
-        f"{'is' if len(there) == 1 else 'are'} {', '.join(map(short_name, there))}."
+        f"\nOn the command line: --devices {wanted_devices} makes so many logical CPU devices first; now there "
+        f"{'is' if len(present_devices) == 1 else 'are'} {', '.join(map(short_name, present_devices))}."
     )
 
 

@@ -130,7 +130,7 @@ def progress(items: Sequence[Item], what: str) -> Iterable[Item]:
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table."""
-    made = Table(*columns, title=title, title_justify="left")
+    rich_table = Table(*columns, title=title, title_justify="left")
     for row in rows:
-        made.add_row(*[str(cell) for cell in row])
-    console.print(made)
+        rich_table.add_row(*[str(cell) for cell in row])
+    console.print(rich_table)

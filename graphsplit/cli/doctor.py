@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -86,13 +87,13 @@ def _driver_text(driver: Driver | None) -> str:
 
 def _gpus() -> str:
     """Return the physical GPUs that TensorFlow may use."""
-    gpus, found = tf.config.get_visible_devices("GPU"), []
+    gpus, models = tf.config.get_visible_devices("GPU"), []
     for gpu in gpus:
         details = tf.config.experimental.get_device_details(gpu)
         capability = details.get("compute_capability")
         known = f", compute capability {'.'.join(map(str, capability))}" if capability else ""
-        found.append(f"{details.get('device_name', 'a model that TensorFlow does not name')}{known}")
-    return _grouped([gpu.name.rpartition(":")[2] for gpu in gpus], found)
+        models.append(f"{details.get('device_name', 'a model that TensorFlow does not name')}{known}")
+    return _grouped([gpu.name.rpartition(":")[2] for gpu in gpus], models)
 
 
 def _grouped(names: Sequence[str], texts: Sequence[str]) -> str:
@@ -100,7 +101,7 @@ def _grouped(names: Sequence[str], texts: Sequence[str]) -> str:
     groups: dict[str, list[str]] = {}
     for name, text in zip(names, texts, strict=True):
         groups.setdefault(text, []).append(name)
-    return "; ".join(f"{', '.join(own)}: {text}" for text, own in groups.items())
+    return "; ".join(f"{', '.join(names_of_text)}: {text}" for text, names_of_text in groups.items())
 
 
 def _missing(driver: Driver | None) -> str:
@@ -132,8 +133,8 @@ def _peers(driver: Driver | None) -> str:
         return "one GPU has no peers; logical ones on it share its memory"
     if len(apart) == len(pairs):
         return f"no GPU reads another's memory ({', '.join(dict.fromkeys(apart.values()))})"
-    others = ", ".join(f"{a} that of {b} ({status})" for (a, b), status in apart.items())
-    return f"every GPU reads every other's memory{f', except {others}' if others else ''}"
+    exceptions = ", ".join(f"{a} that of {b} ({status})" for (a, b), status in apart.items())
+    return f"every GPU reads every other's memory{f', except {exceptions}' if exceptions else ''}"
 
 
 def _limits() -> str:
@@ -151,15 +152,15 @@ def _differing(devices: Sequence[str]) -> list[str]:
     arguments = _arguments(2 * len(devices) + 1)  # on no number of devices but one does every one get as many rows
     with _whole_float32():
         expected = _run("/device:CPU:0", tf.function, arguments)
-        for name, own in cases:
+        for name, case_devices in cases:
             try:
-                found = _run(own[0], lambda step, own=own: parallelize(step, devices=own), arguments)  # type: ignore[misc]
+                results = _run(case_devices[0], functools.partial(parallelize, devices=case_devices), arguments)
             except tf.errors.OpError as error:
                 print(f"  {name:{width}}  fails: {type(error).__name__}: {str(error.message).splitlines()[0][:200]}")
                 failed.append(name)
                 continue
-            differences = [difference_of("", a, b).relative for a, b in zip(expected, found, strict=True)]
-            print(f"  {name:{width}}  {max(differences):.1e}{_peak(own)}")
+            differences = [difference_of("", a, b).relative for a, b in zip(expected, results, strict=True)]
+            print(f"  {name:{width}}  {max(differences):.1e}{_peak(case_devices)}")
             if not max(differences) <= _ALLOWED:
                 failed.append(name)
     return failed

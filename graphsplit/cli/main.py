@@ -31,8 +31,8 @@ app.add_typer(demo, name="demo")
 _NO_WORK = {"Const", "Identity", "NoOp", "Placeholder"}
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
         print(f"graphsplit {__version__}")
         raise typer.Exit
 
@@ -228,7 +228,7 @@ def _transpile_graph(source: str, target: str, options: Any, inputs: list[str], 
 
     graph = files.read_graph_def(source)
     recognize = files.check_target(source, target, options.overwrite)
-    inputs, outputs = (own or list(found) for own, found in zip((inputs, outputs), ends_of(graph), strict=True))
+    inputs, outputs = (names or list(ends) for names, ends in zip((inputs, outputs), ends_of(graph), strict=True))
     result, plan = transpile_and_plan(graph, inputs, outputs, options)
     content = files.graph_def_bytes(result, target)
     write(target, content, recognize)

@@ -39,8 +39,8 @@ def machines_like(incomplete: str) -> list[str]:
         table = parse(file.name, file.read_text("utf-8"))
         names += [table["name"], f"{table['devices']}x{table['device']['name']}"]
     files = filter(Path.is_file, Path().glob("*.toml"))
-    own = [str(path) for path in files if "[device]" in path.read_text("utf-8", "replace")]
-    return sorted(name for name in [*names, *own] if name.startswith(incomplete))
+    files_here = [str(path) for path in files if "[device]" in path.read_text("utf-8", "replace")]
+    return sorted(name for name in [*names, *files_here] if name.startswith(incomplete))
 
 
 Machine = Annotated[
@@ -85,16 +85,16 @@ def predict(
 
     chosen = machine_of(machine)  # what is wrong with it is said before the user's module is imported
     fn, arguments = function_of(target, spec or ())
-    asked: dict[str, Any] = {"machine": chosen, "micro_batches": micro_batches}
-    found: Any
+    options: dict[str, Any] = {"machine": chosen, "micro_batches": micro_batches}
+    prediction: Any
     if len(counts) > 1 or len(layouts) > 1 or weak:
         kinds = ("strong", "weak") if weak else ("strong",)
-        found = gs.scaling(fn, *arguments, devices=counts, variables=layouts or None, kinds=kinds, **asked)
+        prediction = gs.scaling(fn, *arguments, devices=counts, variables=layouts or None, kinds=kinds, **options)
     else:
-        found = gs.predict(fn, *arguments, devices=counts[0], variables=layouts[0] if layouts else None, **asked)
-    print(found)
+        prediction = gs.predict(fn, *arguments, devices=counts[0], variables=layouts[0] if layouts else None, **options)
+    print(prediction)
     for path in output or ():
-        found.save(path)
+        prediction.save(path)
         print(f"Written: {path}")
 
 
@@ -121,11 +121,23 @@ def machines(
     rows: list[tuple[str, ...]] = [
         ("machine", "devices", "memory", "FLOP/s: float32", "bfloat16", "between devices"),
     ]
-    for found in known_machines().values():
-        device, rates, sent = found.device, found.device.matrix_flops_per_s, found.link.bytes_per_s
+    for known_machine in known_machines().values():
+        device, rates, sent = (
+            known_machine.device,
+            known_machine.device.matrix_flops_per_s,
+            known_machine.link.bytes_per_s,
+        )
         products = [amount(rates[kind]) if kind in rates else "" for kind in ("float32", "bfloat16")]
         link = "no copies" if sent == float("inf") else f"{amount(sent)}B/s"
-        rows.append((found.name, f"{found.devices} {device.name}", f"{amount(device.memory_bytes)}B", *products, link))
+        rows.append(
+            (
+                known_machine.name,
+                f"{known_machine.devices} {device.name}",
+                f"{amount(device.memory_bytes)}B",
+                *products,
+                link,
+            )
+        )
     print(*aligned(rows, left=len(rows[0])), sep="\n")
     print("All figures of one, and where they come from: graphsplit machines dgx-a100.")
     print("So many devices of a box: 4xA100-SXM4-80GB. A cluster: 2x8xA100-SXM4-80GB, or 2xdgx-a100.")
@@ -149,8 +161,8 @@ def calibrate(
 
     _start(devices)
     fn, arguments = (None, []) if target is None else function_of(target, spec or ())
-    found = gs.simulate.calibrate(fn, *map(example, arguments), micro_batches=counts)
-    files.write(output, f"# {CALIBRATED}\n{machine_text(found)}".encode(), why_not_calibrated)
+    measured = gs.simulate.calibrate(fn, *map(example, arguments), micro_batches=counts)
+    files.write(output, f"# {CALIBRATED}\n{machine_text(measured)}".encode(), why_not_calibrated)
     print(f"Written: {output}. Name it as the machine: graphsplit predict ... --machine {output}")
 
 

@@ -29,9 +29,9 @@ def pytest_load_initial_conftests(early_config: Any) -> None:
     Where several processes run the tests (pytest-xdist), each has its own, and the one that starts them has none: it
     tells them by the environment. Who was told forgets it: a test may run pytest itself, which nobody told.
     """
-    asked, told = early_config.known_args_namespace, os.environ.pop(_TOLD, None)
-    count = asked.graphsplit_devices if told is None else int(told)
-    if count is not None and told is None and getattr(asked, "numprocesses", None):
+    arguments, count_of_parent = early_config.known_args_namespace, os.environ.pop(_TOLD, None)
+    count = arguments.graphsplit_devices if count_of_parent is None else int(count_of_parent)
+    if count is not None and count_of_parent is None and getattr(arguments, "numprocesses", None):
         os.environ[_TOLD] = str(count)
     elif count is not None:
         make_devices(count)

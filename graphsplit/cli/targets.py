@@ -49,16 +49,16 @@ def called(
     Raises:
       ArgumentError: if something is not understood or does not exist.
     """
-    given = [parse_spec(text) for text in specs]
+    given_specs = [parse_spec(text) for text in specs]
     _make_devices(target, devices)
     with phase(f"loading {target}"):
         fn, declared = load_target(target, signature)
-    if given or not declared:
-        _check_specs(target, fn, declared, given)
+    if given_specs or not declared:
+        _check_specs(target, fn, declared, given_specs)
     if declared and devices is not None:
         _check_not_split(target, fn)
-    specified = given or list(declared.values() if needs_values or devices is not None else ())
-    if not given and (rows := _example_rows(list(declared.values()))) is not None:
+    specified = given_specs or list(declared.values() if needs_values or devices is not None else ())
+    if not given_specs and (rows := _example_rows(list(declared.values()))) is not None:
         specified = rows
         print(f"Bytes and FLOPs are those of {', '.join(map(spec_text, rows))}; --spec says otherwise.")
     if declared and (specified or devices is not None):
@@ -96,26 +96,26 @@ def load_target(target: str, signature: str) -> tuple[Any, dict[str, tf.TensorSp
     if not module or not all(name.isidentifier() for name in names):
         raise ArgumentError(f"{target!r} is neither the directory of a SavedModel nor of the form module:function.")
     module = module.removesuffix(".py")
-    here = os.getcwd()
-    sys.path.insert(0, here)  # as `python -m` does: the user's own modules lie where the command is
+    directory = os.getcwd()
+    sys.path.insert(0, directory)  # as `python -m` does: the user's own modules lie where the command is
     try:
         if not _exists(module.partition(".")[0]):
             raise ArgumentError(
-                f"{target!r}: there is no module {module!r}. It is looked for in {here!r} and in sys.path."
+                f"{target!r}: there is no module {module!r}. It is looked for in {directory!r} and in sys.path."
                 + meant(module, [path.stem for path in Path().glob("*.py")])
             )
         with users_code(f"Importing {module!r}"):
-            found: Any = importlib.import_module(module)
+            target_object: Any = importlib.import_module(module)
     finally:
-        sys.path.remove(here)
+        sys.path.remove(directory)
     for name in names:
-        if not hasattr(found, name):
-            names = [own for own in dir(found) if not own.startswith("_")]
-            raise ArgumentError(f"{target!r}: {found!r} has no attribute {name!r}.{meant(name, names)}")
-        found = getattr(found, name)
-    if not callable(found):
-        raise ArgumentError(f"{target!r} is no function: it is {found!r}.")
-    return found, {}
+        if not hasattr(target_object, name):
+            names = [public_name for public_name in dir(target_object) if not public_name.startswith("_")]
+            raise ArgumentError(f"{target!r}: {target_object!r} has no attribute {name!r}.{meant(name, names)}")
+        target_object = getattr(target_object, name)
+    if not callable(target_object):
+        raise ArgumentError(f"{target!r} is no function: it is {target_object!r}.")
+    return target_object, {}
 
 
 def _exists(module: str) -> bool:
@@ -169,8 +169,8 @@ def _cpus_of_model(directory: str) -> int:
         return 1
     graphs = [meta_graph.graph_def for meta_graph in read_saved_model(directory).meta_graphs]
     nodes = [node for g in graphs for node in (*g.node, *(n for f in g.library.function for n in f.node_def))]
-    found = {node.device for node in nodes}
-    return 1 + max((int(match[1]) for device in found if (match := re.search(r"CPU:(\d+)$", device))), default=0)
+    devices = {node.device for node in nodes}
+    return 1 + max((int(match[1]) for device in devices if (match := re.search(r"CPU:(\d+)$", device))), default=0)
 
 
 @contextmanager
@@ -215,9 +215,9 @@ def _check_specs(target: str, fn: Any, declared: dict[str, tf.TensorSpec], specs
             f"{bullet_list(names)}"
         )
     wrong = [
-        f"{name} is {spec_text(own)}, --spec says {spec_text(spec)}"
-        for (name, own), spec in zip(declared.items(), specs, strict=True)
-        if own.dtype != spec.dtype or not own.shape.is_compatible_with(spec.shape)
+        f"{name} is {spec_text(declared_spec)}, --spec says {spec_text(spec)}"
+        for (name, declared_spec), spec in zip(declared.items(), specs, strict=True)
+        if declared_spec.dtype != spec.dtype or not declared_spec.shape.is_compatible_with(spec.shape)
     ]
     if wrong:
         raise ArgumentError(f"{target!r} does not take what --spec says:\n{bullet_list(wrong)}")

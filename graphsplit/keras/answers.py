@@ -86,7 +86,7 @@ def arguments_of(model: Any, kind: str, function: Any, batch: tuple[Any, Any, An
             f"{model.name!r} was compiled with run_eagerly=True: it runs operation by operation, on one device, and "
             "has no plan. Compile it without run_eagerly."
         )
-    given = tf.nest.flatten([part for part in batch if part is not None])
+    leaves_of_batch = tf.nest.flatten([part for part in batch if part is not None])
     x, y, weight = tf.nest.map_structure(lambda leaf: _as_fit_has_it(model, leaf), batch)
     calls = {
         "train": lambda: model.train_on_batch(x, y, weight),
@@ -95,18 +95,18 @@ def arguments_of(model: Any, kind: str, function: Any, batch: tuple[Any, Any, An
     }
     with _metrics_kept(model):
         data = function.batch_in(calls[kind])
-    found = tf.nest.flatten(data)
-    asked = iter(given)
-    if len([leaf for leaf in found if leaf is not None]) == len(given):
-        found = [leaf if leaf is None else _asked_or(next(asked), leaf) for leaf in found]
+    leaves = tf.nest.flatten(data)
+    batch_leaves = iter(leaves_of_batch)
+    if len([leaf for leaf in leaves if leaf is not None]) == len(leaves_of_batch):
+        leaves = [leaf if leaf is None else _asked_or(next(batch_leaves), leaf) for leaf in leaves]
     flavor = flavor_of(model)
     assert flavor is not None
     pack = flavor.module().utils.pack_x_y_sample_weight
-    return function.step.as_called(parts_of_batch(pack(*tf.nest.pack_sequence_as(data, found))))
+    return function.step.as_called(parts_of_batch(pack(*tf.nest.pack_sequence_as(data, leaves))))
 
 
-def _asked_or(asked: Any, leaf: Any) -> Any:
-    return asked if isinstance(asked, tf.TensorSpec) else leaf
+def _asked_or(spec_or_array: Any, leaf: Any) -> Any:
+    return spec_or_array if isinstance(spec_or_array, tf.TensorSpec) else leaf
 
 
 def _as_fit_has_it(model: Any, leaf: Any) -> Any:

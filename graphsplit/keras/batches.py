@@ -167,13 +167,13 @@ def _differing_rows_told(step: ParallelFunction[..., Any], batch: tuple[Any, ...
     try:
         yield
     except ValueError as error:
-        told = _rows_that_differ(step, batch)
-        if told and told not in str(error):
-            error.args = (f"{error}\n{told}",)
+        explanation = _rows_that_differ(step, batch)
+        if explanation and explanation not in str(error):
+            error.args = (f"{error}\n{explanation}",)
         raise
     except tf.errors.InvalidArgumentError as error:  # (of a step that was not to know its rows)
-        if told := _rows_that_differ(step, batch):
-            raise type(error)(error.node_def, error.op, f"{error.message}\n{told}") from error.__cause__
+        if explanation := _rows_that_differ(step, batch):
+            raise type(error)(error.node_def, error.op, f"{error.message}\n{explanation}") from error.__cause__
         raise
 
 
@@ -203,8 +203,8 @@ def step_of_parts(step: Callable[[Any], Any]) -> Callable[..., Any]:
         return step(data if seen is None else seen.of(data))
 
     run.__name__ = step.__name__
-    made: Callable[..., Any] = tf.autograph.experimental.do_not_convert(run)
-    return made
+    step_function: Callable[..., Any] = tf.autograph.experimental.do_not_convert(run)
+    return step_function
 
 
 class ModelStep(ParallelFunction[..., Any]):

@@ -98,7 +98,7 @@ def _assigning_by_part(done: list[str]) -> Iterator[None]:
     """
     import keras
 
-    kind, own = keras.Variable, vars(keras.Variable).get("assign")
+    kind, own_assign = keras.Variable, vars(keras.Variable).get("assign")
     original = kind.assign
 
     def assign(variable: Any, value: Any) -> Any:
@@ -112,10 +112,10 @@ def _assigning_by_part(done: list[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        if own is None:
+        if own_assign is None:
             del kind.assign
         else:
-            kind.assign = own
+            kind.assign = own_assign
 
 
 def _load_checkpoint(target: Any, path: str) -> None:
@@ -129,13 +129,13 @@ def _load_checkpoint(target: Any, path: str) -> None:
         )
     nodes = _nodes_of(target, objects.nodes)
     _check_has_variables_only(path, list(nodes.values()))
-    shapes, found, missing = reader.get_variable_to_shape_map(), [], []
+    shapes, loaded, missing = reader.get_variable_to_shape_map(), [], []
     for owner in tf.train.TrackableView(target).descendants():
         variable, node = plain_variable(owner), nodes.get(id(owner))
         if isinstance(variable, tf.Variable):
             key = node.attributes[0].checkpoint_key if node is not None and node.attributes else ""
             if key and tuple(shapes[key]) == tuple(variable.shape):
-                found.append((variable, key))
+                loaded.append((variable, key))
             elif key or variable.name != "save_counter:0":
                 missing.append(f"{name_of(variable)} {tuple(variable.shape)}")
     if missing:
@@ -143,10 +143,11 @@ def _load_checkpoint(target: Any, path: str) -> None:
             f"The checkpoint {path} lacks variables of the target, or has them in other shapes:\n{bullet_list(missing)}"
         )
     with readable(path):
-        for _, key in found:  # TensorFlow compares the checksums of what it reads; none is written before all are right
+        # TensorFlow compares the checksums of what it reads; none is written before all are right
+        for _, key in loaded:
             reader.get_tensor(key)
-    _give(path, ((variable, reader.get_tensor(key)) for variable, key in found))
-    left = shapes.keys() - {key for _, key in found} - {_OBJECTS}
+    _give(path, ((variable, reader.get_tensor(key)) for variable, key in loaded))
+    left = shapes.keys() - {key for _, key in loaded} - {_OBJECTS}
     names = sorted(key.partition("/.ATTRIBUTES")[0] for key in left if not key.startswith("save_counter/"))
     if names:
         warnings.warn(
@@ -196,23 +197,25 @@ def _whole(value: Any, variable: tf.Variable) -> tf.Tensor:
 
 def _nodes_of(target: Any, nodes: Sequence[Any]) -> dict[int, Any]:
     """Return what a checkpoint has for each object below a target, by the objects' ids, as names of attributes tell."""
-    found, waiting = {id(target): nodes[0]}, [target]
+    node_by_id, waiting = {id(target): nodes[0]}, [target]
     for owner in waiting:
-        own = tf.train.TrackableView.children(owner)
-        for child in found[id(owner)].children:
-            if child.local_name in own and id(own[child.local_name]) not in found:
-                waiting.append(own[child.local_name])
-                found[id(waiting[-1])] = nodes[child.node_id]
-    return found
+        children = tf.train.TrackableView.children(owner)
+        for child in node_by_id[id(owner)].children:
+            if child.local_name in children and id(children[child.local_name]) not in node_by_id:
+                waiting.append(children[child.local_name])
+                node_by_id[id(waiting[-1])] = nodes[child.node_id]
+    return node_by_id
 
 
 def _check_has_variables_only(path: str, nodes: Sequence[Any]) -> None:
-    others = {own.checkpoint_key for node in nodes for own in node.attributes if own.name != _VALUE}
-    others |= {f"slot {own.slot_name!r}" for node in nodes for own in node.slot_variables}
-    others |= {node.registered_saver.name for node in nodes if node.registered_saver.name}
-    if others:
+    other_state = {
+        attribute.checkpoint_key for node in nodes for attribute in node.attributes if attribute.name != _VALUE
+    }
+    other_state |= {f"slot {slot.slot_name!r}" for node in nodes for slot in node.slot_variables}
+    other_state |= {node.registered_saver.name for node in nodes if node.registered_saver.name}
+    if other_state:
         raise UnsupportedError(
             f"The checkpoint {path} has state that is not a variable:\n"
-            f"{bullet_list(sorted(others))}\n"
+            f"{bullet_list(sorted(other_state))}\n"
             "Read it with tf.train.Checkpoint, which needs host memory for the whole checkpoint."
         )

@@ -75,8 +75,8 @@ def save_whole(save: Callable[..., Any], filepath: Any, overwrite: bool, *args: 
     zipped = options.get("zipped", args[0] if args else None) is not False
     if not (single and overwrite and zipped and kind_of(Path(path)) in _IN_THE_WAY):
         return save(filepath, overwrite, *args, **options)
-    with replacing(path, lambda _: "") as made:
-        return save(made, overwrite, *args, **options)
+    with replacing(path, lambda _: "") as new_path:
+        return save(new_path, overwrite, *args, **options)
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class ParallelModel(SharedState):
                 "called under a tf.distribute strategy's scope, which would mirror the optimizer's variables. Call it "
                 "outside of `with strategy.scope():`."
             )
-        if (asked := bound.get("jit_compile")) not in (None, "auto"):
-            check_flag("jit_compile", asked)
+        if (jit_compile := bound.get("jit_compile")) not in (None, "auto"):
+            check_flag("jit_compile", jit_compile)
         return self.template.compile(*args, **kwargs)
 
     def plan(self, x: Any = None, y: Any = None, sample_weight: Any = None, *, step: str | None = None) -> Plan:
@@ -245,7 +245,11 @@ class ParallelModel(SharedState):
                 "optimizer yet: the pattern applies once compile() adds one.",
                 stacklevel=user_stack_level(),
             )
-        return {p: own for p, own in layout.items() if p not in later and not p.startswith(SLOTS)}
+        return {
+            p: layout_of_pattern
+            for p, layout_of_pattern in layout.items()
+            if p not in later and not p.startswith(SLOTS)
+        }
 
     def _eager(self, kind: str) -> Any:
         """Return the template's own function after a word on what that costs."""
@@ -260,9 +264,9 @@ class ParallelModel(SharedState):
         trains = kind == "train" or getattr(self.template, "optimizer", None) is None
         home = None if where.options.is_automatic else home
         tuning: Tuning = {**where.options.tuning, "default_device": home}
-        own = replace(where.options, tuning=tuning, jit_compile=self._compiles())
+        options = replace(where.options, tuning=tuning, jit_compile=self._compiles())
         title = STEPS[kind].format(self.template.name)
-        return ModelStep(step, replace(own, lays_out=own.lays_out and trains), title)
+        return ModelStep(step, replace(options, lays_out=options.lays_out and trains), title)
 
     def _compiles(self) -> bool:
         """Return whether XLA compiles the steps: as asked, or as Keras chose, unless it undoes an option."""
@@ -349,19 +353,19 @@ def wrapped(template: Any, base: type[ParallelModel], model_devices: ModelDevice
       model_devices: where it runs.
       **more: values of attributes of its own.
     """
-    own = {"model_devices": model_devices, "_functions": {}, "_quantization": (), **more}
-    return sharing_state(_parallel_class(type(template), base), template, **own)
+    attributes = {"model_devices": model_devices, "_functions": {}, "_quantization": (), **more}
+    return sharing_state(_parallel_class(type(template), base), template, **attributes)
 
 
 def _parallel_class(template_class: type, base: type[ParallelModel]) -> type[ParallelModel]:
     """Return the class of wrapped models of a template's class, which are also what `base` says."""
     namespace = {"__slots__": (), "__module__": template_class.__module__, "__doc__": template_class.__doc__}
-    own = {name: inspect.getattr_static(template_class, name, None) for name in ("plan", "placement")}
-    namespace.update({name: found for name, found in own.items() if found is not None})  # the user's own methods
-    made: type[ParallelModel] = types.new_class(
+    methods = {name: inspect.getattr_static(template_class, name, None) for name in ("plan", "placement")}
+    namespace.update({name: method for name, method in methods.items() if method is not None})  # the user's own methods
+    parallel_class: type[ParallelModel] = types.new_class(
         f"Parallel{template_class.__name__}", (base, template_class), exec_body=lambda ns: ns.update(namespace)
     )
-    return made
+    return parallel_class
 
 
 def _bind(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -78,14 +78,14 @@ class StoredTensor:
 
     def __getitem__(self, where: tuple[slice | list[int], ...]) -> np.ndarray[Any, Any]:
         """Return entries, of which one axis may have a list: what lies between them is read, too."""
-        around = [own if isinstance(own, slice) else slice(min(own), max(own) + 1) for own in where]
-        found: np.ndarray[Any, Any] = np.empty([own.stop - own.start for own in around], self.dtype)
-        self.read_direct(found, tuple(around))
+        around = [index if isinstance(index, slice) else slice(min(index), max(index) + 1) for index in where]
+        entries: np.ndarray[Any, Any] = np.empty([index.stop - index.start for index in around], self.dtype)
+        self.read_direct(entries, tuple(around))
         inside: list[Any] = [slice(None)] * len(where)
-        for axis, own in enumerate(where):
-            if not isinstance(own, slice):
-                inside[axis] = [k - around[axis].start for k in own]
-        return np.asarray(found[tuple(inside)])
+        for axis, index in enumerate(where):
+            if not isinstance(index, slice):
+                inside[axis] = [k - around[axis].start for k in index]
+        return np.asarray(entries[tuple(inside)])
 
 
 def stored_tensors(path: str) -> dict[str, Path]:
@@ -99,10 +99,10 @@ def stored_tensors(path: str) -> dict[str, Path]:
             return dict.fromkeys(file.keys(), Path(path))
     with readable(path):
         files = json.loads(Path(path).read_text("utf-8"))["weight_map"]
-        found = {name: Path(path).parent / file for name, file in files.items()}
-    if missing := sorted({str(file) for file in found.values() if not file.exists()}):
+        file_by_name = {name: Path(path).parent / file for name, file in files.items()}
+    if missing := sorted({str(file) for file in file_by_name.values() if not file.exists()}):
         raise ArgumentError(f"The index {path} names files that are not there:\n{bullet_list(missing)}")
-    return found
+    return file_by_name
 
 
 def sources_of(
@@ -112,8 +112,8 @@ def sources_of(
     files, ignore = stored_tensors(path), [ignore] if isinstance(ignore, str) else ignore
     variables = variables_of(list(target.weights) if hasattr(target, "weights") else target)
     named = [(name_of(variable), variable) for variable in variables]
-    named = [own for own in named if not any(fits(own[0], pattern) for pattern in ignore)]
-    wrong, found, taken = [], [], set()
+    named = [pair for pair in named if not any(fits(pair[0], pattern) for pattern in ignore)]
+    wrong, taken_tensors, taken = [], [], set()
     for name, count in Counter(name for name, _ in named).items():
         if count > 1:
             wrong.append(f"{name}: {count} variables have this name; load each in a call of its own")
@@ -132,7 +132,7 @@ def sources_of(
             wrong.append(f"{name}: shape {tuple(variable.shape)}, and {called!r} gives {tensor.shape}")
         elif _kind(tensor.dtype) != _kind(variable.dtype):
             wrong.append(f"{name}: {variable.dtype.name}, and {called!r} is {tensor.dtype}")
-        found.append((variable, tensor))
+        taken_tensors.append((variable, tensor))
     left = [name for name in files if name not in taken and not any(fits(name, pattern) for pattern in ignore)]
     wrong += [f"tensor {name!r}: no variable takes it" for name in sorted(left)]
     if wrong:
@@ -141,13 +141,13 @@ def sources_of(
             "Say names={variable: tensor}, or a function of a variable's name; (tensor, (1, 0)) transposes it. "
             "What ignore=['pattern', ...] fits is left out."
         )
-    return found
+    return taken_tensors
 
 
 def _kind(dtype: Any) -> tuple[bool, bool, bool, bool]:
     """Return what numbers a dtype has; those of one kind are cast to each other."""
-    own = tf.as_dtype(dtype)
-    return own.is_floating, own.is_integer, own.is_complex, own.is_bool
+    tf_dtype = tf.as_dtype(dtype)
+    return tf_dtype.is_floating, tf_dtype.is_integer, tf_dtype.is_complex, tf_dtype.is_bool
 
 
 def _source(name: str, names: Names | None) -> Source:

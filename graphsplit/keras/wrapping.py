@@ -173,9 +173,9 @@ def _check_model(model: Any) -> Flavor:
             f"{bullet_list(unbuilt, 5)}\n"
             "Give each an Input, or call it once on a batch, before the model is wrapped."
         )
-    if own := own_functions(model):
+    if overridden := own_functions(model):
         raise UnsupportedError(
-            f"{model.name!r} overrides {' and '.join(own)}, which runs the batches itself and cannot be split. "
+            f"{model.name!r} overrides {' and '.join(overridden)}, which runs the batches itself and cannot be split. "
             "Override train_step, test_step or predict_step instead."
         )
     return flavor
@@ -217,10 +217,10 @@ def check_strategy(model: Any, instead: str) -> None:
     strategy = model.distribute_strategy
     if not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy():
         parts = [model, *([model.optimizer] if getattr(model, "optimizer", None) is not None else []), *model.metrics]
-        found = [
+        mirrored = [
             v for part in parts for v in _variables(part) if isinstance(_value(v), tf.distribute.DistributedValues)
         ]
-        if not found:
+        if not mirrored:
             return
     raise UnsupportedError(
         f"{model.name!r} was made, compiled or wrapped under a tf.distribute strategy's scope, which mirrors variables "
@@ -283,7 +283,7 @@ def stages_of_model(model: Any, stages: object, flavor: Flavor) -> int | Beginni
         )
     names = list(dict.fromkeys(_layer_names(model)))
     fitting = {pattern: fnmatch.filter(names, pattern) for pattern in stages}
-    idle = [pattern for pattern, found in fitting.items() if not found]
+    idle = [pattern for pattern, layers in fitting.items() if not layers]
     if idle:
         raise ArgumentError(
             f"stages={stages!r}: no layer of {model.name!r} has a name that fits {', '.join(map(repr, idle))}. Its "

@@ -77,8 +77,8 @@ class KerasDistribution:
           ArgumentError: without arguments, if no batch has run; for a model that runs eagerly.
           UnsupportedError: if it runs on one device: no distribution is set, or its class drives batches itself.
         """
-        found: Plan = self._parallel(model).plan(x, y, sample_weight, step=step)
-        return found
+        plan: Plan = self._parallel(model).plan(x, y, sample_weight, step=step)
+        return plan
 
     def placement(
         self,
@@ -91,18 +91,18 @@ class KerasDistribution:
         actual: bool = False,
     ) -> Placement:
         """Return which operation runs on which device for a batch; see `plan`, and `placement` of wrapped models."""
-        found: Placement = self._parallel(model).placement(x, y, sample_weight, step=step, actual=actual)
-        return found
+        placement: Placement = self._parallel(model).placement(x, y, sample_weight, step=step, actual=actual)
+        return placement
 
     def _parallel(self, model: Any) -> Any:
         if _enabled != [self._running]:
             raise ArgumentError("This keras.distribution was disabled. Call gs.keras.enable_distribution() again.")
         if flavor_of(model) is not KERAS_3:
             raise ArgumentError(f"keras.distribution is about models of Keras 3, got {type(model).__name__}.")
-        found = self._running.stand_in(model)
-        if found is None:
+        stand_in = self._running.stand_in(model)
+        if stand_in is None:
             raise UnsupportedError(f"{model.name!r} has no plan here: {self._running.why_not(model)}")
-        return found
+        return stand_in
 
 
 _enabled: list[_Running] = []  # at most one
@@ -176,8 +176,8 @@ class _Running:
             self._layouts.bring_home(model)
         if function is None or force or (owner and owner.distribution) is not distribution:
             if distribution is None:
-                if model.run_eagerly and (asked := _present()) is not None:
-                    warn_of_eager(model, f"the {asked.device_mesh.devices.size} of {type(asked).__name__}")
+                if model.run_eagerly and (present := _present()) is not None:
+                    warn_of_eager(model, f"the {present.device_mesh.devices.size} of {type(present).__name__}")
                 original(model, force=True)
             else:
                 setattr(model, name, make_function(distributed(model, distribution, self._layouts), kind))
@@ -195,8 +195,8 @@ class _Running:
         """Return why a model has no plan here."""
         if is_wrapped(model):
             return "it was made by multi_gpu_model. Call its own plan(), or pass its template."
-        if own := own_functions(model):
-            names = " and ".join(own)
+        if overridden := own_functions(model):
+            names = " and ".join(overridden)
             return f"it runs on one device, since its class overrides {names}. Override train_step instead."
         return (
             "it runs on one device, since no distribution of several is set. Call keras.distribution.set_distribution "
@@ -205,15 +205,15 @@ class _Running:
 
     def says_that_it_drives_batches(self, model: Any) -> None:
         """Say, once for a class, that its own functions stay on one device under the distribution that is set."""
-        if is_wrapped(model) or type(model) in self._told or not (own := own_functions(model)):
+        if is_wrapped(model) or type(model) in self._told or not (overridden := own_functions(model)):
             return
         if (distribution := _several(model)) is None:
             return
         self._told.add(type(model))
         warnings.warn(
-            f"{type(model).__name__} overrides {' and '.join(own)}, which runs the batches itself, on one device, "
-            f"instead of the {distribution.device_mesh.devices.size} of {type(distribution).__name__}. Override "
-            "train_step, test_step or predict_step instead.",
+            f"{type(model).__name__} overrides {' and '.join(overridden)}, which runs the batches itself, on one "
+            f"device, instead of the {distribution.device_mesh.devices.size} of {type(distribution).__name__}. "
+            "Override train_step, test_step or predict_step instead.",
             stacklevel=user_stack_level(),
         )
 
@@ -222,7 +222,9 @@ class _Running:
         distribution = _present()
         if distribution is None or are_laid_out_when_made():  # (what a user has laid out stays so)
             return contextlib.nullcontext()
-        return laid_out_when_made(lambda made: self._layouts.born(made, variable, distribution), only=value)
+        return laid_out_when_made(
+            lambda new_variable: self._layouts.born(new_variable, variable, distribution), only=value
+        )
 
     def with_layout(self, tensor: Any, layout: Any) -> Any:
         """Ask that a tensor lies so on the mesh of the distribution that is set."""
@@ -268,10 +270,10 @@ class DistributedModel(ParallelKeras3Model):
         return function
 
     def _warn_of_idle_entries(self) -> None:
-        told = self._layouts.told_of(self.distribution)
+        said_before = self._layouts.told_of(self.distribution)
         idle = idle_entries(self.template, self.distribution, self._layouts.of_outputs)
-        if idle and idle not in told:
-            told.add(idle)
+        if idle and idle not in said_before:
+            said_before.add(idle)
             warnings.warn(
                 f"{type(self.distribution).__name__} on {len(self.model_devices.devices)} devices: entries of its "
                 f"layout map match no variable and no layer's output: {idle}. They have no effect.",
@@ -286,10 +288,10 @@ class DistributedModel(ParallelKeras3Model):
 
     def plan(self, x: Any = None, y: Any = None, sample_weight: Any = None, *, step: str | None = None) -> Plan:
         """Return what would run where for a batch; see the base class. Notes say what the layout map leaves out."""
-        found = super().plan(x, y, sample_weight, step=step)
+        plan = super().plan(x, y, sample_weight, step=step)
         mesh = mesh_of(self.distribution)
         notes = notes_on_map(self.template, self.distribution, mesh, self._layouts.of_outputs)
-        return replace(found, notes=(*found.notes, *notes))
+        return replace(plan, notes=(*plan.notes, *notes))
 
     def _parallel_step(self, *batch: Any, **which: Any) -> tuple[ParallelFunction[..., Any], tuple[Any, ...]]:
         function, arguments = super()._parallel_step(*batch, **which)
@@ -313,9 +315,9 @@ def distributed(model: Any, distribution: Any, layouts: DistributedLayouts) -> D
     mesh = mesh_of(distribution)
     devices, axes = mesh.devices, MeshAxes() if mesh.mesh is None else mesh.mesh.axes
     where = ModelDevices(devices, Options(devices=devices, mesh=axes), None if devices[0] == CPU else CPU)
-    own = {"distribution": distribution, "_layouts": layouts}
-    made: DistributedModel = wrapped(model, DistributedModel, where, **own)
-    return made
+    attributes = {"distribution": distribution, "_layouts": layouts}
+    parallel_model: DistributedModel = wrapped(model, DistributedModel, where, **attributes)
+    return parallel_model
 
 
 def owner_of(function: Any) -> DistributedModel | None:

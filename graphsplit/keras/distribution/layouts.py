@@ -58,21 +58,21 @@ class DistributedLayouts:
         if by is not None and by() is not distribution:
             self.bring_home(model)
         mesh = mesh_of(distribution)
-        if any(asked.layout != "home" for asked in asked_of(model, distribution, mesh).values()):
+        if any(wanted.layout != "home" for wanted in asked_of(model, distribution, mesh).values()):
             make_slots(getattr(model, "optimizer", None), model.trainable_variables)
             self._lay_out(model, distribution, mesh)
         self._models[model] = weakref.ref(distribution), present
 
     def _lay_out(self, model: Any, distribution: Any, mesh: MeshOfKeras) -> None:
-        variables, asked = variables_of(model), asked_of(model, distribution, mesh)
+        variables, wanted_by_id = variables_of(model), asked_of(model, distribution, mesh)
         slots = slots_of(model, variables)
-        self._say_what_is_otherwise(distribution, mesh, asked)
+        self._say_what_is_otherwise(distribution, mesh, wanted_by_id)
         wanted: list[VariableLayout | None] = []
         for variable in variables:
             is_ours = parts_of_variable(variable) is None or self._variables.get(id(variable)) is variable
-            wanted.append(_of_head(variable, slots, asked).layout if is_ours else None)
+            wanted.append(_of_head(variable, slots, wanted_by_id).layout if is_ours else None)
         lay_out(variables, wanted, slots, mesh.devices, mesh.mesh)
-        self._remember([v for v, own in zip(variables, wanted, strict=True) if own not in (None, "home")])
+        self._remember([v for v, layout in zip(variables, wanted, strict=True) if layout not in (None, "home")])
 
     def born(self, variable: tf.Variable, owner: Any, distribution: Any) -> None:
         """Lay out a variable of Keras that is being made, if its distribution cuts it: no device has all of it.
@@ -93,12 +93,12 @@ class DistributedLayouts:
         new = self._born[distribution]
         head = new.add(variable)
         if head is not None and head.shape == variable.shape:
-            asked = Asked(_present_layout(head))
+            wanted = Asked(_present_layout(head))
         else:
-            asked = _asked(owner, variable, distribution, mesh)
-            self._say_what_is_otherwise(distribution, mesh, {id(variable): asked})
-        if asked.layout != "home":
-            new.lay_out(variable, asked.layout, head)
+            wanted = _asked(owner, variable, distribution, mesh)
+            self._say_what_is_otherwise(distribution, mesh, {id(variable): wanted})
+        if wanted.layout != "home":
+            new.lay_out(variable, wanted.layout, head)
             self._remember([variable])
 
     def bring_home(self, model: Any) -> None:
@@ -129,7 +129,7 @@ class DistributedLayouts:
             return tensor  # (a symbolic one of Keras)
         self._of_outputs.add(layout)
         mesh = mesh_of(distribution)
-        found, why_not = mesh.of_output(tensor, layout.axes)
+        laid_out, why_not = mesh.of_output(tensor, layout.axes)
         if why_not and layout not in self._not_used:
             self._not_used.add(layout)
             layout_map = layout_map_of(distribution)
@@ -140,7 +140,7 @@ class DistributedLayouts:
                 f"a layer's output is not used: {why_not}. The results are the same as on one device.",
                 stacklevel=user_stack_level(),
             )
-        return found
+        return laid_out
 
     @property
     def of_outputs(self) -> Collection[Any]:
@@ -151,21 +151,25 @@ class DistributedLayouts:
         """Return what users were warned of about a distribution."""
         return self._told.setdefault(distribution, set())
 
-    def _say_what_is_otherwise(self, distribution: Any, mesh: MeshOfKeras, asked: Mapping[int, Asked]) -> None:
+    def _say_what_is_otherwise(self, distribution: Any, mesh: MeshOfKeras, wanted_by_id: Mapping[int, Asked]) -> None:
         """Warn, once for a distribution, of all that is not done as its map says."""
-        told = self.told_of(distribution)
+        said_before = self.told_of(distribution)
         name = f"{type(distribution).__name__} on {len(mesh.devices)} devices"
-        if mesh.why_not and any(own.layout == "sharded" for own in asked.values()) and "" not in told:
-            told.add("")
+        if (
+            mesh.why_not
+            and any(wanted.layout == "sharded" for wanted in wanted_by_id.values())
+            and "" not in said_before
+        ):
+            said_before.add("")
             warnings.warn(
                 f"{name}: variables that its layout map cuts are divided over all devices, whatever the axis, and "
                 f"gathered in each step, because {mesh.why_not}. The results are the same as on one device. No matrix "
                 "product is divided along the model's axes, as Keras does on JAX.",
                 stacklevel=user_stack_level(),
             )
-        new = {own.instead for own in asked.values() if own.instead} - told
+        new = {wanted.instead for wanted in wanted_by_id.values() if wanted.instead} - said_before
         if new:
-            told |= new
+            said_before |= new
             warnings.warn(
                 f"{name}: some variables do not have the layouts of its layout map:\n"
                 f"{bullet_list(sorted(new))}\n"
@@ -191,10 +195,10 @@ def _asked(owner: Any, variable: tf.Variable, distribution: Any, mesh: MeshOfKer
     return mesh.layout_of(variable, distribution.get_variable_layout(owner).axes)
 
 
-def _of_head(variable: tf.Variable, slots: Mapping[int, tf.Variable], asked: Mapping[int, Asked]) -> Asked:
+def _of_head(variable: tf.Variable, slots: Mapping[int, tf.Variable], wanted_by_id: Mapping[int, Asked]) -> Asked:
     """Return how a variable is to lie: a slot of its variable's shape as that one."""
     head = slots.get(id(variable))
-    return asked[id(variable if head is None or head.shape != variable.shape else head)]
+    return wanted_by_id[id(variable if head is None or head.shape != variable.shape else head)]
 
 
 def _present_layout(variable: tf.Variable) -> VariableLayout:
@@ -238,23 +242,23 @@ class MeshOfKeras:
             return Asked("home")
         if self.mesh is None:
             return Asked("sharded")
-        own = [name if name in self.mesh.sizes else None for name in axes]  # (others have one device)
-        check_layout(own, self.mesh)
+        axis_of_dimension = [name if name in self.mesh.sizes else None for name in axes]  # (others have one device)
+        check_layout(axis_of_dimension, self.mesh)
         if not can_be_parted(variable):
             return Asked("home", f"TensorFlow cannot cut {variable.dtype.name}: it stays whole")
-        short = self._too_short(own, variable.shape)
+        short = self._too_short(axis_of_dimension, variable.shape)
         instead = [
             f"dimension {k} has {variable.shape[k]} entr{'y' if variable.shape[k] == 1 else 'ies'} for "
             f"{self.mesh.others[axis]} devices along {axis!r}: it stays whole"
             for k, axis in short.items()
         ]
-        own = [None if k in short else axis for k, axis in enumerate(own)]
-        return Asked(tuple(own) if any(own) else "home", "; ".join(instead))
+        axis_of_dimension = [None if k in short else axis for k, axis in enumerate(axis_of_dimension)]
+        return Asked(tuple(axis_of_dimension) if any(axis_of_dimension) else "home", "; ".join(instead))
 
-    def _too_short(self, own: Sequence[str | None], shape: Any) -> dict[int, str]:
+    def _too_short(self, axis_of_dimension: Sequence[str | None], shape: Any) -> dict[int, str]:
         """Return the dimensions, with their axes, that have fewer entries than such an axis has devices."""
         assert self.mesh is not None
-        named = [(k, axis) for k, axis in enumerate(own[: len(shape)]) if axis in self.mesh.others]
+        named = [(k, axis) for k, axis in enumerate(axis_of_dimension[: len(shape)]) if axis in self.mesh.others]
         return {k: str(axis) for k, axis in named if axis and (shape[k] is None or shape[k] < self.mesh.others[axis])}
 
     def of_output(self, tensor: tf.Tensor, axes: Sequence[str | None]) -> tuple[tf.Tensor, str]:
@@ -264,17 +268,17 @@ class MeshOfKeras:
         """
         if self.mesh is None:
             return tensor, self.why_not
-        shape, batch, others = tensor.shape, self.mesh.batch_axis, self.mesh.others
+        shape, batch, devices_by_axis = tensor.shape, self.mesh.batch_axis, self.mesh.others
         if shape.rank != len(axes):
             return tensor, f"it has {len(axes)} dimensions, and the output {shape.rank}"
         if batch in axes[1:]:
             return tensor, f"{batch!r}, the batch's axis, cuts the rows of an output, which are its first dimension"
-        if not others:
+        if not devices_by_axis:
             return tensor, ""
-        names = [name if name in others else None for name in axes]
+        names = [name if name in devices_by_axis else None for name in axes]
         for k, axis in self._too_short(names, shape).items():
             entries = "an unknown number of" if shape[k] is None else shape[k]
-            return tensor, f"dimension {k} has {entries} entries for {others[axis]} devices"
+            return tensor, f"dimension {k} has {entries} entries for {devices_by_axis[axis]} devices"
         return with_layout(tensor, tuple(names)), ""
 
 
@@ -324,17 +328,17 @@ def idle_entries(model: Any, distribution: Any, of_outputs: Collection[Any]) -> 
     names = [".*" + "/".join(variable.path.split("/")[-2:]) for variable in model.variables]
     idle = [pattern for pattern in layout_map if id(layout_map[pattern]) not in used]
     alike = [(pattern, near(pattern, names)) for pattern in idle]
-    return ", ".join([f"{p!r} (similar: {', '.join(found)})" if found else repr(p) for p, found in alike])
+    return ", ".join([f"{p!r} (similar: {', '.join(similar)})" if similar else repr(p) for p, similar in alike])
 
 
 def _otherwise(model: Any, distribution: Any, mesh: MeshOfKeras) -> dict[str, list[str]]:
     """Return the names of variables that do not lie as the map says, by what is done instead."""
-    asked = asked_of(model, distribution, mesh)
-    found: dict[str, list[str]] = {}
+    wanted_by_id = asked_of(model, distribution, mesh)
+    names_by_reason: dict[str, list[str]] = {}
     for variable, _ in variables_with_owners(model):
-        if instead := asked[id(variable)].instead:
-            found.setdefault(instead, []).append(name_of(variable))
-    return found
+        if instead := wanted_by_id[id(variable)].instead:
+            names_by_reason.setdefault(instead, []).append(name_of(variable))
+    return names_by_reason
 
 
 def _left_out(model: Any, distribution: Any) -> Iterable[str]:
@@ -344,10 +348,10 @@ def _left_out(model: Any, distribution: Any) -> Iterable[str]:
         if len(variable.shape) > 1 and not any(distribution.get_variable_layout(variable).axes):
             alike.setdefault((re.sub(r"\d+", "*", variable.path), tuple(variable.shape)), []).append(variable)
     all_bytes = sum(map(_bytes_of, model.variables))
-    for (name, shape), found in sorted(alike.items(), key=lambda item: -sum(map(_bytes_of, item[1]))):
-        size = sum(map(_bytes_of, found))
+    for (name, shape), variables in sorted(alike.items(), key=lambda item: -sum(map(_bytes_of, item[1]))):
+        size = sum(map(_bytes_of, variables))
         if size >= _LARGE * all_bytes:
-            named = found[0].path if len(found) == 1 else f"{len(found)} of {name}"
+            named = variables[0].path if len(variables) == 1 else f"{len(variables)} of {name}"
             share = f"{format_bytes(size)}, {100 * size / all_bytes:.4g} % of the model"
             yield f"no pattern of the layout map matches {named} {list(shape)}, {share}: stored whole on one device"
 

@@ -65,8 +65,8 @@ class Replacement:
         if self.parameters is None:
             return None
         owner = self.owner()
-        found = vars(owner).get(self.name)
-        function = found.fget if isinstance(found, property) else found
+        member = vars(owner).get(self.name)
+        function = member.fget if isinstance(member, property) else member
         where = f"{owner.__name__}.{self.name}"
         if function is None:
             return f"{where} is missing"
@@ -107,7 +107,7 @@ def _initialize(original: Any, running: Running) -> Any:
 
 def _distribute_tensor(original: Any, running: Running) -> Any:  # noqa: ARG001
     def distribute_tensor(tensor: Any, layout: Any) -> Any:  # (a layer may return several)
-        return tf.nest.map_structure(lambda one: running.with_layout(one, layout), tensor)
+        return tf.nest.map_structure(lambda part: running.with_layout(part, layout), tensor)
 
     return distribute_tensor
 
@@ -125,12 +125,12 @@ def list_devices_with(original: Any) -> Any:
 
     def list_devices(device_type: str | None = None) -> list[str]:
         if own_task() is None:
-            found: list[str] = original(device_type)
-            return found
+            names_of_keras: list[str] = original(device_type)
+            return names_of_keras
         kind = None if device_type is None else device_type.upper()
         devices = tf.config.list_logical_devices(kind)
-        others = [device for device in devices if device.device_type != "CPU"] if kind is None else []
-        names = [canonical_name(device.name) for device in others or devices]
+        accelerators = [device for device in devices if device.device_type != "CPU"] if kind is None else []
+        names = [canonical_name(device.name) for device in accelerators or devices]
         return [name for name in names if task_of(name) is not None] or names  # a client has no rows to compute
 
     return list_devices
@@ -157,9 +157,9 @@ def initialize(
         raise ArgumentError(f"{job_addresses!r} has {len(jobs)} jobs, but num_processes is {num_processes}.")
     if not jobs and (num_processes or 1) == 1:
         return
-    asked = job_addresses or f"{num_processes} processes"
+    processes = job_addresses or f"{num_processes} processes"
     raise UnsupportedError(
-        f"keras.distribution.initialize: {asked!r} asks for a process on each machine that runs this program. With "
+        f"keras.distribution.initialize: {processes!r} asks for a process on each machine that runs this program. With "
         "graphsplit one process uses the devices of all: start `graphsplit worker` on each machine and call "
         "graphsplit.connect([addresses]) here; keras.distribution.list_devices() then returns their devices."
     )
