@@ -80,7 +80,7 @@ def ran_nodes(graphs: Iterable[Any], inputs: Sequence[str] = ()) -> dict[str, Ra
       graphs: partition graphs.
       inputs: names of the placeholders that became the function's arguments, in their order.
     """
-    found = {}
+    node_by_name = {}
     for graph in graphs:
         copies = {n.name for n in graph.node if n.op in _PLUMBING}
         for node in graph.node:
@@ -91,8 +91,8 @@ def ran_nodes(graphs: Iterable[Any], inputs: Sequence[str] = ()) -> dict[str, Ra
                 name = inputs[node.attr["index"].i]
             fused = (*(f.decode() for f in node.attr["fused_ops"].list.s), *fused_by_onednn(node.op))
             reads = tuple(plain_name(source_of(i)) for i in node.input)
-            found[name] = RanNode(name, node.op, full_name(node.device), fused, reads)
-    return found
+            node_by_name[name] = RanNode(name, node.op, full_name(node.device), fused, reads)
+    return node_by_name
 
 
 def plain_name(name: str) -> str:
@@ -265,9 +265,9 @@ def plain_type(op_type: str) -> str:
 
 def explain_move(op: PlacedOp, actual: str, facts: Facts) -> str:
     """Return why `op` ran on `actual` and not where it was asked to run."""
-    asked, got = short_name(op.requested), short_name(actual)
+    wanted, got = short_name(op.requested), short_name(actual)
     if op.requested not in facts.devices and re.search(r":\d+$", op.requested):
-        return f"{asked} does not exist in this process; TensorFlow's soft placement chose {got}"
+        return f"{wanted} does not exist in this process; TensorFlow's soft placement chose {got}"
     where = facts.resources.get(op.name)
     if where == actual:
         return f"must run on the device of the variable or table that it uses: {got}"
@@ -276,7 +276,7 @@ def explain_move(op: PlacedOp, actual: str, facts: Facts) -> str:
     if kinds is not None and kind not in kinds:
         return f"no {kind} kernel for {op.type} with these types; TensorFlow's soft placement chose {got}"
     if not re.search(r":\d+$", op.requested):
-        return f"the request {asked} leaves the device open"
+        return f"the request {wanted} leaves the device open"
     node = facts.ran.get(op.name)
     if node is not None and node.type == "Const" and op.type != "Const":
         return f"folded into a constant, which TensorFlow made on {got}"

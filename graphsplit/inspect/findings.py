@@ -51,14 +51,14 @@ def _few_rows(placement: PlacementGraph) -> list[str]:
 
 
 def _gathered_at_home(placement: PlacementGraph) -> list[str]:
-    found = []
+    warnings = []
     for op in placement.home_ops_with_batch[:5]:
         where = f", called at {op.source}" if op.source else ""
         why = f"{op.home_reason}; {advice_on(op.home_reason)}"
         known = f"{format_bytes(op.gathered_bytes)} gathered" if op.gathered_bytes else "rows gathered"
-        found.append(f"{known} on one device by {op.type}{where}: {why}")
+        warnings.append(f"{known} on one device by {op.type}{where}: {why}")
     more = len(placement.home_ops_with_batch) - 5
-    return found + (
+    return warnings + (
         [f"{count_text(more, 'more operation')} on one device work on rows of the batch"] if more > 0 else []
     )
 
@@ -91,11 +91,11 @@ def _moved(placement: PlacementGraph) -> list[str]:
     for op in placement.moved:
         if not op.reason.startswith("has to run where"):  # expected: a variable is read where it lives
             reasons.setdefault(f"{short_name(op.requested)}: {op.reason}", []).append(op.name)
-    found = []
+    warnings = []
     for reason, names in list(reasons.items())[:5]:
         them = names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-        found.append(f"{them} asked for {reason}")
-    return found
+        warnings.append(f"{them} asked for {reason}")
+    return warnings
 
 
 def _without_kernel(placement: PlacementGraph) -> list[str]:

@@ -134,24 +134,24 @@ class PlacementGraph:
         Raises:
           PlacementError: if the pattern matches nothing; it names those near it.
         """
-        found = select(self.ops.values(), pattern)
-        if not found:
+        selected = select(self.ops.values(), pattern)
+        if not selected:
             raise PlacementError(
                 f"No operation of {self.title} matches {pattern!r}.{_near(self.ops.values(), pattern)}"
             )
-        return found
+        return selected
 
     def assert_on(self, pattern: str, device: str) -> None:
         """Raise `PlacementError` unless operations match `pattern`, see `select`, and all of them are on `device`."""
-        asked, found = canonical_name(device), [op for op in self.select(pattern) if op.ran]
-        if not found:
+        wanted, selected = canonical_name(device), [op for op in self.select(pattern) if op.ran]
+        if not selected:
             near = _near([op for op in self.ops.values() if op.ran], pattern)
             raise PlacementError(f"No operation of {self.title} that runs matches {pattern!r}.{near}")
-        wrong = [f"{op.name} on {short_name(op.device) or 'no device'}" for op in found if op.device != asked]
+        wrong = [f"{op.name} on {short_name(op.device) or 'no device'}" for op in selected if op.device != wanted]
         if wrong:
             raise PlacementError(
-                f"{len(wrong)} of the {len(found)} operations that match {pattern!r} are not on {short_name(asked)}:\n"
-                + bullet_list(wrong, 20)
+                f"{len(wrong)} of the {len(selected)} operations that match {pattern!r} are not on "
+                f"{short_name(wanted)}:\n" + bullet_list(wrong, 20)
             )
 
     def assert_colocated_gradients(self) -> None:
@@ -172,8 +172,8 @@ class PlacementGraph:
 
 
 def _near(ops: Iterable[PlacedOp], pattern: str) -> str:
-    found = near(ops, pattern)
-    return f" Similar names: {', '.join(map(repr, found))}." if found else ""
+    similar = near(ops, pattern)
+    return f" Similar names: {', '.join(map(repr, similar))}." if similar else ""
 
 
 _NOT_ACTIVATIONS = frozenset({"Const", "Placeholder", "VarHandleOp", "ReadVariableOp", "VariableV2"})
@@ -204,11 +204,11 @@ def _through_removed(ops: Mapping[str, PlacedOp], edges: Sequence[Edge]) -> list
     for edge in edges:
         if not ops[edge.target].ran and ops[edge.target].reason.startswith(("removed", "lowered")):
             feeds[edge.target].append(edge)
-    found = []
+    pairs = []
     for edge in edges:
         origins = reached([edge], lambda e: feeds.get(e.source, ())) if edge.source in feeds else [edge]
-        found += [(edge, origin) for origin in origins if origin.source not in feeds]
-    return found
+        pairs += [(edge, origin) for origin in origins if origin.source not in feeds]
+    return pairs
 
 
 def crosses(source: PlacedOp, target: PlacedOp) -> bool:
@@ -275,8 +275,10 @@ def select(ops: Iterable[PlacedOp], pattern: str) -> list[PlacedOp]:
     """
     ops = list(ops)
     plain = layer_names(ops)
-    found = [op for op in ops if plain.get(op.name, op.name) != op.name and _matches(plain[op.name], op.type, pattern)]
-    return found or [op for op in ops if _matches(op.name, op.type, pattern)]
+    by_layer_name = [
+        op for op in ops if plain.get(op.name, op.name) != op.name and _matches(plain[op.name], op.type, pattern)
+    ]
+    return by_layer_name or [op for op in ops if _matches(op.name, op.type, pattern)]
 
 
 def _matches(name: str, op_type: str, pattern: str) -> bool:
@@ -413,8 +415,8 @@ def _by_data(op: PlacedOp, ops: Mapping[str, PlacedOp], graph: nx.MultiDiGraph) 
         if not ops[source].backward and ops[source].type not in _NOT_WORK and ops[source].shard == op.shard
     ]
     named = [f for f in forward if f.type + "Grad" == op.type]
-    found = named or forward
-    return found[0] if found else None
+    candidates = named or forward
+    return candidates[0] if candidates else None
 
 
 def _calls_of_backward_functions(ops: Mapping[str, PlacedOp], graph: nx.MultiDiGraph) -> dict[str, list[str]]:
@@ -428,4 +430,4 @@ def _calls_of_backward_functions(ops: Mapping[str, PlacedOp], graph: nx.MultiDiG
             if not ops[source].backward and "/" in source and ops[source].type not in _NOT_WORK:
                 for end in range(1, source.count("/") + 1):
                     calls[split[0]].add("/".join(source.split("/")[:end]))
-    return {call: sorted(found, key=lambda name: (-name.count("/"), name)) for call, found in calls.items()}
+    return {call: sorted(names, key=lambda name: (-name.count("/"), name)) for call, names in calls.items()}

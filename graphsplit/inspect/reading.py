@@ -108,9 +108,11 @@ def _outputs(source: PlacementSource, flat: Iterable[FlatNode]) -> Outputs:
     """
     graph_def = tf.compat.v1.GraphDef(versions=source.graph.versions, library=source.graph.library)
     for node in flat:
-        made = _importable(node, source)
-        reads_nothing = made.op == "Placeholder" or node.name in source.held
-        copy = with_inputs(made, () if reads_nothing else (*node.data, *[f"^{control}" for control in node.controls]))
+        importable = _importable(node, source)
+        reads_nothing = importable.op == "Placeholder" or node.name in source.held
+        copy = with_inputs(
+            importable, () if reads_nothing else (*node.data, *[f"^{control}" for control in node.controls])
+        )
         copy.name = node.name
         graph_def.node.append(copy)
     known: dict[str, list[tuple[Shape | None, str, int]]] = {}
@@ -303,18 +305,18 @@ class _Flattener:
     def read(self, nodes: Sequence[Any], scope: _Scope) -> None:
         """Append the nodes of one body and, after each, what is inside of it."""
         for node in nodes:
-            name, own = scope.names + node.name, scope.around(node)
+            name, surroundings = scope.names + node.name, scope.around(node)
             data, controls = scope.inputs(node)
             called = function_called(node, self._library)
             if called is not None:
-                self._read_call(node, name, called, data, own)
+                self._read_call(node, name, called, data, surroundings)
                 continue
             results: list[str] = []
             for part, function, operands in self._bodies(node, data):
-                arguments = self._add_arguments(f"{name}/{part}", node, function, operands, own)
-                inside = replace(own, body_of=name)
+                arguments = self._add_arguments(f"{name}/{part}", node, function, operands, surroundings)
+                inside = replace(surroundings, body_of=name)
                 results += self._read_body(f"{name}/{part}/", function, arguments, inside).results
-            self._found.append(FlatNode(name, node, data, controls, tuple(results), **vars(own)))
+            self._found.append(FlatNode(name, node, data, controls, tuple(results), **vars(surroundings)))
 
     def finish(self) -> list[FlatNode]:
         """Return the nodes with references to calls replaced by references into the called bodies."""
@@ -325,14 +327,14 @@ class _Flattener:
             finished.append(replace(flat, data=data, results=results, controls=tuple([r[1:] for r in waits])))
         return finished
 
-    def _read_call(self, node: Any, name: str, function: Any, data: Sequence[str], own: Surroundings) -> None:
-        compiled = own.compiled or (name if is_compiled(node) else "")
-        backward = own.backward or "__backward_" in function.signature.name
-        body = self._read_body(f"{name}/", function, data, replace(own, compiled=compiled, backward=backward))
+    def _read_call(self, node: Any, name: str, function: Any, data: Sequence[str], surroundings: Surroundings) -> None:
+        compiled = surroundings.compiled or (name if is_compiled(node) else "")
+        backward = surroundings.backward or "__backward_" in function.signature.name
+        body = self._read_body(f"{name}/", function, data, replace(surroundings, compiled=compiled, backward=backward))
         self._replaced.add(name, body, map(source_of, body.results))
 
-    def _read_body(self, names: str, function: Any, given: Sequence[str], inherited: Surroundings) -> Body:
-        body = Body(function, names, given, self._library)
+    def _read_body(self, names: str, function: Any, arguments: Sequence[str], inherited: Surroundings) -> Body:
+        body = Body(function, names, arguments, self._library)
         self.read(body.nodes, _Scope(names, inherited, body))
         return body
 
@@ -350,7 +352,7 @@ class _Flattener:
                 yield part, self._library[name], data[1:] if flow.chooses else data
 
     def _add_arguments(
-        self, prefix: str, node: Any, function: Any, operands: Sequence[str], own: Surroundings
+        self, prefix: str, node: Any, function: Any, operands: Sequence[str], surroundings: Surroundings
     ) -> list[str]:
         """Add a stand-in for each argument of a body, so that what is read inside has the loop's shapes."""
         has_shapes = CONTROL_FLOW[node.op].loops and "output_shapes" in node.attr  # (to read a missing one adds it)
@@ -363,7 +365,15 @@ class _Flattener:
                 stand_in.attr["shape"].shape.CopyFrom(shapes[k])
             data = (operands[k],)
             self._found.append(
-                FlatNode(name, stand_in, data, argument=True, device=own.device, root=own.root, body_of=name)
+                FlatNode(
+                    name,
+                    stand_in,
+                    data,
+                    argument=True,
+                    device=surroundings.device,
+                    root=surroundings.root,
+                    body_of=name,
+                )
             )
             arguments.append(f"{name}:0")
         return arguments

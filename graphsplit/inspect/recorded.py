@@ -225,10 +225,10 @@ def record(run: Callable[[], Any]) -> Any:
             run()
         finally:
             tf.profiler.experimental.stop()
-        found = glob.glob(os.path.join(folder, "plugins", "profile", "*", "*.xplane.pb"))
-        if not found:
+        files = glob.glob(os.path.join(folder, "plugins", "profile", "*", "*.xplane.pb"))
+        if not files:
             raise StorageError(f"TensorFlow's profiler left no recording in {folder!r}; is there room on that disk?")
-        return parse_profile(Path(found[0]).read_bytes())
+        return parse_profile(Path(files[0]).read_bytes())
 
 
 @dataclass(frozen=True)
@@ -269,13 +269,13 @@ def read_events(recordings: Sequence[Recorded], graphs: Iterable[Any]) -> list[O
         later_s = (recording.started_ns - began_ns[0]) * 1e-9 if all(began_ns) else 0.0
         has_streams = any(is_gpu(plane) for plane in recording.space.planes)
         for plane, line in _lines(recording.space):
-            thread, own = next(threads), list(_events(plane, line))
-            found: Sequence[OpEvent | None] = (
-                _on_stream(recording.host + plane.name, plane, own, thread, device_of)
+            thread, events_of_line = next(threads), list(_events(plane, line))
+            ops: Sequence[OpEvent | None] = (
+                _on_stream(recording.host + plane.name, plane, events_of_line, thread, device_of)
                 if is_gpu(plane)
-                else [_on_host(plane, event, thread, device_of, has_streams) for event, _ in own]
+                else [_on_host(plane, event, thread, device_of, has_streams) for event, _ in events_of_line]
             )
-            for (event, _), op in zip(own, found, strict=True):
+            for (event, _), op in zip(events_of_line, ops, strict=True):
                 if op is not None:
                     events.append((later_s + line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12, op))
     first = min((begin for begin, _ in events), default=0.0)
@@ -323,8 +323,10 @@ def _on_stream(
         copied = kernel.startswith(_COPY) or "memcpy_details" in stats
         type_ = kernel if copied else kind or "kernel"
         device = device_of.get(name, "")
-        own = device if "GPU" in device else ""  # a copy may bear the name of who waits for it, on a host
-        events.append(OpEvent(plain_name(name or kernel), type_, own, 0.0, event.duration_ps * 1e-12, thread, copied))
+        device_of_kernel = device if "GPU" in device else ""  # a copy may bear the name of who waits for it, on a host
+        events.append(
+            OpEvent(plain_name(name or kernel), type_, device_of_kernel, 0.0, event.duration_ps * 1e-12, thread, copied)
+        )
     known = Counter(event.device for event in events if event.device)
     usual = known.most_common(1)[0][0] if known else full_name(gpu)
     return [event if event.device else replace(event, device=usual) for event in events]
@@ -359,11 +361,11 @@ def record_hosts(run: Callable[[], Any], graphs: Iterable[Any]) -> tuple[list[Re
     tasks = {task: host_name(device) for device in devices if (task := task_of(device)) is not None}
     cluster = current_cluster()
     addresses = {} if cluster is None else {number: cluster.workers[number] for _, number in tasks}
-    with recorded(addresses, HOST_LEVEL, DEVICE_LEVEL) as found:
+    with recorded(addresses, HOST_LEVEL, DEVICE_LEVEL) as recording_by_task:
         recordings = [Recorded(record(run))]
     notes = []
     for (job, number), host in tasks.items():
-        recording = found.get(number)
+        recording = recording_by_task.get(number)
         if recording is None or not recording.space:
             why = "this process is not connected by graphsplit.connect" if recording is None else recording.why_not
             notes.append(f"{job}:{number} has sent no recording: {why}")
@@ -380,10 +382,10 @@ def missing_in(recordings: Sequence[Recorded], events: Sequence[OpEvent], graphs
     """Return what recordings lack of what ran: workers' devices without times, and streams of GPUs."""
     devices, timed = _devices(graphs), {event.device for event in events}
     silent = [device for device in devices if task_of(device) is not None and device not in timed]
-    found = [f"no times of {', '.join(map(short_name, silent))}"] if silent else []
+    notes = [f"no times of {', '.join(map(short_name, silent))}"] if silent else []
     with_gpus = {host_name(device) for device in devices if "GPU" in device}
     without = [each for each in recordings if not any(is_gpu(plane) for plane in each.space.planes)]
-    return [*found, *([_NO_STREAMS] if with_gpus.intersection([each.host for each in without]) else [])]
+    return [*notes, *([_NO_STREAMS] if with_gpus.intersection([each.host for each in without]) else [])]
 
 
 def _devices(graphs: Iterable[Any]) -> list[str]:

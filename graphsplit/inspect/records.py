@@ -81,9 +81,11 @@ class PlacedOp:
     @property
     def moved(self) -> bool:
         """Return whether it ran on another device than the one asked for."""
-        asked = self.requested.removesuffix("*")  # `/device:GPU:*` is any GPU
+        requested = self.requested.removesuffix("*")  # `/device:GPU:*` is any GPU
         return bool(
-            self.actual and asked and not (self.actual == asked or (asked.endswith(":") and asked in self.actual))
+            self.actual
+            and requested
+            and not (self.actual == requested or (requested.endswith(":") and requested in self.actual))
         )
 
 
@@ -120,8 +122,8 @@ class Transfer:
     readers: tuple[str, ...]
 
     def __str__(self) -> str:
-        others = f" and {len(self.readers) - 1} more" if len(self.readers) > 1 else ""
-        return f"{self.source}:{self.output} {self.source_device} -> {self.target_device} for {self.readers[0]}{others}"
+        more = f" and {len(self.readers) - 1} more" if len(self.readers) > 1 else ""
+        return f"{self.source}:{self.output} {self.source_device} -> {self.target_device} for {self.readers[0]}{more}"
 
 
 @dataclass(frozen=True)

@@ -147,42 +147,42 @@ def _captures(emitted: EmittedGraph, trace: Trace, plan: Plan) -> dict[str, Any]
     symbols = trace.function.inputs[len(emitted.inputs) :]
     original = [trace.captures[k] for k, _ in origins]
     default = plan.home if missing_devices([plan.home]) else ""
-    found = _resources(emitted.captures, [symbols[k] for k, _ in origins], original)
+    known = _resources(emitted.captures, [symbols[k] for k, _ in origins], original)
     if plan.state.parts:
-        found["state"] = lambda: _state(emitted.captures, found["held"], captured(trace, plan))
+        known["state"] = lambda: _state(emitted.captures, known["held"], captured(trace, plan))
     devices = devices_of_handles(plan.program, plan.state)
     for name, (k, part), device in zip(emitted.captures, origins, devices, strict=True):
         division = plan.state.divisions.get(trace.program.ops[trace.program.captures[k]].name)
-        if name in found["held"] and division is not None and plan.state.parts:
-            dtype, shape = found["held"][name]
-            found["held"][name] = dtype, tf.TensorShape(part_shapes(division, shape.as_list())[part])
-        if name in found["resource_devices"]:
-            found["resource_devices"][name] = device or default or found["resource_devices"][name]
-    return {"variables": _variable_names(emitted.captures, original, trace.variables), **found}
+        if name in known["held"] and division is not None and plan.state.parts:
+            dtype, shape = known["held"][name]
+            known["held"][name] = dtype, tf.TensorShape(part_shapes(division, shape.as_list())[part])
+        if name in known["resource_devices"]:
+            known["resource_devices"][name] = device or default or known["resource_devices"][name]
+    return {"variables": _variable_names(emitted.captures, original, trace.variables), **known}
 
 
 def _stages(emitted: EmittedGraph, plan: Plan) -> dict[str, str]:
     """Return the names of the stages of nodes that work on the rows of a shard in one."""
-    program, found = plan.program, {}
+    program, stage_by_node = plan.program, {}
     for name, origin in emitted.origins.items():
         if origin.shard is not None and origin.op is not None:
             stage = program.ops[origin.op].stage
-            found.update({name: stage.name} if stage else {})
-    return found
+            stage_by_node.update({name: stage.name} if stage else {})
+    return stage_by_node
 
 
 def _written(emitted: EmittedGraph, plan: Plan) -> dict[str, str]:
     """Return the scopes before the names of operations of the function, or before what is moved or counted for them."""
-    found = {}
+    scope_by_node = {}
     for name, origin in emitted.origins.items():
         op = None if origin.op is None else plan.program.ops[origin.op]
-        before, own, _ = (
+        before, origin_in_name, _ = (
             f"/{name}".partition(f"/{op.provenance.origin}") if op and op.provenance.origin else ("", "", "")
         )
-        if op is None or (plan.mesh.columns and not own):
+        if op is None or (plan.mesh.columns and not origin_in_name):
             before = f"/{(_WRITTEN.match(name) or [''])[0]}".removesuffix("/")
-        found.update({name: f"{before}/"[1:]} if before else {})
-    return found
+        scope_by_node.update({name: f"{before}/"[1:]} if before else {})
+    return scope_by_node
 
 
 def source_of_function(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[PlacementSource, list[Any]]:
@@ -232,10 +232,10 @@ def load_signature(directory: str, signature: str) -> Any:
     if model_file(directory).suffix != ".cpb":  # else it is in pieces, which only TensorFlow can put together
         check_whole(directory, read_saved_model(directory))
     model = load_saved_model(directory)
-    found = signatures_of(model, directory, ())
-    if signature not in found:
-        there = ", ".join(map(repr, sorted(found))) or "none"
-        raise ArgumentError(f"The SavedModel in {directory!r} has no signature {signature!r}; it has {there}.")
+    signatures = signatures_of(model, directory, ())
+    if signature not in signatures:
+        known_names = ", ".join(map(repr, sorted(signatures))) or "none"
+        raise ArgumentError(f"The SavedModel in {directory!r} has no signature {signature!r}; it has {known_names}.")
     function = signatures_of(model, directory, [signature])[signature]
     function.graphsplit_owner = model  # the variables live as long as the loaded model does
     return function
@@ -243,7 +243,7 @@ def load_signature(directory: str, signature: str) -> Any:
 
 def loaded_with_gpus(source: PlacementSource) -> PlacementSource:
     """Return a source; of a transpiled model with variables where a loader puts them that has the GPUs it names."""
-    nodes = [*source.graph.node, *[node for own in source.graph.library.function for node in own.node_def]]
+    nodes = [*source.graph.node, *[node for function in source.graph.library.function for node in function.node_def]]
     if has_gpus() or not any("GPU" in node.device and is_marked(node) for node in nodes):
         return source
     return replace(source, resource_devices=dict.fromkeys(source.resource_devices, "/device:GPU:0"))
@@ -253,8 +253,8 @@ def name_of(fn: Any) -> str:
     """Return what users call a function or model."""
     name = fn.graph.name if _is_concrete(fn) else getattr(fn, "__name__", None) or getattr(fn, "name", None)
     name = tf.compat.as_str(name or type(fn).__name__)
-    given = _INFERENCE.fullmatch(name)  # what TensorFlow makes of a function's name when it traces it
-    return (given[1] if given else name).removeprefix("signature_wrapper_")
+    match = _INFERENCE.fullmatch(name)  # what TensorFlow makes of a function's name when it traces it
+    return (match[1] if match else name).removeprefix("signature_wrapper_")
 
 
 def _is_concrete(fn: Any) -> bool:
@@ -277,17 +277,17 @@ def _concrete(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 def _check_fits(concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise `ArgumentError` unless a graph that is there takes tensors like these, if there are any."""
-    given = [leaf for leaf in tf.nest.flatten((tuple(args), dict(kwargs))) if hasattr(leaf, "shape")]
+    tensors = [leaf for leaf in tf.nest.flatten((tuple(args), dict(kwargs))) if hasattr(leaf, "shape")]
     declared = tf.nest.flatten(concrete.structured_input_signature)
     takes = [spec for spec in declared if isinstance(spec, tf.TensorSpec)]
     wrong = [
         f"{spec.name or f'argument {i}'} must be {spec_text(spec)}, got {spec_text(leaf)}"
-        for i, (spec, leaf) in enumerate(zip(takes, given, strict=False))
+        for i, (spec, leaf) in enumerate(zip(takes, tensors, strict=False))
         if spec.dtype != tf.as_dtype(leaf.dtype) or not spec.shape.is_compatible_with(leaf.shape)
     ]
-    if given and len(given) != len(takes):
+    if tensors and len(tensors) != len(takes):
         plural = "" if len(takes) == 1 else "s"
-        wrong = [f"it takes {len(takes)} tensor{plural}, got {len(given)}"]
+        wrong = [f"it takes {len(takes)} tensor{plural}, got {len(tensors)}"]
     if wrong:
         raise ArgumentError(f"{name_of(concrete)} does not take these arguments:\n{bullet_list(wrong)}")
 
@@ -322,8 +322,12 @@ def _state(
 
 def _variable_names(names: Sequence[str], captures: Sequence[Any], variables: Sequence[tf.Variable]) -> dict[str, str]:
     with raw_handles():  # (who asks a laid out variable for its handle has it put together)
-        found = {id(variable.handle): variable.name.removesuffix(":0") for variable in variables}
-    return {name: found[id(handle)] for name, handle in zip(names, captures, strict=True) if id(handle) in found}
+        name_by_handle = {id(variable.handle): variable.name.removesuffix(":0") for variable in variables}
+    return {
+        name: name_by_handle[id(handle)]
+        for name, handle in zip(names, captures, strict=True)
+        if id(handle) in name_by_handle
+    }
 
 
 class StateKeeper:

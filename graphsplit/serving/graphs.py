@@ -76,7 +76,7 @@ def transpile_graph_def(
 
 @phase("transpiling the graph")
 def transpile_and_plan(
-    graph_def: Any, inputs: Sequence[str] | str, outputs: Sequence[str] | str, asked: TranspileOptions
+    graph_def: Any, inputs: Sequence[str] | str, outputs: Sequence[str] | str, options_given: TranspileOptions
 ) -> tuple[Any, Plan]:
     """Return what `transpile_graph_def` returns, and the plan."""
     if not isinstance(graph_def, GraphDef):
@@ -88,12 +88,12 @@ def transpile_and_plan(
     fed = names_in(inputs, "inputs", "names of tensors")
     part = take_part(graph_def, fed, names_in(outputs, "outputs", "names of tensors and operations"))
     called = [reference.removesuffix(":0") for reference in part.inputs.values()]
-    options = Options(split=_by_argument(asked.split, called))
+    options = Options(split=_by_argument(options_given.split, called))
     splitting = resolve_split(options.split, arguments_of(part, called))
     program = read_part(part, called, splitting.shapes)
-    home = asked.names[0]
-    plan = PlanRequest(program, splitting, options, asked.names, home, state=_state(program, home)).plan()
-    check_strict(plan, asked.strict, finished=True)
+    home = options_given.names[0]
+    plan = PlanRequest(program, splitting, options, options_given.names, home, state=_state(program, home)).plan()
+    check_strict(plan, options_given.strict, finished=True)
     return _join(part, plan), plan
 
 
@@ -103,10 +103,10 @@ def _join(part: ModelPart, plan: Plan) -> Any:
     result = GraphDef(versions=part.graph.versions, library=part.graph.library)
     known = {function.signature.name for function in result.library.function}
     result.library.function.extend(f for f in emitted.library.function if f.signature.name not in known)
-    by_name, given = Graph(part.graph.node), {**part.inputs, **part.captures}
+    by_name, tensor_of_placeholder = Graph(part.graph.node), {**part.inputs, **part.captures}
     note = noting(plan, emitted)
     for node in emitted.nodes:
-        if node.name not in given:
+        if node.name not in tensor_of_placeholder:
             result.node.append(node)
             note(result.node[-1])
         elif node.name in by_name and by_name[node.name].op in PLACEHOLDERS:
@@ -114,14 +114,14 @@ def _join(part: ModelPart, plan: Plan) -> Any:
         else:
             dtype = tf.as_dtype(node.attr["dtype"].type)
             device = node.device if node.name in part.inputs else plan.home
-            result.node.append(make_node(node.name, "Identity", [given[node.name]], device, T=dtype))
-    there = {node.name for node in result.node}
-    result.node.extend(_under_old_names(part, plan, emitted, there))
-    result.node.extend(_effects_under_old_names(part, plan, emitted, there))
+            result.node.append(make_node(node.name, "Identity", [tensor_of_placeholder[node.name]], device, T=dtype))
+    written_names = {node.name for node in result.node}
+    result.node.extend(_under_old_names(part, plan, emitted, written_names))
+    result.node.extend(_effects_under_old_names(part, plan, emitted, written_names))
     members = {node.name for node in part.nodes} - set(part.captures)
-    there = {node.name for node in result.node}
+    written_names = {node.name for node in result.node}
     for node in part.graph.node:
-        if node.name not in there and (node.name not in members or node.op in PLACEHOLDERS):
+        if node.name not in written_names and (node.name not in members or node.op in PLACEHOLDERS):
             result.node.append(node)
     _drop_lost_colocations(result)
     Graph(result.node).check()
@@ -140,17 +140,17 @@ def _drop_lost_colocations(graph: Any) -> None:
                 beside.extend(kept)
 
 
-def _under_old_names(part: ModelPart, plan: Plan, emitted: EmittedGraph, there: set[str]) -> list[Any]:
+def _under_old_names(part: ModelPart, plan: Plan, emitted: EmittedGraph, written_names: set[str]) -> list[Any]:
     """Return a node for every output that is now made by a node of another name."""
-    found: dict[str, list[str]] = {}
+    references_by_name: dict[str, list[str]] = {}
     for reference, now in zip(part.outputs, emitted.outputs, strict=True):
         name, index = split_reference(reference)
         if split_reference(now) != (name, index):
-            found.setdefault(name, []).append(now)
+            references_by_name.setdefault(name, []).append(now)
     nodes = []
     types = {node.name: node for node in (*part.graph.node, *emitted.nodes)}
-    for name, references in found.items():
-        if name in there:
+    for name, references in references_by_name.items():
+        if name in written_names:
             raise CheckError(f"The output {name!r} is made under another name, and there is a node of that name.")
         dtypes = [tf.as_dtype(output_type(types[n], i)) for n, i in map(split_reference, references)]
         node = make_node(name, "Identity" if len(references) == 1 else "IdentityN", references, plan.home)
@@ -159,11 +159,11 @@ def _under_old_names(part: ModelPart, plan: Plan, emitted: EmittedGraph, there: 
         else:
             node.attr["T"].list.type.extend(dtype.as_datatype_enum for dtype in dtypes)
         nodes.append(node)
-        there.add(name)
+        written_names.add(name)
     return nodes
 
 
-def _effects_under_old_names(part: ModelPart, plan: Plan, emitted: EmittedGraph, there: set[str]) -> list[Any]:
+def _effects_under_old_names(part: ModelPart, plan: Plan, emitted: EmittedGraph, written_names: set[str]) -> list[Any]:
     """Return a node for every operation that others wait for and that became several, or has another name."""
     copies: dict[str, list[str]] = {}
     for name, origin in emitted.origins.items():
@@ -171,11 +171,11 @@ def _effects_under_old_names(part: ModelPart, plan: Plan, emitted: EmittedGraph,
             copies.setdefault(plan.program.ops[origin.op].name, []).append(name)
     nodes = []
     for name in part.effects:
-        if name not in there:
+        if name not in written_names:
             inlined = [effect for effect in emitted.effects if effect.startswith(f"{name}/")]
             waits = copies.get(name) or inlined
             nodes.append(make_node(name, "NoOp", [f"^{wait}" for wait in waits], plan.home))
-            there.add(name)
+            written_names.add(name)
     return nodes
 
 

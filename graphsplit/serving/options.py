@@ -70,10 +70,10 @@ class TranspileOptions:
 
     def for_arguments(self, names: Iterable[str]) -> Options:
         """Return the options for planning something with arguments of these names; `strict` is checked after that."""
-        own = set(names)
+        argument_names = set(names)
         split = self.split
         if isinstance(split, Mapping):
-            split = {name: axis for name, axis in split.items() if name in own}
+            split = {name: axis for name, axis in split.items() if name in argument_names}
         return Options(split=split)
 
 

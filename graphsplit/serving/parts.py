@@ -103,9 +103,9 @@ def take_part(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], alo
         tensors = _with_siblings([tensor for tensor in tensors if tensor not in ends], by_name, graph_def)
     placeholders = {reference: _placeholder_name(reference, by_name) for reference in ends}
     nodes = [_placeholder(placeholders[r], r, imported, by_name[source_of(r)]) for r in ends]
-    made = {node.name for node in nodes}
+    placeholder_names = {node.name for node in nodes}
     for node in graph_def.node:
-        if node.name in members and node.name not in made:
+        if node.name in members and node.name not in placeholder_names:
             nodes.append(_redirected(node, placeholders))
     named, held = ({placeholders[r]: r for r in references} for references in (cuts, holders))
     return ModelPart(
@@ -119,9 +119,12 @@ class CannotBeSplitError(UnsupportedError):
 
 def check_can_be_split(nodes: Iterable[Any], library: Any) -> None:
     """Raise `CannotBeSplitError` if nodes, or functions that they call, are what no plan can be made of."""
-    found = list(nodes)
+    node_list = list(nodes)
     by_name = {function.signature.name: function for function in library.function}
-    everything = [*found, *(node for function in functions_called(found, by_name) for node in function.node_def)]
+    everything = [
+        *node_list,
+        *(node for function in functions_called(node_list, by_name) for node in function.node_def),
+    ]
     if any(map(is_marked, everything)):
         raise CannotBeSplitError("The graph was transpiled before; transpile the original.")
     old = sorted(f"{node.op} {node.name!r}" for node in everything if node.op in V1_CONTROL_FLOW)
@@ -247,8 +250,8 @@ def _ancestors(by_name: Graph, outputs: Iterable[str], cuts: set[str]) -> set[st
     """Return the names of the nodes that outputs depend on, up to tensors that are cut."""
 
     def read_by(reference: str) -> list[str]:
-        given = [r if r[0] == "^" else plain_reference(r) for r in by_name[source_of(reference)].input]
-        return [r for r in given if r not in cuts]
+        references = [r if r[0] == "^" else plain_reference(r) for r in by_name[source_of(reference)].input]
+        return [r for r in references if r not in cuts]
 
     return set(map(source_of, reached([r for r in outputs if r not in cuts], read_by)))
 
@@ -298,8 +301,10 @@ def _check_names(by_name: Graph, inputs: Sequence[str], outputs: Sequence[str]) 
         if source_of(reference) not in by_name
     ]
     if missing:
-        there = ", ".join(name for name in by_name if by_name[name].op in PLACEHOLDERS) or "none"
-        raise ArgumentError(f"The graph has no node for:\n{bullet_list(missing)}\nIts placeholders are: {there}.")
+        placeholders = ", ".join(name for name in by_name if by_name[name].op in PLACEHOLDERS) or "none"
+        raise ArgumentError(
+            f"The graph has no node for:\n{bullet_list(missing)}\nIts placeholders are: {placeholders}."
+        )
 
 
 def noting(plan: Plan, graph: EmittedGraph) -> Callable[[Any], Any]:

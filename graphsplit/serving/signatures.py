@@ -67,7 +67,7 @@ def plan_signature(
     """
 
     def find_state(trace: Trace) -> State:
-        variables = {trace.program.ops[i].name: own for i, own in captured_variables(trace).items()}
+        variables = {trace.program.ops[i].name: variable for i, variable in captured_variables(trace).items()}
         if replicate_weights:
             check_only_read(name, trace.program, variables)
         places = dict.fromkeys(resources_of(trace.program), "")  # they are where the loader puts them
@@ -139,13 +139,13 @@ def _run(graph: EmittedGraph, graph_def: Any, tensors: Sequence[tf.Tensor]) -> l
     (A call of a function that the runtime knows would be quicker to make, but TensorFlow cannot save such a call.)
     """
     placeholders = [*graph.inputs, *graph.captures]
-    here = tf.compat.v1.get_default_graph()
+    graph_now = tf.compat.v1.get_default_graph()
     read = {source_of(reference) for node in graph_def.node for reference in node.input}
     read.update(map(source_of, graph.outputs))
     pairs = [(name, tensor) for name, tensor in zip(placeholders, tensors, strict=True) if name in read]
-    given = {f"{name}:0": here.capture(tensor) for name, tensor in pairs}
+    input_map = {f"{name}:0": graph_now.capture(tensor) for name, tensor in pairs}
     wanted = [f"{name}:{index}" for name, index in map(split_reference, graph.outputs)]
-    results = tf.graph_util.import_graph_def(graph_def, input_map=given, return_elements=wanted, name="")
+    results = tf.graph_util.import_graph_def(graph_def, input_map=input_map, return_elements=wanted, name="")
     return list(results)
 
 

@@ -126,17 +126,17 @@ def transpile_directory(source: str, target: str, options: TranspileOptions) -> 
     )
 
 
-def _chosen(source: str, keys: Sequence[str], asked: Sequence[str] | None) -> Sequence[str]:
-    there = bullet_list(sorted(keys)) or "  (none)"
+def _chosen(source: str, keys: Sequence[str], wanted_keys: Sequence[str] | None) -> Sequence[str]:
+    known_keys = bullet_list(sorted(keys)) or "  (none)"
     if not keys:
         raise ArgumentError(f"The SavedModel {source!r} has no signatures; save it with signatures=... .")
-    if asked is None:
+    if wanted_keys is None:
         return keys
-    missing = [key for key in asked if key not in keys]
+    missing = [key for key in wanted_keys if key not in keys]
     if missing:
         names = ", ".join(map(repr, missing))
-        raise ArgumentError(f"The SavedModel {source!r} has no signature {names}. It has:\n{there}")
-    return asked
+        raise ArgumentError(f"The SavedModel {source!r} has no signature {names}. It has:\n{known_keys}")
+    return wanted_keys
 
 
 def _check_composites(definition: Any) -> None:
@@ -168,9 +168,9 @@ def _write_v1(job: _Job, model: Any) -> tuple[list[SignatureReport], Any]:
         return transpile_in_place(meta_graph, key, options, job.options.names)
 
     reports = job.for_each_signature(transpile)
-    with job.replacing() as made:
-        shutil.copytree(job.source, made)
-        files.write_saved_model(made, model)
+    with job.replacing() as new_directory:
+        shutil.copytree(job.source, new_directory)
+        files.write_saved_model(new_directory, model)
     return reports, model
 
 
@@ -183,21 +183,21 @@ def _load_and_save(job: _Job, definition: Any, mirrors: Mirrors | None) -> tuple
         )
     _check_composites(definition)
     loaded, functions, reports = _build(job, mirrors)
-    with job.replacing() as made:
+    with job.replacing() as new_directory:
         try:
-            tf.saved_model.save(loaded, made, signatures=functions)
+            tf.saved_model.save(loaded, new_directory, signatures=functions)
         except tf.errors.OpError as error:  # not an OSError, though a full disk is what it says
             raise writing_failed(job.target, error) from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # damaged objects
             raise ArgumentError(
                 f"TensorFlow cannot save again what it loaded from {job.source!r}: {type(error).__name__}: {error}"
             ) from error
-        after = _like_before(made, definition)
+        after = _like_before(new_directory, definition)
         if mirrors is not None:
             _let_signatures_keep_copies(after.meta_graphs[0])
-            files.write_saved_model(made, after)
+            files.write_saved_model(new_directory, after)
         if (extra := Path(job.source) / "assets.extra").is_dir():
-            shutil.copytree(extra, Path(made) / "assets.extra")
+            shutil.copytree(extra, Path(new_directory) / "assets.extra")
     return reports, after
 
 
@@ -264,9 +264,9 @@ class _Job:
         return reports
 
 
-def _like_before(made: str, definition: Any) -> Any:
+def _like_before(directory: str, definition: Any) -> Any:
     """Give the written SavedModel the tags and methods of the original, and check that it says the same of itself."""
-    model = read_saved_model(made)
+    model = read_saved_model(directory)
     written = model.meta_graphs[0]
     tags = list(definition.meta_info_def.tags)
     changed = list(written.meta_info_def.tags) != tags
@@ -275,13 +275,13 @@ def _like_before(made: str, definition: Any) -> Any:
     for key, signature in definition.signature_def.items():
         if key in _INTERNAL_SIGNATURES:
             continue
-        own = written.signature_def[key]
-        changed |= own.method_name != signature.method_name
-        own.method_name = signature.method_name
+        written_signature = written.signature_def[key]
+        changed |= written_signature.method_name != signature.method_name
+        written_signature.method_name = signature.method_name
         for kind in ("inputs", "outputs"):
-            _check_kept(key, kind, getattr(signature, kind), getattr(own, kind))
+            _check_kept(key, kind, getattr(signature, kind), getattr(written_signature, kind))
     if changed:
-        files.write_saved_model(made, model)
+        files.write_saved_model(directory, model)
     return model
 
 
@@ -357,9 +357,9 @@ def strip_devices(in_path: str | os.PathLike[str], out_path: str | os.PathLike[s
             if kind in ("variable", "resource") and getattr(node, kind).device:
                 getattr(node, kind).device = ""
                 count += 1
-    with replacing(target, recognize) as made:
-        shutil.copytree(source, made)
-        files.write_saved_model(made, model)
+    with replacing(target, recognize) as new_directory:
+        shutil.copytree(source, new_directory)
+        files.write_saved_model(new_directory, model)
     return count
 
 

@@ -78,8 +78,8 @@ def transpile_in_place(meta_graph: Any, key: str, options: Options, devices: Seq
     name = f"graphsplit_{re.sub(r'[^a-zA-Z0-9]', '_', key)}"
     nodes = list(map(noting(plan, emitted), map(deepcopy, emitted.nodes)))
     function = function_definition(name, nodes, (*emitted.inputs, *emitted.captures), emitted.outputs, emitted.effects)
-    given = {**part.inputs, **part.captures}
-    sources = [given[placeholder] for placeholder in (*emitted.inputs, *emitted.captures)]
+    tensor_of_placeholder = {**part.inputs, **part.captures}
+    sources = [tensor_of_placeholder[placeholder] for placeholder in (*emitted.inputs, *emitted.captures)]
     call = mark(make_node(f"graphsplit/{name}", "StatefulPartitionedCall", sources))
     call.attr["f"].func.name = name
     # A session that was not told to place softly would refuse devices that it does not have.

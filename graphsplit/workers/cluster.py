@@ -114,12 +114,12 @@ class Cluster:
         Args:
           timeout_s: how long to wait for answers, in seconds.
         """
-        found = []
+        workers = []
         for task, status in enumerate(ask_all(self.workers, timeout_s)):
             is_other = status is not None and self._is_other(task, status)
             devices = status.devices if status else ()
-            found.append(WorkerHealth(task, self.workers[task], status is not None, is_other, devices))
-        return Health(tuple(found))
+            workers.append(WorkerHealth(task, self.workers[task], status is not None, is_other, devices))
+        return Health(tuple(workers))
 
     def reconnect(self) -> tuple[int, ...]:
         """Take in workers that were started again at their addresses, and return their numbers.
@@ -127,10 +127,10 @@ class Cluster:
         Functions compiled before run there again. Variables that lived there are gone. (TensorFlow connects to all
         workers or none: as long as one does not answer, none is taken in.)
         """
-        found = ask_all(self.workers, PROBE_S)
-        statuses = [status for status in found if status is not None]
+        answers = ask_all(self.workers, PROBE_S)
+        statuses = [status for status in answers if status is not None]
         back = [task for task, status in enumerate(statuses) if self._is_other(task, status)]
-        if not back or len(statuses) < len(found):
+        if not back or len(statuses) < len(answers):
             return ()
         end = time.monotonic() + _AGAIN_S
         while True:
@@ -216,9 +216,9 @@ def ask(address: str, timeout_s: float) -> Status | None:
             answer = call(b"", timeout=timeout_s)
         except grpc.RpcError:  # (what went wrong is all the same to who asks whether anybody is there)
             return None
-    found = answer.device_attributes
-    names = [attributes.name.rpartition("/device:")[2] for attributes in found]
-    return Status(tuple(names), found[0].incarnation if found else 0)
+    devices = answer.device_attributes
+    names = [attributes.name.rpartition("/device:")[2] for attributes in devices]
+    return Status(tuple(names), devices[0].incarnation if devices else 0)
 
 
 def ask_all(addresses: Sequence[str], timeout_s: float) -> list[Status | None]:

@@ -100,15 +100,15 @@ def _ending(workers: LocalWorkers, on_lost: OnLost | None) -> OnLost:
 def _wait_for(addresses: Sequence[str], timeout_s: float) -> list[Status]:
     """Return what workers say of themselves, once all do."""
     begin = time.monotonic()
-    found: dict[str, Status] = {}
+    status_by_address: dict[str, Status] = {}
     while True:
-        missing = [address for address in addresses if address not in found]
+        missing = [address for address in addresses if address not in status_by_address]
         answers = zip(missing, ask_all(missing, min(PROBE_S, max(timeout_s, 0.1))), strict=True)
-        found |= {address: status for address, status in answers if status is not None}
-        if len(found) == len(addresses):
-            return [found[address] for address in addresses]
+        status_by_address |= {address: status for address, status in answers if status is not None}
+        if len(status_by_address) == len(addresses):
+            return [status_by_address[address] for address in addresses]
         if time.monotonic() - begin > timeout_s:
-            silent = [address for address in addresses if address not in found]
+            silent = [address for address in addresses if address not in status_by_address]
             raise DeviceError(
                 f"These workers did not answer within {timeout_s:g} s:\n{bullet_list(silent)}\n"
                 "Start each with `graphsplit worker --port ...` and see that this machine may reach the port; "
@@ -126,11 +126,11 @@ def apply_settings() -> None:
 def _check_nothing_there() -> None:
     if not eager_context_started():
         return
-    found = living_objects(*with_derived(tf.Variable))
-    if found:
-        names = ", ".join([v.name for v in found[:3]]) + (", ..." if len(found) > 3 else "")
+    variables = living_objects(*with_derived(tf.Variable))
+    if variables:
+        names = ", ".join([v.name for v in variables[:3]]) + (", ..." if len(variables) > 3 else "")
         raise UnsupportedError(
-            f"connect was called after variables were made ({len(found)}: {names}): TensorFlow would silently lose "
+            f"connect was called after variables were made ({len(variables)}: {names}): TensorFlow would silently lose "
             "later assignments to them. Call it first in the program, before any tensor, variable or model is made."
         )
 
@@ -138,21 +138,21 @@ def _check_nothing_there() -> None:
 def _compare_versions(cluster: Cluster) -> None:
     """Raise `UnsupportedError` where a worker runs another TensorFlow; warn where another graphsplit, or unknown."""
     for task, address in enumerate(cluster.workers):
-        told: Introduction | None = ask_who(f"{_device_prefix(task)}/device:CPU:0")
-        if told is None:
+        answer: Introduction | None = ask_who(f"{_device_prefix(task)}/device:CPU:0")
+        if answer is None:
             warnings.warn(
                 f"Worker {task} ({address}) was not started by `graphsplit worker`: whether it runs TensorFlow "
                 f"{tf.__version__} is not known.",
                 stacklevel=user_stack_level(),
             )
-        elif told.tensorflow.split(".")[:2] != tf.__version__.split(".")[:2]:
+        elif answer.tensorflow.split(".")[:2] != tf.__version__.split(".")[:2]:
             raise UnsupportedError(
-                f"Worker {task} ({address}) runs TensorFlow {told.tensorflow}, this process {tf.__version__}: their "
+                f"Worker {task} ({address}) runs TensorFlow {answer.tensorflow}, this process {tf.__version__}: their "
                 "graphs differ. Install the same version on all machines."
             )
-        elif told.graphsplit != __version__:
+        elif answer.graphsplit != __version__:
             warnings.warn(
-                f"Worker {task} ({address}) runs graphsplit {told.graphsplit}, this process {__version__}.",
+                f"Worker {task} ({address}) runs graphsplit {answer.graphsplit}, this process {__version__}.",
                 stacklevel=user_stack_level(),
             )
 
@@ -190,14 +190,14 @@ class Introduction(NamedTuple):
 
 def introduce(graphsplit_version: str) -> Any:
     """Let this process answer `ask_who`, as long as what is returned lives."""
-    own = json.dumps(Introduction(tf.__version__, graphsplit_version, os.getpid())._asdict()).encode()
+    introduction = json.dumps(Introduction(tf.__version__, graphsplit_version, os.getpid())._asdict()).encode()
 
     def answer_who(*asked: Any) -> Any:
         if asked:
             raise UnsupportedError(
                 "This worker was asked to run a Python function of the client, which it does not have."
             )
-        return np.array(own, object)
+        return np.array(introduction, object)
 
     graph = tf.Graph()
     with graph.as_default():

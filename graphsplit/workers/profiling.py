@@ -67,7 +67,7 @@ def recorded(workers: Mapping[int, str], host_level: int, device_level: int) -> 
       workers: their addresses, by number.
       host_level, device_level: how much, see `tf.profiler.experimental.ProfilerOptions`.
     """
-    found: dict[int, WorkerRecording] = {}
+    recordings: dict[int, WorkerRecording] = {}
     session = f"graphsplit_{uuid.uuid4().hex}"
     request = _request(session, host_level, device_level)
     with contextlib.ExitStack() as stack:
@@ -76,12 +76,12 @@ def recorded(workers: Mapping[int, str], host_level: int, device_level: int) -> 
         if workers:
             time.sleep(_STARTS_S)
         try:
-            yield found
+            yield recordings
         finally:
             end = _message("TerminateRequest")(session_id=session)
             ends = [_call(channel, "Terminate", end, _ENDS_S) for channel in channels.values()]
             for task, answer in answers.items():
-                found[task] = _recording(answer)
+                recordings[task] = _recording(answer)
             for ending in ends:
                 ending.cancel()
 
@@ -107,9 +107,9 @@ def _request(session: str, host_level: int, device_level: int) -> Any:
         python_tracer_level=0,
         duration_ms=most_ms,
     )
-    own = options.SerializeToString()
-    asked = {"session_id": session, "repository_root": _NOWHERE, "emit_xspace": True}
-    return _message("ProfileRequest")(duration_ms=most_ms, opts=own, **asked)
+    serialized_options = options.SerializeToString()
+    fields = {"session_id": session, "repository_root": _NOWHERE, "emit_xspace": True}
+    return _message("ProfileRequest")(duration_ms=most_ms, opts=serialized_options, **fields)
 
 
 def _channel(address: str) -> grpc.Channel:

@@ -210,8 +210,8 @@ class Resilient(Generic[P, R]):
             self._programs = len(programs)
         self._known.update({id(variable): variable for variable in function._variables_so_far()})
         if not self._lost:
-            lying = [(key, own) for key, v in self._known.items() if (own := lying_now(v)).division is not None]
-            self._layouts = {key: _Layout(own.layout, own.over, own.reshards) for key, own in lying}
+            lying = [(key, record) for key, v in self._known.items() if (record := lying_now(v)).division is not None]
+            self._layouts = {key: _Layout(record.layout, record.over, record.reshards) for key, record in lying}
 
     def _lose(self, error: WorkerLostError) -> None:
         """Note which workers are lost, and let each variable hold its value itself.

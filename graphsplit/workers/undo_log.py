@@ -127,13 +127,13 @@ class UndoLog:
             if self._now.connections != self.cluster.connections:  # what was kept on a worker went with it
                 self._settle("a call")
                 self._now = _Connected(self.cluster.connections)
-            found = self._now.kept.get(id(handle))
-            if found is None:
+            kept_value = self._now.kept.get(id(handle))
+            if kept_value is None:
                 with tf.init_scope(), tf.device(handle.device):
                     nothing, shape = tf.constant([], dtype), tf.TensorShape(None)
                     variable = tf.Variable(nothing, trainable=False, shape=shape, name="graphsplit_kept")
-                found = self._now.kept[id(handle)] = Kept(handle, dtype, variable)
-            return found
+                kept_value = self._now.kept[id(handle)] = Kept(handle, dtype, variable)
+            return kept_value
 
     def counter(self, device: str) -> tf.Tensor:
         """Return the handle of a device's counter."""
@@ -276,9 +276,9 @@ class ClusterFunction:
         dtypes = [dtype for _, dtype in pairs]
         self._kept = tuple([log.kept(arguments[w.argument], t) for w, t in zip(written, dtypes, strict=True)])
         counters = [log.counter(device) for device in devices]
-        given = [*arguments, *[kept.variable.handle for kept in self._kept], *counters]
+        inputs = [*arguments, *[kept.variable.handle for kept in self._kept], *counters]
         step = _Step(self._name, self._tasks, log.cluster.incarnations, self._kept, devices)
-        return log.write(step, lambda: function(given))
+        return log.write(step, lambda: function(inputs))
 
     def _as_it_is(self) -> RuntimeFunction:
         if self._plain is None:
@@ -349,11 +349,11 @@ def record(nodes: Sequence[Any], written: Sequence[Written], dtypes: Sequence[tf
         new.append(make_node(f"{scope}/keep_{k}", "AssignVariableOp", [place, value], device, dtype=dtype))
         kept[variable.name] = place
     for device, scope in scopes.items():
-        one = constant_node(f"{scope}/one", np.array(1, np.int64), tf.int64, device)
+        number_one = constant_node(f"{scope}/one", np.array(1, np.int64), tf.int64, device)
         done = [f"^{scope}/keep_{k}" for k, variable in enumerate(written) if variable.device == device]
-        inputs = [f"{scope}/counter", one.name, *done]
+        inputs = [f"{scope}/counter", number_one.name, *done]
         count = make_node(f"{scope}/count", "AssignAddVariableOp", inputs, device, dtype=tf.int64)
-        new += [one, _handle(f"{scope}/counter", device), count]
+        new += [number_one, _handle(f"{scope}/counter", device), count]
     waits = {variable.name: f"^{scopes[variable.device]}/count" for variable in written}
     inputs = [*kept.values(), *[f"{scope}/counter" for scope in scopes.values()]]
     return RecordingGraph([*[_waiting(node, waits) for node in nodes], *new], inputs, devices)
@@ -410,8 +410,8 @@ class Watch:
     @property
     def deadline_s(self) -> float:
         """How long a worker may not answer."""
-        given = self._cluster.deadline_s
-        return given if given is not None else max(_USUAL_S, _TIMES * self._longest_s)
+        cluster_deadline_s = self._cluster.deadline_s
+        return cluster_deadline_s if cluster_deadline_s is not None else max(_USUAL_S, _TIMES * self._longest_s)
 
     def wait(self, call: Call[Any], tasks: Sequence[int]) -> None:
         """Return when a call has ended.

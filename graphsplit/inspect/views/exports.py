@@ -57,10 +57,12 @@ def save_table(placement: PlacementGraph, path: str) -> None:
     rows = csv.writer(text)
     rows.writerow(["name", "type", "device", "asked device", "shard", "layer", "bytes", "FLOPs", forms.MARK])
     for op in placement.ops.values():
-        asked = short_name(op.requested) if op.moved else ""
-        own = layers.get(op.name, op.name).removeprefix(op.prefix + op.written)
-        layer = own.rpartition("/")[0]
-        rows.writerow([op.name, op.type, short_name(op.device), asked, op.shard, layer, op.output_bytes, op.flops, ""])
+        requested = short_name(op.requested) if op.moved else ""
+        own_name = layers.get(op.name, op.name).removeprefix(op.prefix + op.written)
+        layer = own_name.rpartition("/")[0]
+        rows.writerow(
+            [op.name, op.type, short_name(op.device), requested, op.shard, layer, op.output_bytes, op.flops, ""]
+        )
     forms.write(path, text.getvalue().encode())
 
 
@@ -82,7 +84,7 @@ def save_events(placement: PlacementGraph, path: str) -> None:
     event = tf.compat.v1.Event(graph_def=graph_def.SerializeToString())
     version = tf.compat.v1.Event(file_version="brain.Event:2", source_metadata={"writer": forms.MARK})
     try:
-        with files.replacing(target, forms.recognize) as made, tf.io.TFRecordWriter(made) as writer:
+        with files.replacing(target, forms.recognize) as new_path, tf.io.TFRecordWriter(new_path) as writer:
             writer.write(version.SerializeToString())
             writer.write(event.SerializeToString())
     except tf.errors.OpError as error:

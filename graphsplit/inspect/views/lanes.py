@@ -140,8 +140,14 @@ def _lane(op: PlacedOp, lanes: Mapping[tuple[str, str], Lane]) -> Lane:
     if op.shard is None:
         return Lane(op.device)
     beside: Sequence[Lane] = [lane for lane in lanes.values() if lane.device == op.device and op.shard in lane.shards]
-    own = lanes.get((op.device, op.stage))
-    return own if own in beside and own is not None else beside[0] if beside else Lane(op.device, (op.shard,))
+    stage_lane = lanes.get((op.device, op.stage))
+    return (
+        stage_lane
+        if stage_lane in beside and stage_lane is not None
+        else beside[0]
+        if beside
+        else Lane(op.device, (op.shard,))
+    )
 
 
 def _serves(op: PlacedOp) -> bool:

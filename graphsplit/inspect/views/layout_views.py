@@ -105,7 +105,7 @@ def _picture_of_variable(variable: tf.Variable) -> str:
     if len(parts.devices) == 1:
         return _whole(f"{title}, on one device", parts.devices)
     rows = parts.division.rows if isinstance(parts.division, Nested) else ()
-    places = [own.devices for own in rows] or [(device,) for device in parts.devices]
+    places = [row.devices for row in rows] or [(device,) for device in parts.devices]
     text = f", {len(cut.groups)} copies" if cut.groups else ""
     title += f", sharded along axis {cut.axis} over {cut.parts} devices{text}"
     return _cut(title, places, cut.lengths, stacked=cut.axis == 0 and (variable.shape.rank or 0) > 1)
@@ -122,7 +122,9 @@ def _cut(title: str, places: Sequence[Sequence[str]], lengths: Sequence[int], *,
 def _picture_on_mesh(title: str, division: MeshDivision, shape: Sequence[int]) -> str:
     """Return a table with the devices of a column one above the other."""
     ranges = part_ranges(division, list(map(range, shape)))
-    texts = [", ".join([_range_text(own, size) for own, size in zip(part, shape, strict=True)]) for part in ranges]
+    texts = [
+        ", ".join([_range_text(numbers, size) for numbers, size in zip(part, shape, strict=True)]) for part in ranges
+    ]
     cells = [f"{short_name(device)}\n{text}" for device, text in zip(division.devices, texts, strict=True)]
     firsts = division.firsts if isinstance(division, Nested) else range(division.parts)
     columns = [cells[first:end] for first, end in zip(firsts, [*firsts[1:], len(cells)], strict=True)]
@@ -130,11 +132,13 @@ def _picture_on_mesh(title: str, division: MeshDivision, shape: Sequence[int]) -
     return table(f"{title}, on a mesh, columns along {axis_of(division)!r}", rows)
 
 
-def _range_text(own: Sequence[int], size: int) -> str:
+def _range_text(numbers: Sequence[int], size: int) -> str:
     """Return `0:2`, or `0:2 6:8` of several blocks."""
-    starts = [k for k in range(len(own)) if k == 0 or own[k] != own[k - 1] + 1]
-    ends = [own[k - 1] + 1 for k in [*starts[1:], len(own)]]
-    return ":" if len(own) == size else " ".join([f"{own[k]}:{end}" for k, end in zip(starts, ends, strict=True)])
+    starts = [k for k in range(len(numbers)) if k == 0 or numbers[k] != numbers[k - 1] + 1]
+    ends = [numbers[k - 1] + 1 for k in [*starts[1:], len(numbers)]]
+    return (
+        ":" if len(numbers) == size else " ".join([f"{numbers[k]}:{end}" for k, end in zip(starts, ends, strict=True)])
+    )
 
 
 def _pictures_of_arguments(plan: Plan) -> Iterator[str]:

@@ -210,8 +210,8 @@ def moves_of(placement: PlacementGraph) -> list[MovedTensors]:
     members: dict[str, list[Transfer]] = defaultdict(list)
     for transfer in placement.transfers:
         members[_kind(placement.ops, transfer)].append(transfer)
-    found = [MovedTensors(kind, tuple(transfers)) for kind, transfers in members.items()]
-    return sorted(found, key=lambda moved: (-moved.bytes, moved.kind))
+    kinds = [MovedTensors(kind, tuple(transfers)) for kind, transfers in members.items()]
+    return sorted(kinds, key=lambda moved: (-moved.bytes, moved.kind))
 
 
 def _kind(ops: Mapping[str, PlacedOp], transfer: Transfer) -> str:

@@ -157,7 +157,7 @@ def _gap_near(tops: Sequence[float], y: float) -> float:
     room = (_ROW - _HEIGHT) / 2
     bottoms = [-math.inf, *[top + _HEIGHT for top in tops]]
     near = [max(min(y, top - room), low + room) for low, top in zip(bottoms, [*tops, math.inf], strict=True)]
-    return min(near, key=lambda found: abs(found - y))
+    return min(near, key=lambda height: abs(height - y))
 
 
 def _label(

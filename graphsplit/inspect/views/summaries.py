@@ -87,23 +87,23 @@ def _labels(
     """
     backward = {op.name for op in ops if paths[op.name][0] == BACKWARD and len(paths[op.name]) > 1}
     levels = {op.name: _levels(paths[op.name][op.name in backward :]) for op in ops}
-    labels = {name: own[0] for name, own in levels.items()}
+    labels = {name: names[0] for name, names in levels.items()}
     least = sum(1 + (op.flops or 0) for op in ops) * _SMALL
     for depth in range(1, max(map(len, levels.values()), default=1)):
         work: Counter[str] = Counter()
         for op in ops:
             work[labels[op.name]] += 1 + (op.flops or 0)
         finer = {
-            name: own[depth] if depth < len(own) and work[labels[name]] >= least else labels[name]
-            for name, own in levels.items()
+            name: names[depth] if depth < len(names) and work[labels[name]] >= least else labels[name]
+            for name, names in levels.items()
         }
         boxes = {(lane_of[name], name in backward, label) for name, label in finer.items()}
         if max(Counter(lane for lane, _, _ in boxes).values()) > most:
             break
         labels = finer
-    count = Counter(label for own in levels.values() for label in own)
-    for name, own in levels.items():  # of scopes that hold the same, the outermost
-        label = next(label for label in own if count[label] == count[labels[name]])
+    count = Counter(label for names in levels.values() for label in names)
+    for name, names in levels.items():  # of scopes that hold the same, the outermost
+        label = next(label for label in names if count[label] == count[labels[name]])
         labels[name] = f"{BACKWARD}/{label}" if name in backward else label
     return labels
 
@@ -166,12 +166,12 @@ def folded_scopes(placement: PlacementGraph, paths: Mapping[str, list[str]]) -> 
     for op in placement.ops.values():
         if len(paths[op.name]) > 1:
             inside[paths[op.name][0]].append(op)
-    found = {}
+    label_by_scope = {}
     for scope, ops in inside.items():
         updates = sum(op.type.startswith(_UPDATES) for op in ops)
         if updates and all(op.shard is None and not op.home_reason for op in ops):
-            found[scope] = f"{scope}: {count_text(updates, 'update')}"
-    return found
+            label_by_scope[scope] = f"{scope}: {count_text(updates, 'update')}"
+    return label_by_scope
 
 
 def scope_path(op: PlacedOp, name: str = "") -> list[str]:
@@ -212,8 +212,8 @@ def _flows(
     )
 
 
-def _times(one: Alike, other: Alike) -> int:
+def _times(alike: Alike, other: Alike) -> int:
     """Return how often the same is sent: once for each lane on another device, or for each pair of those alike."""
-    few, many = sorted((one, other), key=lambda group: len(group.lanes))
+    few, many = sorted((alike, other), key=lambda group: len(group.lanes))
     elsewhere = sum(lane.device != few.shown.device for lane in many.lanes)
     return elsewhere if len(few.lanes) == 1 else len(few.lanes)
