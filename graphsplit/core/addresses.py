@@ -31,8 +31,8 @@ def checked_address(address: object) -> str:
     >>> checked_address("worker-1:2222")
     'worker-1:2222'
     """
-    found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
-    if found is None or not 0 < int(found[1]) < 65536:
+    match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    if match is None or not 0 < int(match[1]) < 65536:
         raise ArgumentError(f"{address!r} is not the address of a worker; write it like '10.0.0.1:2222'.")
     return str(address)
 
@@ -50,18 +50,18 @@ def worker_addresses(workers: Any) -> tuple[list[str], str | None]:
     if hasattr(workers, "cluster_spec"):
         spec = workers.cluster_spec()
         tasks = {} if spec is None else {job: dict(enumerate(spec.job_tasks(job))) for job in sorted(spec.jobs)}
-        own = (getattr(workers, "task_type", None), getattr(workers, "task_id", None))
-        address = tasks.get(own[0] or "", {}).get(own[1] if own[1] is not None else -1)
-        found = [a.removeprefix("grpc://") for job in tasks.values() for a in job.values() if a != address]
-        if not found:
+        own_task = (getattr(workers, "task_type", None), getattr(workers, "task_id", None))
+        address = tasks.get(own_task[0] or "", {}).get(own_task[1] if own_task[1] is not None else -1)
+        addresses = [a.removeprefix("grpc://") for job in tasks.values() for a in job.values() if a != address]
+        if not addresses:
             raise ArgumentError(f"{type(workers).__name__} knows of no workers but this process: {spec!r}.")
-        return [checked_address(a) for a in found], address
+        return [checked_address(a) for a in addresses], address
     if isinstance(workers, str) or not isinstance(workers, Iterable):
         raise ArgumentError(f"connect takes a list of addresses, ['10.0.0.1:2222'], got {workers!r}.")
-    found = [checked_address(address) for address in workers]
-    if not found or len(set(found)) != len(found):
-        raise ArgumentError(f"connect takes one or more workers, each once; got {found}.")
-    return found, None
+    addresses = [checked_address(address) for address in workers]
+    if not addresses or len(set(addresses)) != len(addresses):
+        raise ArgumentError(f"connect takes one or more workers, each once; got {addresses}.")
+    return addresses, None
 
 
 def address_towards(worker: str) -> str:
@@ -72,8 +72,8 @@ def address_towards(worker: str) -> str:
             probe.connect((host, port))  # sends nothing: the system only chooses the way
         except OSError as error:
             raise DeviceError(f"There is no way to worker {worker}: {error}.") from error
-        own = probe.getsockname()[0]
-    return f"{f'[{own}]' if ':' in own else own}:{free_ports(1)[0]}"
+        own_host = probe.getsockname()[0]
+    return f"{f'[{own_host}]' if ':' in own_host else own_host}:{free_ports(1)[0]}"
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -89,10 +89,10 @@ def host_and_port(address: str) -> tuple[str, int]:
 def free_ports(count: int) -> list[int]:
     """Return ports that nobody listened on a moment ago."""
     with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(contextlib.closing(socket.socket())) for _ in range(count)]
-        for each in found:
+        sockets = [stack.enter_context(contextlib.closing(socket.socket())) for _ in range(count)]
+        for each in sockets:
             each.bind(("", 0))
-        return [each.getsockname()[1] for each in found]
+        return [each.getsockname()[1] for each in sockets]
 
 
 def is_free(port: int) -> bool:
@@ -113,16 +113,16 @@ def public_addresses() -> list[str]:
 
 def own_addresses() -> Sequence[str]:
     """Return the addresses of this machine's interfaces (Linux)."""
-    found: dict[str, None] = {}
-    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as asked:
+    addresses: dict[str, None] = {}
+    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an IPv4 address
-                answer = fcntl.ioctl(asked, _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
-                found[socket.inet_ntoa(answer[20:24])] = None
+                answer = fcntl.ioctl(probe, _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                addresses[socket.inet_ntoa(answer[20:24])] = None
     with contextlib.suppress(FileNotFoundError), open(_IPV6_TABLE) as lines:  # a kernel without IPv6
         for line in lines:
-            found[str(ipaddress.IPv6Address(bytes.fromhex(line.split()[0])))] = None
-    return list(found)
+            addresses[str(ipaddress.IPv6Address(bytes.fromhex(line.split()[0])))] = None
+    return list(addresses)
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -98,7 +98,7 @@ class MeshAxes:
         """Return the axes with so many devices along that one, which is the first if it is new."""
         sizes = dict(self.sizes)
         new = {self.growing: size} if size > 1 and self.growing not in sizes else {}
-        known = {name: size if name == self.growing else own for name, own in sizes.items()}
+        known = {name: size if name == self.growing else known_size for name, known_size in sizes.items()}
         return replace(self, sizes=(*new.items(), *known.items()))
 
     @property
@@ -114,7 +114,12 @@ class MeshAxes:
         """
         count, each = max(self.stages, 1), math.prod(size for _, size in self.sizes[self.stage_at :])
         numbered = [(k // each % count, device) for k, device in enumerate(devices)]
-        return tuple([tuple([device for own, device in numbered if own == stage]) for stage in range(count)])
+        return tuple(
+            [
+                tuple([device for stage_of_device, device in numbered if stage_of_device == stage])
+                for stage in range(count)
+            ]
+        )
 
     @property
     def _of_rows(self) -> list[str]:
@@ -124,9 +129,9 @@ class MeshAxes:
     def table(self, devices: Sequence[str]) -> np.ndarray[Any, np.dtype[np.object_]]:
         """Return devices row by row of the batch, one row without its axis, then along the others in their order."""
         names, table = list(self.asked), np.array(devices, object).reshape(list(self.asked.values()))
-        others = [size for name, size in self.asked.items() if name not in self._of_rows]
+        other_sizes = [size for name, size in self.asked.items() if name not in self._of_rows]
         moved = np.moveaxis(table, [names.index(name) for name in self._of_rows], range(len(self._of_rows)))
-        return moved.reshape(-1, *others)
+        return moved.reshape(-1, *other_sizes)
 
     def by_growing(self, devices: Sequence[str]) -> list[list[str]]:
         """Return devices along the axis that has more of them if there are more: of each of its places, all."""
@@ -266,7 +271,7 @@ def devices_of(axes: MeshAxes, devices: int | str | Sequence[str] | None) -> tup
     """
     if devices is not None or not axes:
         return resolve_devices(devices)
-    return resolve_devices(axes.count, said=f"mesh={axes.asked!r} has {axes.count} devices")
+    return resolve_devices(axes.count, as_said=f"mesh={axes.asked!r} has {axes.count} devices")
 
 
 def device_mesh(axes: MeshAxes, devices: Sequence[str]) -> DeviceMesh:

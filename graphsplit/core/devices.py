@@ -102,7 +102,7 @@ def available_devices() -> tuple[str, ...]:
 
 
 def resolve_devices(
-    devices: int | str | Sequence[str] | None, argument: str = "devices", said: str = ""
+    devices: int | str | Sequence[str] | None, argument: str = "devices", as_said: str = ""
 ) -> tuple[str, ...]:
     """Return the full names of the devices asked for.
 
@@ -122,18 +122,18 @@ def resolve_devices(
     if devices is None:
         return _all_devices(argument)
     if isinstance(devices, int) and not isinstance(devices, bool):
-        return _first_devices(devices, argument, said or f"{argument}={devices}")
+        return _first_devices(devices, argument, as_said or f"{argument}={devices}")
     names = _full_names(devices, argument)
     check_existing(names, argument, devices)
     return names
 
 
-def check_existing(names: Sequence[str], argument: str, asked: object) -> None:
+def check_existing(names: Sequence[str], argument: str, wanted: object) -> None:
     """Raise `DeviceError` unless this process has all devices of these full names."""
     missing = missing_devices(names)
     if missing:
         what = f"{', '.join(map(short_name, missing))} {'does' if len(missing) == 1 else 'do'} not exist"
-        raise DeviceError(f"{argument}={asked!r}: {what}. This process has:\n{_what_there_is()}")
+        raise DeviceError(f"{argument}={wanted!r}: {what}. This process has:\n{_what_there_is()}")
 
 
 def in_session_graph() -> bool:
@@ -159,15 +159,15 @@ def missing_devices(names: Sequence[str]) -> list[str]:
 
 def _all_devices(argument: str) -> tuple[str, ...]:
     """Return all devices there are; warn where that is one, on which nothing runs in parallel."""
-    found = available_devices()
-    if len(found) == 1:
+    available = available_devices()
+    if len(available) == 1:
         warnings.warn(
             f"{argument}=None means all GPUs, or all CPU devices where there is no GPU. Here that is one, "
-            f"{short_name(found[0])}: nothing will run in parallel. "
-            f"{_how_to_have_more(found)} ({argument}=1 says that one is meant.)",
+            f"{short_name(available[0])}: nothing will run in parallel. "
+            f"{_how_to_have_more(available)} ({argument}=1 says that one is meant.)",
             stacklevel=user_stack_level(),
         )
-    return found
+    return available
 
 
 def names_of_devices(devices: int | str | Sequence[str] | None, argument: str = "devices") -> tuple[str, ...]:
@@ -259,8 +259,8 @@ def names_device(name: str) -> bool:
     (False, True, False)
     """
     spec = tf.DeviceSpec.from_string(name)
-    here = spec.job in (None, "localhost") or (spec.job, spec.task or 0) == own_task()
-    return spec.device_type is not None or not here
+    is_this_process = spec.job in (None, "localhost") or (spec.job, spec.task or 0) == own_task()
+    return spec.device_type is not None or not is_this_process
 
 
 def short_name(name: str) -> str:
@@ -296,25 +296,25 @@ def copies_take_time(devices: Iterable[str]) -> bool:
 
 def name_for_runtime(name: str) -> str:
     """Return a full name as TensorFlow's runtime is given it: in a cluster, `/device:CPU:0` is one of several."""
-    own = own_task()
-    if own is None or not name.startswith("/device:"):
+    own_job = own_task()
+    if own_job is None or not name.startswith("/device:"):
         return name
-    return f"/job:{own[0]}/replica:0/task:{own[1]}{name}"
+    return f"/job:{own_job[0]}/replica:0/task:{own_job[1]}{name}"
 
 
 def _existing() -> tuple[str, ...]:
     return tuple(canonical_name(device.name) for device in tf.config.list_logical_devices())
 
 
-def _first_devices(count: int, argument: str, said: str) -> tuple[str, ...]:
+def _first_devices(count: int, argument: str, as_said: str) -> tuple[str, ...]:
     if count < 1:
-        raise ArgumentError(f"{said}: at least one device is needed.")
+        raise ArgumentError(f"{as_said}: at least one device is needed.")
     available = available_devices()
     if count > len(available):
         kind = "GPU" if "device:GPU:" in available[0] else "CPU device"
-        there = f"is only 1 {kind}" if len(available) == 1 else f"are only {len(available)} {kind}s"
+        how_many = f"is only 1 {kind}" if len(available) == 1 else f"are only {len(available)} {kind}s"
         missing = DeviceError(
-            f"{said}: there {there}. This process has:\n{_what_there_is()}\n"
+            f"{as_said}: there {how_many}. This process has:\n{_what_there_is()}\n"
             f'For a plan or a placement only, name them: {argument}=[f"GPU:{{k}}" for k in range({count})].'
         )
         missing.asked = count

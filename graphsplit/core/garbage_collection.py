@@ -42,7 +42,7 @@ def living_objects(*kinds: type) -> list[Any]:
 
 def with_derived(kind: type) -> list[type]:
     """Return a class and all that are derived from it."""
-    found = [kind]
-    for own in found:
-        found += own.__subclasses__()
-    return found
+    classes = [kind]
+    for parent in classes:
+        classes += parent.__subclasses__()
+    return classes

@@ -40,7 +40,7 @@ def by_host(devices: Iterable[str]) -> dict[str, list[str]]:
     >>> by_host(["/task:0/device:CPU:0", "/task:1/device:CPU:0", "/task:0/device:CPU:1"])
     {'/task:0': ['/task:0/device:CPU:0', '/task:0/device:CPU:1'], '/task:1': ['/task:1/device:CPU:0']}
     """
-    found: dict[str, list[str]] = {}
+    devices_by_host: dict[str, list[str]] = {}
     for device in dict.fromkeys(devices):
-        found.setdefault(host_name(device), []).append(device)
-    return found
+        devices_by_host.setdefault(host_name(device), []).append(device)
+    return devices_by_host

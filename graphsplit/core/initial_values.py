@@ -80,7 +80,7 @@ class _Waiting:
     value: InitialValue
     position: int
 
-    def handle_of(self, variable: tf.Variable, own: tf.Tensor) -> tf.Tensor:
+    def handle_of(self, variable: tf.Variable, own_handle: tf.Tensor) -> tf.Tensor:
         """Return a variable's handle for others: in a function that is traced, one that is checked at each call.
 
         Raises:
@@ -88,10 +88,10 @@ class _Waiting:
         """
         graph = None if tf.executing_eagerly() or in_save_context() else function_graph()
         if graph is not None:
-            return value_at_call(graph, functools.partial(_checked, own), own, (id(own), None))
+            return value_at_call(graph, functools.partial(_checked, own_handle), own_handle, (id(own_handle), None))
         if tf.executing_eagerly():
             self._check(variable)
-        return own
+        return own_handle
 
     def saved(self, variable: tf.Variable, spec: Any) -> Any:
         """Return what a checkpoint reads of a variable, `spec` if it has a value by then; an error if not."""
@@ -114,8 +114,8 @@ def _checked(handle: tf.Tensor) -> tf.Tensor:
 def give_values(variables: Iterable[tf.Variable]) -> None:
     """Give variables that wait for their values these, in the order in which they were made."""
     waiting = [(variable, waiting_of(variable)) for variable in variables if _waits(variable)]
-    for variable, own in sorted(waiting, key=lambda pair: pair[1].position):
-        own.value.give(variable)
+    for variable, pending in sorted(waiting, key=lambda pair: pair[1].position):
+        pending.value.give(variable)
         end_wait(variable)
 
 
@@ -123,9 +123,11 @@ def check_values(handles: Iterable[tf.Tensor]) -> None:
     """Raise `ArgumentError` if variables behind some of these handles, which are their own ones, have no values."""
     if not _without:
         return
-    found = {id(handle): variable for handle in handles if (variable := _without.get(id(handle))) is not None}
-    check_have_values([name_of(variable) for variable in found.values() if _waits(variable)])
-    for key in found:
+    variable_by_handle = {
+        id(handle): variable for handle in handles if (variable := _without.get(id(handle))) is not None
+    }
+    check_have_values([name_of(variable) for variable in variable_by_handle.values() if _waits(variable)])
+    for key in variable_by_handle:
         _without.pop(key, None)
 
 
@@ -147,13 +149,15 @@ def initial_value(value: Any, dtype: Any, shape: Any) -> InitialValue | Callable
       A function that returns the value, for those that only `tf.Variable` knows what to do with: of another shape than
       the variable, of strings, or read from a checkpoint whenever it is.
     """
-    if (made := _by_initializer(value, dtype)) is not None:
-        return made
+    if (by_initializer := _by_initializer(value, dtype)) is not None:
+        return by_initializer
     if callable(value):
         with tf.device(_HOST):
             value = value()
-    known = [own for own in (shape, getattr(value, "shape", None)) if own is not None]
-    if hasattr(value, "checkpoint_position") or not all(tf.TensorShape(own).is_fully_defined() for own in known):
+    known = [known_shape for known_shape in (shape, getattr(value, "shape", None)) if known_shape is not None]
+    if hasattr(value, "checkpoint_position") or not all(
+        tf.TensorShape(known_shape).is_fully_defined() for known_shape in known
+    ):
         return lambda: value
     with tf.device(_HOST):
         whole = tf.convert_to_tensor(value, dtype)
@@ -164,18 +168,18 @@ def initial_value(value: Any, dtype: Any, shape: Any) -> InitialValue | Callable
 
 def _by_initializer(make: Any, dtype: Any) -> InitialValue | None:
     """Return the value that a function makes by an initializer of Keras, of which shape and dtype are known before."""
-    if (made := new_variable_of(make)) is not None:
-        initializer, shape = made[0], made[1].shape
+    if (new_variable := new_variable_of(make)) is not None:
+        initializer, shape = new_variable[0], new_variable[1].shape
     elif _is_of_tf_keras(make):
         initializer, shape = make.func, make.args[0]
     else:
         return None
     if dtype is None:
         return None
-    own = tuple(tf.TensorShape(shape).as_list())
+    sizes = tuple(tf.TensorShape(shape).as_list())
     if _is_uniform(initializer):
-        return InitialValue(own, tf.as_dtype(dtype), functools.partial(initializer, dtype=dtype), is_uniform=True)
-    return InitialValue(own, tf.as_dtype(dtype), functools.partial(_drawn, make, dtype))
+        return InitialValue(sizes, tf.as_dtype(dtype), functools.partial(initializer, dtype=dtype), is_uniform=True)
+    return InitialValue(sizes, tf.as_dtype(dtype), functools.partial(_drawn, make, dtype))
 
 
 def _is_of_tf_keras(make: Any) -> bool:

@@ -91,8 +91,8 @@ def slots_of(optimizer: Any, variables: Sequence[Any]) -> Iterator[tuple[Any, An
     """
     # one that scales the loss, or has an optimizer for some of the variables each, has these do all else
     if inner := [optimizer.inner_optimizer] if hasattr(optimizer, "inner_optimizer") else _several_in(optimizer):
-        for own in inner:
-            yield from slots_of(own, variables)
+        for inner_optimizer in inner:
+            yield from slots_of(inner_optimizer, variables)
         return
     if hasattr(optimizer, "get_slot_names"):
         for variable in variables:
@@ -134,9 +134,9 @@ def names_in_optimizers(optimizer: Any, names: Sequence[str]) -> Iterator[str]:
     keras: Any = sys.modules["keras"]
     kinds = [kind for kind in vars(keras.optimizers).values() if isinstance(kind, type)]
     known = [re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower() for kind in kinds]
-    for own in known if optimizer is None else [optimizer.name]:
-        yield from (f"{own}/iteration", f"{own}/learning_rate")
-        yield from [f"{own}/{name.replace('/', '_')}_{slot}" for name in names for slot in _SLOTS]
+    for optimizer_name in known if optimizer is None else [optimizer.name]:
+        yield from (f"{optimizer_name}/iteration", f"{optimizer_name}/learning_rate")
+        yield from [f"{optimizer_name}/{name.replace('/', '_')}_{slot}" for name in names for slot in _SLOTS]
 
 
 def make_slots(optimizer: Any, variables: Sequence[Any]) -> None:
@@ -237,11 +237,11 @@ class SharedState:
         return self.template.__reduce__()  # a copy, or what is unpickled, is a template
 
 
-def sharing_state(kind: type[SharedState], template: Any, **own: Any) -> Any:
+def sharing_state(kind: type[SharedState], template: Any, **attributes: Any) -> Any:
     """Return a model as an object of another class, which calls no constructor."""
     model = object.__new__(kind)
     object.__setattr__(model, "__dict__", template.__dict__)
-    for name, value in {"template": template, **own}.items():
+    for name, value in {"template": template, **attributes}.items():
         object.__setattr__(model, name, value)
     return model
 

@@ -48,9 +48,9 @@ class Replicate:
 
     def nearest(self, device: str) -> str:
         """Return the device of the group whose value another device reads: its own, one of its host, or the first."""
-        told = [own for own, readers in zip(self.devices, self.readers, strict=False) if device in readers]
-        near = [own for own in self.devices if host_name(own) == host_name(device)]
-        return device if device in self.devices else [*told, *near, self.devices[0]][0]
+        named = [copy for copy, readers in zip(self.devices, self.readers, strict=False) if device in readers]
+        near = [copy for copy in self.devices if host_name(copy) == host_name(device)]
+        return device if device in self.devices else [*named, *near, self.devices[0]][0]
 
     def cut(self, shape: Sequence[int | None] | None) -> Shard | None:
         """Return how a sum of this shape is cut that is added up in parts: along its longest axis; None if it is not.
@@ -229,7 +229,7 @@ class Cut:
         >>> Cut(0, 10, 4).lengths
         (3, 3, 2, 2)
         """
-        return tuple([sum(map(len, own)) for own in self.ranges])
+        return tuple([sum(map(len, entries)) for entries in self.ranges])
 
     @property
     def ranges(self) -> list[list[range]]:
@@ -238,19 +238,19 @@ class Cut:
         >>> Cut(0, 3, 2, blocks=2).ranges
         [[range(0, 2), range(3, 5)], [range(2, 3), range(5, 6)]]
         """
-        found: list[list[range]] = [[] for _ in range(self.parts)]
+        ranges_by_piece: list[list[range]] = [[] for _ in range(self.parts)]
         end = 0
         for times in self.times or (1,) * self.blocks:
-            for own, count in zip(found, EvenCut(self.length).counts(self.parts), strict=True):
-                own.append(range(end, end + self.block * times * count))
+            for ranges, count in zip(ranges_by_piece, EvenCut(self.length).counts(self.parts), strict=True):
+                ranges.append(range(end, end + self.block * times * count))
                 end += self.block * times * count
-        return found
+        return ranges_by_piece
 
     @property
     def in_place(self) -> Shard:
         """Return the layout of a variable that is used where its pieces are."""
         times = self.times or (1,) * self.blocks
-        return joined([evenly(self.axis, self.length, self.parts, self.block * own) for own in times])
+        return joined([evenly(self.axis, self.length, self.parts, self.block * count) for count in times])
 
     @property
     def layout(self) -> Shard:
@@ -275,24 +275,24 @@ class Nested:
     @property
     def parts(self) -> int:
         """Return how many parts there are, those of the first column first."""
-        return sum([own.parts for own in self.rows])
+        return sum([row.parts for row in self.rows])
 
     @property
     def devices(self) -> tuple[str, ...]:
         """The devices of the parts, full names."""
-        return tuple([device for own in self.rows for device in own.devices])
+        return tuple([device for row in self.rows for device in row.devices])
 
     @property
     def reshard(self) -> bool:
         """Whether what is put together in a column is dropped, and put together again for the backward pass."""
         if not self.axis:
             return isinstance(self.columns, Cut) and self.columns.reshard
-        return any(not isinstance(own, Replicate) and own.reshard for own in self.rows)
+        return any(not isinstance(row, Replicate) and row.reshard for row in self.rows)
 
     @property
     def firsts(self) -> tuple[int, ...]:
         """The number of each column's first part."""
-        return tuple([sum([own.parts for own in self.rows[:d]]) for d in range(len(self.rows))])
+        return tuple([sum([row.parts for row in self.rows[:d]]) for d in range(len(self.rows))])
 
 
 Division = Cut | Replicate
@@ -317,7 +317,7 @@ def copies_of_pieces(layout: Layout) -> list[Replicate]:
     if not isinstance(cut, EvenCut) or not cut.groups:
         return []
     copies = [tuple([group[cut.groups[0].index(device)] for group in cut.groups]) for device in cut.devices]
-    return [Replicate(own, own, cut.groups) for own in copies]
+    return [Replicate(devices, devices, cut.groups) for devices in copies]
 
 
 def cut_in(division: MeshDivision) -> MeshDivision:
@@ -353,12 +353,12 @@ def part_ranges(division: MeshDivision, ranges: Sequence[Sequence[int]]) -> list
     if isinstance(division, Replicate):
         return [tuple(ranges)] * division.parts
     if isinstance(division, Cut):
-        own, before = ranges[division.axis], (*ranges[: division.axis],)
-        pieces = [[own[entries.start : entries.stop] for entries in blocks] for blocks in division.ranges]
+        numbers, before = ranges[division.axis], (*ranges[: division.axis],)
+        pieces = [[numbers[entries.start : entries.stop] for entries in blocks] for blocks in division.ranges]
         joined = [piece[0] if len(piece) == 1 else [*itertools.chain(*piece)] for piece in pieces]
         return [(*before, piece, *ranges[division.axis + 1 :]) for piece in joined]
     columns = zip(division.rows, part_ranges(division.columns, ranges), strict=True)
-    return [part for own, column in columns for part in part_ranges(own, column)]
+    return [part for row_division, column in columns for part in part_ranges(row_division, column)]
 
 
 def part_shapes(division: MeshDivision, shape: Sequence[int]) -> list[tuple[int, ...]]:
@@ -436,8 +436,8 @@ def joined(layouts: Sequence[Shard]) -> Shard:
 
 
 def _of_blocks(axis: int, blocks: Sequence[int], parts: Sequence[BatchRows | EvenCut | OtherRows]) -> Shard:
-    one = all(part == parts[0] for part in parts)
-    return Shard(axis, tuple(blocks), (parts[0] if parts else BATCH) if one else Joined(tuple(parts)))
+    are_equal = all(part == parts[0] for part in parts)
+    return Shard(axis, tuple(blocks), (parts[0] if parts else BATCH) if are_equal else Joined(tuple(parts)))
 
 
 def _counts(part: BatchRows | EvenCut | OtherRows, rows: Sequence[int]) -> Sequence[int]:

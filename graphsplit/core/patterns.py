@@ -124,14 +124,14 @@ def scopes_fitting(option: str, patterns: Iterable[str], scopes: Sequence[str]) 
     >>> scopes_fitting("stages", ["dense"], ["sequential", "sequential/dense_1"])
     {'dense': ['sequential/dense_1']}
     """
-    found = {p: [s for s in scopes if fits(s, p) or fits(_NUMBER.sub("", s), p)] for p in patterns}
-    for pattern in [pattern for pattern, own in found.items() if not own]:
+    scopes_by_pattern = {p: [s for s in scopes if fits(s, p) or fits(_NUMBER.sub("", s), p)] for p in patterns}
+    for pattern in [pattern for pattern, fitting in scopes_by_pattern.items() if not fitting]:
         like = near(pattern, [_NUMBER.sub("", scope.rpartition("/")[2]) for scope in scopes]) or scopes[:3]
         raise ArgumentError(
             f"{option}: no operation is in a layer whose name {pattern!r} fits. "
             f"Names here are like {', '.join(map(repr, like)) or 'none, as no layer has one'}."
         )
-    return found
+    return scopes_by_pattern
 
 
 def pattern_of(name: str) -> str:
@@ -143,23 +143,23 @@ def pattern_of(name: str) -> str:
     return f"/{glob.escape(name)}"
 
 
-def near(asked: str, names: Iterable[str], cutoff: float = _NEAR) -> list[str]:
+def near(word: str, names: Iterable[str], cutoff: float = _NEAR) -> list[str]:
     """Return the few names, or patterns, that are most like what was asked, if any are.
 
     >>> near("devises", ["devices", "split"])
     ['devices']
     """
-    return difflib.get_close_matches(asked, list(dict.fromkeys(names)), n=_MOST_NEAR, cutoff=cutoff)
+    return difflib.get_close_matches(word, list(dict.fromkeys(names)), n=_MOST_NEAR, cutoff=cutoff)
 
 
-def meant(asked: object, names: Iterable[str]) -> str:
+def meant(word: object, names: Iterable[str]) -> str:
     """Return the question whether the name was meant that is most like what was asked; "" if none is.
 
     >>> meant("modell", ["batch", "model"])
     " Did you mean 'model'?"
     """
-    found = difflib.get_close_matches(str(asked), names, 1)
-    return f" Did you mean {found[0]!r}?" if found else ""
+    similar = difflib.get_close_matches(str(word), names, 1)
+    return f" Did you mean {similar[0]!r}?" if similar else ""
 
 
 def scopes_and_names(names: Iterable[str]) -> list[str]:
@@ -168,11 +168,11 @@ def scopes_and_names(names: Iterable[str]) -> list[str]:
     >>> scopes_and_names(["dense/kernel", "table"])
     ['dense/*', 'table']
     """
-    found = dict[str, None]()
+    patterns = dict[str, None]()
     for name in names:
         *scopes, last = name.split("/")
-        found.update(dict.fromkeys([*[f"{scope}/*" for scope in scopes], *([] if scopes else [last])]))
-    return list(found)
+        patterns.update(dict.fromkeys([*[f"{scope}/*" for scope in scopes], *([] if scopes else [last])]))
+    return list(patterns)
 
 
 def suggesting_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -196,11 +196,11 @@ def suggesting_options(function: Callable[P, R]) -> Callable[P, R]:
 def _said(wrong: Mapping[str, object], known: list[str]) -> str:
     """Name the wrong options, and how they are written now, what is near them or says the same, or all there are."""
     now = {name: renamed(name, value) for name, value in wrong.items()}
-    unknown = [name for name, text in now.items() if not any(f" {own}=" in text for own in known)]
-    said = [text for name, text in now.items() if name not in unknown]
-    ours = {name: [own for own in _OURS.get(name, ()) if own in known] for name in unknown}
-    alike = [found for name in unknown for found in (ours[name] or near(name, known, cutoff=_NEAR_OPTION))[:1]]
-    said += [f"Did you mean {', '.join(f'{name}=' for name in dict.fromkeys(alike))}?"] if alike else []
-    said += dict.fromkeys(_ELSEWHERE[name] for name in wrong if name in _ELSEWHERE)
+    unknown = [name for name, text in now.items() if not any(f" {option}=" in text for option in known)]
+    sentences = [text for name, text in now.items() if name not in unknown]
+    ours = {name: [option for option in _OURS.get(name, ()) if option in known] for name in unknown}
+    alike = [similar for name in unknown for similar in (ours[name] or near(name, known, cutoff=_NEAR_OPTION))[:1]]
+    sentences += [f"Did you mean {', '.join(f'{name}=' for name in dict.fromkeys(alike))}?"] if alike else []
+    sentences += dict.fromkeys(_ELSEWHERE[name] for name in wrong if name in _ELSEWHERE)
     names = ", ".join(f"{name}=" for name in wrong)
-    return f"{names}. {' '.join(said) or 'It has ' + ', '.join(f'{name}=' for name in known[1:]) + '.'}"
+    return f"{names}. {' '.join(sentences) or 'It has ' + ', '.join(f'{name}=' for name in known[1:]) + '.'}"

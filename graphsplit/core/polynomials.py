@@ -223,8 +223,8 @@ def substituted(value: np.ndarray, point: Point) -> np.ndarray:
 def coefficients(value: np.ndarray) -> dict[Monomial, np.ndarray]:
     """Return an array of polynomials as one array of numbers for each of their monomials."""
     polynomials = [Polynomial.of(entry) for entry in value.flat]
-    found = sorted({monomial for polynomial in polynomials for monomial in polynomial.terms})
+    monomials = sorted({monomial for polynomial in polynomials for monomial in polynomial.terms})
     return {
         monomial: np.array([p.terms.get(monomial, 0) for p in polynomials], np.int64).reshape(value.shape)
-        for monomial in found
+        for monomial in monomials
     }

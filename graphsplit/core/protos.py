@@ -103,12 +103,12 @@ def inputs_of(node: Any) -> tuple[list[str], list[str]]:
 
 def functions_named(nodes: Iterable[Any], library: Mapping[str, Any]) -> list[str]:
     """Return the functions of a library that nodes name, by any attribute or as their type."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for node in nodes:
-        found[node.op] = None
+        names[node.op] = None
         for value in node.attr.values():
-            found.update(dict.fromkeys([f.name for f in (value.func, *value.list.func)]))
-    return [name for name in found if name in library]
+            names.update(dict.fromkeys([f.name for f in (value.func, *value.list.func)]))
+    return [name for name in names if name in library]
 
 
 def set_inputs(node: Any, inputs: Iterable[str]) -> None:

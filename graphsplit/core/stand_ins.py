@@ -20,5 +20,5 @@ def unregister(find: Callable[[Any], Any]) -> None:
 
 def answering(target: Any) -> Any:
     """Return what answers for an object: mostly itself."""
-    found = (find(target) for find in _finders)
-    return next((stand_in for stand_in in found if stand_in is not None), target)
+    answers = (find(target) for find in _finders)
+    return next((stand_in for stand_in in answers if stand_in is not None), target)

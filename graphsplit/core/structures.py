@@ -216,13 +216,13 @@ def walk(tree: Tree, prefix: str | None = None) -> Iterator[tuple[str, Leaf]]:
 
 def paths(tree: Tree, prefix: str | None = None) -> list[tuple[str, TensorLeaf]]:
     """Return every tensor with its path, parts of composite tensors as well; see `walk`."""
-    found: list[tuple[str, TensorLeaf]] = []
+    leaf_by_path: list[tuple[str, TensorLeaf]] = []
     for path, leaf in walk(tree, prefix):
         if isinstance(leaf, TensorLeaf):
-            found.append((path, leaf))
+            leaf_by_path.append((path, leaf))
         elif isinstance(leaf, CompositeLeaf):
-            found += [(f"{path} (part {i})", part) for i, part in enumerate(leaf.parts)]
-    return found
+            leaf_by_path += [(f"{path} (part {i})", part) for i, part in enumerate(leaf.parts)]
+    return leaf_by_path
 
 
 def leaves(tree: Tree) -> list[TensorLeaf]:
@@ -232,12 +232,12 @@ def leaves(tree: Tree) -> list[TensorLeaf]:
 
 def composites(tree: Tree) -> list[tuple[int, CompositeLeaf]]:
     """Return the composite tensors of a structure, each with the number of its first part among the tensors."""
-    found, first = [], 0
+    leaves_with_first, first = [], 0
     for _, leaf in walk(tree):
         if isinstance(leaf, CompositeLeaf):
-            found.append((first, leaf))
+            leaves_with_first.append((first, leaf))
         first += len(leaves(leaf))
-    return found
+    return leaves_with_first
 
 
 def known_sparse_shapes(tree: Tree) -> dict[int, tuple[int, ...]]:
@@ -335,15 +335,15 @@ def _mapping(kind: Any, keys: Sequence[Any], entries: list[Any], factory: Any) -
     if not issubclass(kind, MutableMapping):
         return kind(pairs if kind is types.MappingProxyType else tuple(pairs.items()))
     try:
-        made = kind(factory) if issubclass(kind, collections.defaultdict) else kind()
+        mapping = kind(factory) if issubclass(kind, collections.defaultdict) else kind()
     except TypeError as error:
         raise UnsupportedError(
             f"A {kind.__module__}.{kind.__qualname__} holds tensors. Like tf.nest, graphsplit makes a mapping of the "
             f"same type for other tensors by calling it without arguments, which failed: {error}. Pass a dict."
         ) from error
     for key, entry in pairs.items():
-        made[key] = entry
-    return made
+        mapping[key] = entry
+    return mapping
 
 
 def _attributes(value: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
@@ -357,10 +357,10 @@ def _attributes(value: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
 
 def _object(kind: Any, keys: Sequence[Any], entries: list[Any], _: Any) -> Any:
     """Make an object without its constructor, which may convert, check, or not take every field."""
-    made = kind.__new__(kind)
+    instance = kind.__new__(kind)
     for name, entry in zip(keys, entries, strict=True):
-        object.__setattr__(made, name, entry)
-    return made
+        object.__setattr__(instance, name, entry)
+    return instance
 
 
 def _custom_parts(value: Any) -> tuple[tuple[Any, ...], list[Any], Any]:

@@ -88,9 +88,11 @@ def rewritten_by_autograph(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function whose control flow on tensors becomes operations of the graph in which it is called."""
     enabled = ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
     # AutoGraph keeps what it rewrites by who asked; what it rewrites in any case, `tf.function` may have asked for.
-    asked = inspect.isroutine(fn) and not conversion.is_allowlisted(fn)
-    found: Callable[..., Any] = autograph.convert(recursive=True, user_requested=asked, conversion_ctx=enabled)(fn)
-    return found
+    by_user = inspect.isroutine(fn) and not conversion.is_allowlisted(fn)
+    rewritten: Callable[..., Any] = autograph.convert(recursive=True, user_requested=by_user, conversion_ctx=enabled)(
+        fn
+    )
+    return rewritten
 
 
 def is_compiled_function(fn: object) -> bool:
@@ -259,9 +261,9 @@ class _HandleSpec(tf.TensorSpec):  # type: ignore[misc]  # (TensorFlow has no ty
         return (*super()._serialize(), self._number)
 
     def placeholder_value(self, placeholder_context: Any) -> Any:
-        found = super().placeholder_value(placeholder_context)
-        found._id = self._number
-        return found
+        placeholder = super().placeholder_value(placeholder_context)
+        placeholder._id = self._number
+        return placeholder
 
 
 def in_save_context() -> bool:
@@ -442,13 +444,13 @@ def _vectorized(call: Any, backward: Callable[..., Any]) -> Any:
     """
     inputs, stacked = [x.t for x in call.inputs], [x.is_stacked for x in call.inputs]
     with record.stop_recording():
-        found = pfor._convert_partitioned_call(call)
-    outputs = [x.t for x in found]
-    own = functools.partial(_by_rows, backward, stacked, [x.is_stacked for x in found])
-    set_graph_gradient(outputs, own, by_rows=True)
+        converted = pfor._convert_partitioned_call(call)
+    outputs = [x.t for x in converted]
+    gradient_by_rows = functools.partial(_by_rows, backward, stacked, [x.is_stacked for x in converted])
+    set_graph_gradient(outputs, gradient_by_rows, by_rows=True)
     if not tf.executing_eagerly() and record.should_record_backprop(inputs):
-        record_on_tapes("rows", outputs, inputs, lambda *gradients: own(inputs, outputs, gradients))
-    return found
+        record_on_tapes("rows", outputs, inputs, lambda *gradients: gradient_by_rows(inputs, outputs, gradients))
+    return converted
 
 
 def _by_rows(
@@ -460,22 +462,22 @@ def _by_rows(
     gradients: Sequence[Any],
 ) -> list[Any]:
     """Return the gradients by the inputs of a vectorized call: of each row by itself, added up for what rows share."""
-    own, total = inputs[: len(stacked)], next(tf.shape(x)[0] for x, s in zip(inputs, stacked, strict=False) if s)
+    own_inputs, total = inputs[: len(stacked)], next(tf.shape(x)[0] for x, s in zip(inputs, stacked, strict=False) if s)
     first = tf.one_hot(0, total, dtype=tf.int32)  # what rows share is given its gradient once
-    given = [
+    row_gradients = [
         g if g is None or s else _in_row(tf.convert_to_tensor(g), first)
         for g, s in zip(gradients, stacked_outputs, strict=True)
     ]
-    has_rows = [*stacked, *stacked_outputs, *[g is not None for g in given]]
-    everything = [*own, *outputs, *given]
+    has_rows = [*stacked, *stacked_outputs, *[g is not None for g in row_gradients]]
+    everything = [*own_inputs, *outputs, *row_gradients]
 
     def one(rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         following = iter(rows)
         row = [next(following) if has else whole for has, whole in zip(has_rows, everything, strict=True)]
-        a, b = len(own), len(own) + len(outputs)
-        found = backward(row[:a], row[a:b], row[b:])
-        which[:] = [k for k, gradient in enumerate(found) if gradient is not None]
-        return [tf.convert_to_tensor(found[k]) for k in which]
+        a, b = len(own_inputs), len(own_inputs) + len(outputs)
+        by_inputs = backward(row[:a], row[a:b], row[b:])
+        which[:] = [k for k, gradient in enumerate(by_inputs) if gradient is not None]
+        return [tf.convert_to_tensor(by_inputs[k]) for k in which]
 
     which: list[int] = []
     by_row = tf.vectorized_map(one, [t for has, t in zip(has_rows, everything, strict=True) if has])
@@ -654,8 +656,8 @@ class RuntimeFunction:
         graph._add_function_recursive(self._function)
         types = [spec.dtype.as_datatype_enum for spec in self._outs]
         stateful = self._function.call_options.is_stateful
-        own = None if self._inline else self._config
-        config = own or context.context().function_call_options.as_attrs()["config_proto"]
+        own_config = None if self._inline else self._config
+        config = own_config or context.context().function_call_options.as_attrs()["config_proto"]
         with record.stop_recording():
             call = atomic_function.partitioned_call_op(self._name, list(arguments), stateful, types, config)
         only_read = tf.compat.v1.AttrValue()
@@ -682,7 +684,7 @@ def _variables_only_read(definition: Any) -> list[int]:
 def _type_of(signature: Any) -> Any:
     """Return the type of a function of a library, which `tf.vectorized_map` and Jacobians ask for."""
     arguments = (signature.input_arg, signature.output_arg)
-    return _flat_type(*([tf.TensorSpec(None, tf.as_dtype(a.type)) for a in found] for found in arguments))
+    return _flat_type(*([tf.TensorSpec(None, tf.as_dtype(a.type)) for a in tensors] for tensors in arguments))
 
 
 def _flat_type(specs: Sequence[tf.TypeSpec], outs: Sequence[tf.TypeSpec]) -> Any:

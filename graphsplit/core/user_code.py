@@ -68,12 +68,12 @@ def calling_class(frames: Iterable[Any]) -> str:
     lines = linecache.getlines(frame.filename)[: frame.lineno] if frame is not None else []
     indent = None  # of the function, once that was met
     for line in reversed(lines):
-        found = _DEFINITION.match(line)
-        if found is None or (found["name"] != "call" if indent is None else len(found["indent"]) >= indent):
+        match = _DEFINITION.match(line)
+        if match is None or (match["name"] != "call" if indent is None else len(match["indent"]) >= indent):
             continue
-        if found["kind"] == "class":
-            return found["name"]
-        indent = len(found["indent"])
+        if match["kind"] == "class":
+            return match["name"]
+        indent = len(match["indent"])
     return ""
 
 
@@ -114,10 +114,10 @@ def shortened(error: Exception) -> Exception:
     else keeps every line, and so does everything after `tf.debugging.disable_traceback_filtering()`. Functions that
     AutoGraph rewrote have their lines in the error's message, if AutoGraph could put them there.
     """
-    told = hasattr(error, "ag_error_metadata")
+    is_explained = hasattr(error, "ag_error_metadata")
     files = [(frame, frame.tb_frame.f_code.co_filename) for frame in _frames(error.__traceback__)]
-    users = [frame for frame, name in files if is_users(name) or (_REWRITTEN in name and not told)]
-    known = told or users or isinstance(error, (GraphsplitError, tf.errors.OpError))
+    users = [frame for frame, name in files if is_users(name) or (_REWRITTEN in name and not is_explained)]
+    known = is_explained or users or isinstance(error, (GraphsplitError, tf.errors.OpError))
     if not known or not tf.debugging.is_traceback_filtering_enabled():
         return error
     following: TracebackType | None = None
@@ -126,7 +126,7 @@ def shortened(error: Exception) -> Exception:
     return error.with_traceback(following)
 
 
-def _frames(found: TracebackType | None) -> Iterable[TracebackType]:
-    while found is not None:
-        yield found
-        found = found.tb_next
+def _frames(entry: TracebackType | None) -> Iterable[TracebackType]:
+    while entry is not None:
+        yield entry
+        entry = entry.tb_next

@@ -82,9 +82,9 @@ def _said(moved: Sequence[tf.Variable], where: str) -> tuple[str, ...]:
 def _new_slots(lies: Arrangement, trace: Trace) -> list[tf.Variable]:
     """Give slots without a layout the one that was asked for their variables; return them."""
     heads, together = slots_in(trace), dict[tuple[Any, ...], list[tuple[tf.Variable, Any]]]()
-    for slot in [own for own in trace.variables if id(own) in heads and lies.of(own).asked is None]:
+    for slot in [own for own in trace.variables if id(own) in heads and lies.of(own).wish is None]:
         head = heads[id(slot)]
-        layout, *how = lies.of(head).asked or ("home", ())
+        layout, *how = lies.of(head).wish or ("home", ())
         is_there = layout != "replicated" or lies.device_of(slot) in how[0]  # (one of the copies is the slot)
         if layout != "home" and is_there and not lies.of(head).automatic and head.shape == slot.shape:
             together.setdefault(tuple(how), []).append((slot, layout))

@@ -50,7 +50,7 @@ def lying_elsewhere(
     for variable, layout in zip(variables, along, strict=True):
         division = here.of(variable).division
         if at_home:
-            there.decide(variable, division=None, stays="", asked=None)
+            there.decide(variable, division=None, stays="", wish=None)
         elif layout is not None:
             there.decide(variable, division=None)
         if division is None or at_home or layout is not None:

@@ -275,7 +275,7 @@ def decide(
     for variable, own in zip(variables, wanted, strict=True):
         if own is not None:
             asked = own, tuple(devices), mesh, reshard_after_forward
-            lies.decide(variable, automatic=own if is_automatic else "", asked=asked)  # for slots yet to be made
+            lies.decide(variable, automatic=own if is_automatic else "", wish=asked)  # for slots yet to be made
 
 
 def wanted_layouts(

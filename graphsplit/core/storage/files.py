@@ -61,7 +61,7 @@ def find(path: Path) -> os.stat_result | None:
 
 def kind_of(path: Path) -> str:
     """Return what is at a path, as people say it: `"a directory"`, `"a plain file"`, `"a device"`; "" for nothing."""
-    found = find(path)
+    status = find(path)
     kinds: dict[Callable[[int], bool], str] = {
         stat.S_ISREG: "a plain file",
         stat.S_ISDIR: "a directory",
@@ -71,13 +71,13 @@ def kind_of(path: Path) -> str:
         stat.S_ISFIFO: "a pipe",
         stat.S_ISSOCK: "a socket",
     }
-    return "" if found is None else next((name for test, name in kinds.items() if test(found.st_mode)), "no file")
+    return "" if status is None else next((name for test, name in kinds.items() if test(status.st_mode)), "no file")
 
 
 def check_apart(source: str, target: str) -> None:
     """Raise `ArgumentError` if writing `target` would touch `source`."""
-    here, there = Path(source).resolve(), resolve_target(target)
-    if here == there or here in there.parents or there in here.parents:
+    source_path, target_path = Path(source).resolve(), resolve_target(target)
+    if source_path == target_path or source_path in target_path.parents or target_path in source_path.parents:
         raise ArgumentError(f"{target!r} is, contains or is inside of the input {source!r}, which is not changed.")
 
 
@@ -118,8 +118,8 @@ def check_writable(target: str, recognize: Recognizer) -> None:
 
 def write(target: str, content: bytes, recognize: Recognizer) -> None:
     """Write a file. See `replacing`."""
-    with replacing(target, recognize) as made:
-        Path(made).write_bytes(content)
+    with replacing(target, recognize) as new_path:
+        Path(new_path).write_bytes(content)
 
 
 @contextlib.contextmanager
@@ -136,12 +136,12 @@ def replacing(target: str, recognize: Recognizer) -> Iterator[str]:
     """
     final = check_replaceable(target, recognize)
     with _workshop(final, target) as workshop:
-        made = workshop / final.name
+        new_path = workshop / final.name
         try:
-            yield str(made)
-            _flush(made)
+            yield str(new_path)
+            _flush(new_path)
             check_replaceable(target, recognize)  # once more: writing may have taken long
-            _put_in_place(made, final)
+            _put_in_place(new_path, final)
         except StorageError:
             raise
         except OSError as error:
@@ -179,9 +179,9 @@ def _workshop(final: Path, target: str, trial: bool = False) -> Iterator[Path]:
                 folder.rmdir()
 
 
-def _flush(made: Path) -> None:
+def _flush(new_path: Path) -> None:
     """Have everything on the disk before it takes the place of something: a full disk may show itself only now."""
-    for path in (made, *made.rglob("*")) if made.is_dir() else (made,):
+    for path in (new_path, *new_path.rglob("*")) if new_path.is_dir() else (new_path,):
         if path.is_file() and not path.is_symlink():
             descriptor = os.open(path, os.O_RDONLY)
             try:
@@ -190,17 +190,17 @@ def _flush(made: Path) -> None:
                 os.close(descriptor)
 
 
-def _put_in_place(made: Path, final: Path) -> None:
+def _put_in_place(new_path: Path, final: Path) -> None:
     if find(final) is None:
-        os.rename(made, final)
-    elif final.is_file() and made.is_file():
-        shutil.copymode(final, made)
-        os.replace(made, final)
-    elif not _exchange(str(made), str(final)):  # in two steps; the old one keeps a name all the time
+        os.rename(new_path, final)
+    elif final.is_file() and new_path.is_file():
+        shutil.copymode(final, new_path)
+        os.replace(new_path, final)
+    elif not _exchange(str(new_path), str(final)):  # in two steps; the old one keeps a name all the time
         aside = Path(tempfile.mkdtemp(prefix=".graphsplit.", suffix=".replaced", dir=final.parent))
         os.rename(final, aside / final.name)
         try:
-            os.rename(made, final)
+            os.rename(new_path, final)
         except OSError:
             os.rename(aside / final.name, final)
             aside.rmdir()
@@ -208,15 +208,15 @@ def _put_in_place(made: Path, final: Path) -> None:
         shutil.rmtree(aside)
 
 
-def _exchange(one: str, other: str) -> bool:
+def _exchange(path: str, other: str) -> bool:
     """Let two paths change places in one step; return whether the system did. See renameat2(2)."""
     if sys.platform != "linux":
         return False
     rename: Callable[..., int] | None = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    here = _AT_WORKING_DIRECTORY
-    return rename(here, os.fsencode(one), here, os.fsencode(other), _EXCHANGE) == 0
+    directory = _AT_WORKING_DIRECTORY
+    return rename(directory, os.fsencode(path), directory, os.fsencode(other), _EXCHANGE) == 0
 
 
 GRAPH_SUFFIXES = (".pb", ".pbtxt")
@@ -231,9 +231,9 @@ def model_file(directory: str) -> Path:
     for name in ("saved_model.pb", "saved_model.pbtxt", "saved_model.cpb"):
         if (folder / name).is_file():
             return folder / name
-    there = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+    entries = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
     raise ArgumentError(
-        f"{directory!r} is not a SavedModel: it has no saved_model.pb; it holds {there}. "
+        f"{directory!r} is not a SavedModel: it has no saved_model.pb; it holds {entries}. "
         "Keras models are written as one by model.export(directory)."
     )
 

@@ -44,7 +44,7 @@ def _field_bytes(message: Any, field: FieldDescriptor, value: Any) -> bytes:
         return b"".join(_entry_bytes(message, field, key, value[key]) for key in _sorted(value))
     if field.message_type is not None:
         each = [value] if isinstance(value, Message) else value
-        return b"".join(_with_length(field.number, canonical_bytes(one)) for one in each)
+        return b"".join(_with_length(field.number, canonical_bytes(entry)) for entry in each)
     alone = type(message)()
     if isinstance(value, (str, bytes, int, float)):
         setattr(alone, field.name, value)
@@ -71,7 +71,7 @@ def _is_in_order(message: Any) -> bool:
             keys = _sorted(value)
             if any(not isinstance(b, str) or b.startswith(str(a)) for a, b in itertools.pairwise(keys)):
                 return False
-            inside = [one for one in value.values() if isinstance(one, Message)]
+            inside = [entry for entry in value.values() if isinstance(entry, Message)]
         elif field.message_type is not None and _has_maps(field.message_type):
             inside = [value] if isinstance(value, Message) else value
         if not all(map(_is_in_order, inside)):
@@ -180,7 +180,7 @@ def check_variables(directory: str, meta_graph: Any) -> None:
 
 def _is_newer(meta_graph: Any) -> bool:
     """Return whether a newer TensorFlow wrote a graph: it may have fields that are not known here."""
-    written, here = (
+    written, running = (
         version.split(".")[:2] for version in (meta_graph.meta_info_def.tensorflow_version, tf.__version__)
     )
-    return not all(part.isdigit() for part in written) or [int(p) for p in written] > [int(p) for p in here]
+    return not all(part.isdigit() for part in written) or [int(p) for p in written] > [int(p) for p in running]

@@ -69,15 +69,17 @@ def signatures_of(loaded: Any, directory: str, listed: Sequence[str]) -> dict[st
     Raises:
       ArgumentError: if they have not.
     """
-    there = getattr(loaded, "signatures", None)
-    found = dict(there) if isinstance(there, Mapping) else {}
-    wrong = [key for key in sorted(listed) if not isinstance(found.get(key), tf.types.experimental.ConcreteFunction)]
+    loaded_signatures = getattr(loaded, "signatures", None)
+    signatures = dict(loaded_signatures) if isinstance(loaded_signatures, Mapping) else {}
+    wrong = [
+        key for key in sorted(listed) if not isinstance(signatures.get(key), tf.types.experimental.ConcreteFunction)
+    ]
     if wrong:
         raise ArgumentError(
             f"The SavedModel {directory!r} is damaged: its graph lists the signatures {', '.join(map(repr, wrong))}, "
             "and its objects have no such functions. Save it again."
         )
-    return found
+    return signatures
 
 
 def parse(path: Path, proto: Any) -> Any:
@@ -172,13 +174,15 @@ def _makes(nodes: Mapping[str, Any], reference: str, library: Mapping[str, Any])
 def _lost_results(name: str, function: Any, library: Mapping[str, Any]) -> list[str]:
     """Say which results and effects a function has that nothing in it makes."""
     nodes = {node.name: node for node in function.node_def}
-    there = {*nodes, *[argument.name for argument in function.signature.input_arg]}
+    known_names = {*nodes, *[argument.name for argument in function.signature.input_arg]}
     results = [argument.name for argument in function.signature.output_arg]
-    given = [*function.ret.values(), *[f"^{effect}" for effect in function.control_ret.values()]]
-    lost = [r for r in given if source_of(r) not in there or not _makes(nodes, r, library)]
-    return [f"function {name!r} returns nothing as {own!r}" for own in results if own not in function.ret] + [
-        f"function {name!r} returns {reference!r}, which is not there" for reference in lost
-    ]
+    references = [*function.ret.values(), *[f"^{effect}" for effect in function.control_ret.values()]]
+    lost = [r for r in references if source_of(r) not in known_names or not _makes(nodes, r, library)]
+    return [
+        f"function {name!r} returns nothing as {argument_name!r}"
+        for argument_name in results
+        if argument_name not in function.ret
+    ] + [f"function {name!r} returns {reference!r}, which is not there" for reference in lost]
 
 
 def _circle(reads: Mapping[str, Sequence[str]]) -> str:

@@ -31,8 +31,8 @@ from graphsplit.core.variables.running_calls import calls
 def lying_now(variable: tf.Variable) -> Lying:
     """Return how a variable lies."""
     record, parts = noted_of(variable), parts_of_variable(variable)
-    asked = _ORDINARY if record is None else record.lying
-    return asked if parts is None else replace(asked, division=parts.division, layout=parts.layout, over=parts.over)
+    noted = _ORDINARY if record is None else record.lying
+    return noted if parts is None else replace(noted, division=parts.division, layout=parts.layout, over=parts.over)
 
 
 def forget_stage(variable: tf.Variable) -> None:
@@ -81,8 +81,8 @@ class Arrangement:
 
     def of(self, variable: tf.Variable) -> Lying:
         """Return how a variable is to lie."""
-        found = self._decided.get(id(variable))
-        return lying_now(variable) if found is None else found[1]
+        decided = self._decided.get(id(variable))
+        return lying_now(variable) if decided is None else decided[1]
 
     def device_of(self, variable: tf.Variable) -> str:
         """Return where an ordinary variable is."""
@@ -112,24 +112,24 @@ class Arrangement:
 
     def cut_of(self, variable: tf.Variable, layout: Any) -> Cut | None:
         """Return how a variable of a layout, one of `PLACES`, is cut: whole on its own device, where it stays there."""
-        own = self.of(variable)
-        if own.division is not None:
-            return own.cut if own.layout == layout else None
-        return Cut(0, variable.shape[0], 1, devices=(self.device_of(variable),)) if own.stays == layout else None
+        lying = self.of(variable)
+        if lying.division is not None:
+            return lying.cut if lying.layout == layout else None
+        return Cut(0, variable.shape[0], 1, devices=(self.device_of(variable),)) if lying.stays == layout else None
 
     def owned_bytes(self, variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[str, int]:
         """Return the bytes that each device owns of variables that are divided."""
-        found = dict.fromkeys(devices, 0)
+        bytes_by_device = dict.fromkeys(devices, 0)
         for variable in variables:
-            own, shape = self.of(variable), variable.shape
-            if own.division is not None and own.layout not in ("home", "replicated"):
-                sizes = [math.prod(part) for part in part_shapes(own.division, shape.as_list())]
-                owned = [*zip(own.division.devices, sizes, strict=True)]
+            lying, shape = self.of(variable), variable.shape
+            if lying.division is not None and lying.layout not in ("home", "replicated"):
+                sizes = [math.prod(part) for part in part_shapes(lying.division, shape.as_list())]
+                owned = [*zip(lying.division.devices, sizes, strict=True)]
             else:
                 owned = [(self.device_of(variable), shape.num_elements())] if self.cut_of(variable, "sharded") else []
             for device, count in owned:
-                found[device] = found.get(device, 0) + count * variable.dtype.size
-        return found
+                bytes_by_device[device] = bytes_by_device.get(device, 0) + count * variable.dtype.size
+        return bytes_by_device
 
     def then(self, run: Callable[[], Any]) -> None:
         """Have something run once all lie as it was decided."""
@@ -153,7 +153,7 @@ class Arrangement:
     @property
     def moves(self) -> list[tuple[tf.Variable, Lying]]:
         """The variables that lie otherwise than was decided, and what was."""
-        return [(v, own) for v, own in self._decided.values() if _place(lying_now(v)) != _place(own)]
+        return [(v, lying) for v, lying in self._decided.values() if _place(lying_now(v)) != _place(lying)]
 
     def first_move(self, variables: Sequence[tf.Variable]) -> FirstMove | None:
         """Return what `apply` moves; None for nothing, or for devices that are not here.
@@ -161,14 +161,14 @@ class Arrangement:
         Args:
           variables: which devices hold besides.
         """
-        moves = [] if self.home else [(v, own) for v, own in self.moves if not _only_reshards(v, own)]
+        moves = [] if self.home else [(v, lying) for v, lying in self.moves if not _only_reshards(v, lying)]
         if not moves:
             return None
         every = {id(v): v for v in (*variables, *[v for v, _ in moves])}.values()
         held = sum([next(_while_moving(variable, lying_now(variable))) for variable in every], Counter[str]())
         most = held.copy()
-        for variable, own in moves:
-            alone = list(_while_moving(variable, own))
+        for variable, lying in moves:
+            alone = list(_while_moving(variable, lying))
             held.subtract(alone[0])
             for moment in alone:
                 most |= held + moment
@@ -178,43 +178,43 @@ class Arrangement:
 
     def divisions(self, named: Mapping[int, tf.Variable]) -> dict[int, MeshDivision]:
         """Return how those of some variables are to be several that are, by the same keys."""
-        return {k: own for k, variable in named.items() if (own := self.of(variable).division) is not None}
+        return {k: division for k, variable in named.items() if (division := self.of(variable).division) is not None}
 
     def apply(self) -> None:
         """Move what lies otherwise than was decided, while no call runs that uses it."""
         assert not self.home  # (nothing lies on devices that need not exist)
         with calls.lock:
-            moves = [(v, own) for v, own in self.moves if not _reshard(v, own)]
+            moves = [(v, lying) for v, lying in self.moves if not _reshard(v, lying)]
             wait_for_calls([v for v, _ in moves])
-            tell_functions([v for v, own in moves if own.division is not None])
-            for variable, own in moves:
+            tell_functions([v for v, lying in moves if lying.division is not None])
+            for variable, lying in moves:
                 if (parts := parts_of_variable(variable)) is not None:
                     parts.release(variable)
-                if own.division is not None:
-                    is_copy = _is_a_copy(variable, own)
-                    how = (own.division,) if is_copy else (own.division, own.layout, own.over)
+                if lying.division is not None:
+                    is_copy = _is_a_copy(variable, lying)
+                    how = (lying.division,) if is_copy else (lying.division, lying.layout, lying.over)
                     (VariableCopies if is_copy else VariableParts)(variable, *how).take_apart()
-            for variable, own in self._decided.values():
-                record_of(variable).lying = replace(own, division=None, layout="home", over=())
+            for variable, lying in self._decided.values():
+                record_of(variable).lying = replace(lying, division=None, layout="home", over=())
             for run in self._then:
                 run()
             self._decided, self._before, self._then = {}, {}, []
 
 
-def _only_reshards(variable: tf.Variable, own: Lying) -> bool:
+def _only_reshards(variable: tf.Variable, lying: Lying) -> bool:
     """Return whether a variable is to stay where it is."""
-    return _place(lying_now(variable).resharding(own.reshards)) == _place(own)
+    return _place(lying_now(variable).resharding(lying.reshards)) == _place(lying)
 
 
-def _reshard(variable: tf.Variable, own: Lying) -> bool:
+def _reshard(variable: tf.Variable, lying: Lying) -> bool:
     """Let what stays where it is be dropped after the forward pass, or be kept; return whether it stays."""
-    stays = _only_reshards(variable, own)
-    if stays and own.division is not None:
-        record_of(variable).parts.reshard(own.division)
+    stays = _only_reshards(variable, lying)
+    if stays and lying.division is not None:
+        record_of(variable).parts.reshard(lying.division)
     return stays
 
 
-def _while_moving(variable: tf.Variable, own: Lying) -> Iterator[Counter[str]]:
+def _while_moving(variable: tf.Variable, lying: Lying) -> Iterator[Counter[str]]:
     """Yield what a variable takes on each device, at each moment from now on until it lies as was decided.
 
     It is put together first, and then divided; the side that has the value is emptied once the other one has it.
@@ -225,32 +225,32 @@ def _while_moving(variable: tf.Variable, own: Lying) -> Iterator[Counter[str]]:
         if not isinstance(parts, VariableCopies):
             yield now + whole
     yield whole
-    if own.division is not None:
-        after = _bytes_by_device(variable, own.division)
-        if not _is_a_copy(variable, own):
+    if lying.division is not None:
+        after = _bytes_by_device(variable, lying.division)
+        if not _is_a_copy(variable, lying):
             yield whole + after
         yield after
 
 
 def _bytes_by_device(variable: tf.Variable, division: MeshDivision | None) -> Counter[str]:
     """Return what a variable takes on each device, whole where it was made or divided."""
-    found = Counter[str]()
+    bytes_by_device = Counter[str]()
     if division is None:
-        found[canonical_name(variable.device)] = bytes_of_variable(variable)
+        bytes_by_device[canonical_name(variable.device)] = bytes_of_variable(variable)
     else:
         for device, shape in zip(division.devices, part_shapes(division, variable.shape.as_list()), strict=True):
-            found[device] += math.prod(shape) * variable.dtype.size
-    return found
+            bytes_by_device[device] += math.prod(shape) * variable.dtype.size
+    return bytes_by_device
 
 
-def _is_a_copy(variable: tf.Variable, own: Lying) -> bool:
+def _is_a_copy(variable: tf.Variable, lying: Lying) -> bool:
     """Return whether a variable is to be one of its copies."""
-    devices = () if own.division is None else own.division.devices
-    return own.layout == "replicated" and canonical_name(variable.device) in devices
+    devices = () if lying.division is None else lying.division.devices
+    return lying.layout == "replicated" and canonical_name(variable.device) in devices
 
 
-def _place(own: Lying) -> tuple[Any, ...]:
-    return own.division, None if own.division is None else (own.layout, own.over)
+def _place(lying: Lying) -> tuple[Any, ...]:
+    return lying.division, None if lying.division is None else (lying.layout, lying.over)
 
 
 def wait_for_calls(variables: Sequence[tf.Variable]) -> None:

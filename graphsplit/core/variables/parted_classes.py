@@ -80,10 +80,10 @@ def _parted_class(kind: type) -> type:
         # a function that is given the variable captures its handle first, and takes that for its argument
         def tracing_type(variable: Any, context: Any) -> Any:
             spec: Any = kind.__tf_tracing_type__(variable, context)  # type: ignore[attr-defined]
-            own: Any = type(spec)
-            return _given_spec(own)(spec.shape, spec.dtype, spec.trainable, spec.alias_id)
+            spec_class: Any = type(spec)
+            return _given_spec(spec_class)(spec.shape, spec.dtype, spec.trainable, spec.alias_id)
 
-        own: dict[str, Any] = {"_handle": property(handle), "device": property(device)}
+        members: dict[str, Any] = {"_handle": property(handle), "device": property(device)}
 
         def is_initialized(variable: Any, name: str | None = None) -> Any:  # (checkpoints ask)
             with raw_handles():
@@ -94,14 +94,14 @@ def _parted_class(kind: type) -> type:
             return kind.numpy(variable) if value is None else value  # type: ignore[attr-defined]
 
         # Keras' optimizers know a variable by its container, if it is in one; if not, they look for that at its handle
-        own |= {"_distributed_container": _itself}
-        own |= {
+        members |= {"_distributed_container": _itself}
+        members |= {
             "_read_variable_op": read,
             "is_initialized": is_initialized,
             "numpy": numpy,
             "__tf_tracing_type__": tracing_type,
         }
-        _classes[kind] = type(kind.__name__, (kind,), {**own, **_writes(kind), "__module__": kind.__module__})
+        _classes[kind] = type(kind.__name__, (kind,), {**members, **_writes(kind), "__module__": kind.__module__})
     return _classes[kind]
 
 
@@ -111,12 +111,12 @@ def _given_spec(kind: type) -> type:
 
     def placeholder(spec: Any, context: Any) -> Any:
         if not context.unnest_only and context.has_placeholder(spec.alias_id):
-            given = record_of(context.get_placeholder(spec.alias_id))
-            given.parts.become_argument(context.context_graph)
+            record = record_of(context.get_placeholder(spec.alias_id))
+            record.parts.become_argument(context.context_graph)
         return kind.placeholder_value(spec, context)  # type: ignore[attr-defined]
 
-    own = {"placeholder_value": placeholder, "__slots__": (), "__module__": kind.__module__}
-    return type(kind.__name__, (kind,), own)
+    members = {"placeholder_value": placeholder, "__slots__": (), "__module__": kind.__module__}
+    return type(kind.__name__, (kind,), members)
 
 
 def let_wait(variable: Any, waiting: Any) -> None:
@@ -151,9 +151,9 @@ def _waiting_class(kind: type) -> type:
     if kind not in _waiting_classes:
 
         def handle(variable: Any) -> tf.Tensor:  # (which TensorFlow's eager runtime reads past all methods)
-            waiting, own = waiting_of(variable), vars(variable)["_handle"]
+            waiting, own_handle = waiting_of(variable), vars(variable)["_handle"]
             is_asked = waiting is not None and not (tf.executing_eagerly() and are_raw())
-            return waiting.handle_of(variable, own) if is_asked else own
+            return waiting.handle_of(variable, own_handle) if is_asked else own_handle
 
         def device(variable: Any) -> str:
             return str(vars(variable)["_handle"].device)
@@ -175,10 +175,10 @@ def _waiting_class(kind: type) -> type:
             value = tf.convert_to_tensor(value, variable.dtype)  # (it may be a variable in parts)
             return raw_assign(variable, value, *args, **options)
 
-        own = {"assign": assign, **{name: raw(name) for name in ("is_initialized", "_restore_from_tensors")}}
-        own |= {"_handle": property(handle), "device": property(device), "_serialize_to_tensors": save}
-        own |= {"_distributed_container": _itself, "__module__": kind.__module__}  # (as above)
-        _waiting_classes[kind] = type(kind.__name__, (kind,), own)
+        members = {"assign": assign, **{name: raw(name) for name in ("is_initialized", "_restore_from_tensors")}}
+        members |= {"_handle": property(handle), "device": property(device), "_serialize_to_tensors": save}
+        members |= {"_distributed_container": _itself, "__module__": kind.__module__}  # (as above)
+        _waiting_classes[kind] = type(kind.__name__, (kind,), members)
     return _waiting_classes[kind]
 
 

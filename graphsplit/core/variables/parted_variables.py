@@ -78,7 +78,7 @@ class VariableParts:
         self.name = variable.name.partition(":")[0]
         self.path = name_of(variable)
         record = record_of(variable)
-        self._writing, self._given = record.writing, record.given
+        self._writing, self._given = record.writing, record.taking
         self._in_a_row = 0
         with raw_handles():
             self._own = variable.handle
@@ -93,9 +93,9 @@ class VariableParts:
     def _new_part(self, part: int) -> tf.Variable:
         with tf.init_scope(), tf.device(self.devices[part]):
             name, shape = f"{self.name}/part_{part}", tf.TensorShape(None)
-            made = variable_without_value(name=name, dtype=self._dtype, shape=shape, trainable=False)
-            self._empty(made.handle)
-            return made
+            part_variable = variable_without_value(name=name, dtype=self._dtype, shape=shape, trainable=False)
+            self._empty(part_variable.handle)
+            return part_variable
 
     @property
     def variable(self) -> tf.Variable | None:
@@ -201,10 +201,10 @@ class VariableParts:
         """Let parts hold pieces, cut off where the value is: beside the parts there is one at a time."""
         for device, part in zip(self.devices, parts, strict=True):
             with tf.device(where):
-                own = next(pieces)
+                piece = next(pieces)
             with tf.device(device):
-                assign(part.handle, tf.identity(own))
-            del own  # before the next one is read
+                assign(part.handle, tf.identity(piece))
+            del piece  # before the next one is read
 
     def take(self, value: Any) -> bool:
         """Let the parts hold a value that somebody gives the variable, if it is they who hold the present one.
@@ -323,11 +323,11 @@ class VariableParts:
 
     def bytes_on_devices(self) -> dict[str, int]:
         """Return the bytes that each device has now."""
-        found: dict[str, int] = {}
+        bytes_by_device: dict[str, int] = {}
         for handle in filter(is_initialized, self._handles()):
             size = int(np.prod(read_handle(handle, self._dtype).shape)) * self._dtype.size
-            found[handle.device] = found.get(handle.device, 0) + size
-        return found
+            bytes_by_device[handle.device] = bytes_by_device.get(handle.device, 0) + size
+        return bytes_by_device
 
     def reshard(self, division: MeshDivision) -> None:
         """Let what is planned from now on drop the whole after the forward pass, or keep it."""
@@ -340,8 +340,8 @@ class VariableParts:
             if not self.in_parts:
                 return None if is_lost(canonical_name(self._own.device)) else read_handle(self._own, self._dtype)
             pairs = zip(self.devices, self._parts, strict=True)
-            found = (None if is_lost(device) else read_handle(part.handle, self._dtype) for device, part in pairs)
-            return whole_of(found, self.division)
+            values = (None if is_lost(device) else read_handle(part.handle, self._dtype) for device, part in pairs)
+            return whole_of(values, self.division)
 
     def release(self, variable: tf.Variable) -> None:
         """Make the variable an ordinary one again; it holds its value, if there is one."""
@@ -425,11 +425,11 @@ def move_variable(variable: tf.Variable, device: str, value: tf.Tensor) -> None:
     Functions that were traced with it before do not know.
     """
     with tf.init_scope(), tf.device(device):
-        there = tf.Variable(value, trainable=False, shape=variable.shape, name=variable.name.partition(":")[0])
+        moved = tf.Variable(value, trainable=False, shape=variable.shape, name=variable.name.partition(":")[0])
     record = record_of(variable)
-    record.resources = there, *record.resources  # both live until the handle has changed
-    give_handle(variable, there.handle)
-    record.resources = (there,)
+    record.resources = moved, *record.resources  # both live until the handle has changed
+    give_handle(variable, moved.handle)
+    record.resources = (moved,)
     _changes[0] += 1
 
 

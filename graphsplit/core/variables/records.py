@@ -18,7 +18,7 @@ class Lying:
       division: how it is several; None for an ordinary variable.
       layout, over: see `VariableParts`.
       stays: the layout, one of `PLACES`, by which an ordinary variable is whole on its own device; "" for none.
-      asked: layout, devices, mesh, and whether it is gathered again, if a layout was set; for slots yet to be made.
+      wish: layout, devices, mesh, and whether it is gathered again, if a layout was set; for slots yet to be made.
       automatic: the layout, if nobody asked for it.
       units: see `LayoutOnMesh`.
       stage: the devices of the stage to which it belongs.
@@ -28,7 +28,7 @@ class Lying:
     layout: Any = "home"
     over: tuple[str, ...] = ()
     stays: Any = ""
-    asked: tuple[Any, ...] | None = None
+    wish: tuple[Any, ...] | None = None
     automatic: Any = ""
     units: Mapping[tuple[str, int], Any] = field(default_factory=dict)
     stage: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Lying:
     @property
     def has_layout(self) -> bool:
         """Whether a layout was set, be it to stay where it is."""
-        return self.division is not None or self.asked is not None
+        return self.division is not None or self.wish is not None
 
     @property
     def reshards(self) -> bool:
@@ -76,7 +76,7 @@ class Record:
       path: the name under which users know it, with its layer; "" for the one that it has itself.
       waiting: what it waits for, if it has no value yet; see `let_wait`.
       writing: graphs of functions that may write it, also since other layouts.
-      given: graphs of functions whose argument it is.
+      taking: graphs of functions whose argument it is.
       resources: variables whose resources live as long as it does: it has that of one of them, see `move_variable`.
     """
 
@@ -85,7 +85,7 @@ class Record:
     path: str = ""
     waiting: Any = None
     writing: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
-    given: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    taking: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     resources: tuple[Any, ...] = ()
 
 

@@ -54,16 +54,16 @@ class RunningCalls:
             with self.lock:
                 while True:
                     waits = self._waits
-                    found = find()
+                    reads = find()
                     if waits == self._waits:  # (else other threads may have moved what was found before the wait)
-                        return found, self.moves
+                        return reads, self.moves
 
         while True:
-            found, moves = ask(settled)
+            needed, moves = ask(settled)
             with self.lock:
                 if moves == self.moves:
                     self._running[call] = handles, threading.get_ident()
-                    return found
+                    return needed
 
     def end(self, call: object) -> None:
         """Let values move that a call used, if it has begun."""
@@ -82,12 +82,12 @@ class RunningCalls:
         Raises:
           UnsupportedError: in Python code that such a call may wait for.
         """
-        own, here = set(map(id, handles)), threading.current_thread()
-        is_of_tensorflow = type(here).__name__ == "_DummyThread"  # Python did not begin it
+        handle_ids, this_thread = set(map(id, handles)), threading.current_thread()
+        is_of_tensorflow = type(this_thread).__name__ == "_DummyThread"  # Python did not begin it
         begin = time.monotonic()
-        while found := [thread for used, thread in self._running.values() if not own.isdisjoint(map(id, used))]:
+        while users := [thread for used, thread in self._running.values() if not handle_ids.isdisjoint(map(id, used))]:
             left = begin + _PATIENCE_S - time.monotonic() if is_of_tensorflow else None
-            if here.ident in found or (left is not None and left <= 0):
+            if this_thread.ident in users or (left is not None and left <= 0):
                 raise UnsupportedError(
                     f"{name} would have to move while a call runs that uses it, for Python code inside of a graph "
                     "(tf.py_function, a generator of a tf.data.Dataset). Read it there with .numpy(), which moves "

@@ -28,10 +28,14 @@ def pieces_of(value: tf.Tensor, division: MeshDivision) -> Iterator[tf.Tensor]:
         axis = division.axis
         for blocks in division.ranges:
             whole = division.parts == 1
-            yield value if whole else _joined([_slice(value, axis, own.start, len(own)) for own in blocks], axis)
+            yield (
+                value
+                if whole
+                else _joined([_slice(value, axis, entries.start, len(entries)) for entries in blocks], axis)
+            )
     else:
-        for own, column in zip(division.rows, pieces_of(value, division.columns), strict=True):
-            yield from pieces_of(column, own)
+        for row, column in zip(division.rows, pieces_of(value, division.columns), strict=True):
+            yield from pieces_of(column, row)
 
 
 def whole_of(values: Iterable[tf.Tensor | None], division: MeshDivision) -> tf.Tensor | None:
@@ -43,15 +47,17 @@ def whole_of(values: Iterable[tf.Tensor | None], division: MeshDivision) -> tf.T
         return next((value for value in values if value is not None), None)
     values = list(values)
     if isinstance(division, Cut):
-        there = [value for value in values if value is not None]
-        if len(there) < len(values):
+        present = [value for value in values if value is not None]
+        if len(present) < len(values):
             return None
         axis, cut = division.axis, division.ranges
-        if division.blocks > 1 and len(there) > 1:
-            each = [tf.split(value, list(map(len, own)), axis) for value, own in zip(there, cut, strict=True)]
-            there = [pieces[k] for k in range(division.blocks) for pieces in each]
-        return _joined(there, axis)
-    columns = [whole_of(own, rows) for own, rows in zip(_by_column(values, division), division.rows, strict=True)]
+        if division.blocks > 1 and len(present) > 1:
+            each = [tf.split(value, list(map(len, entries)), axis) for value, entries in zip(present, cut, strict=True)]
+            present = [pieces[k] for k in range(division.blocks) for pieces in each]
+        return _joined(present, axis)
+    columns = [
+        whole_of(row_values, rows) for row_values, rows in zip(_by_column(values, division), division.rows, strict=True)
+    ]
     return whole_of(columns, division.columns)
 
 
@@ -65,13 +71,13 @@ def gradient_of(values: Sequence[tf.Tensor], gradients: Sequence[Any], division:
         pairs = zip(values, gradients, strict=True)
         return whole_of([tf.zeros_like(v) if g is None else tf.convert_to_tensor(g) for v, g in pairs], division)
     grouped = list(zip(_by_column(values, division), _by_column(gradients, division), division.rows, strict=True))
-    wholes = [whole_of(own, rows) for own, _, rows in grouped]
+    wholes = [whole_of(row_values, rows) for row_values, _, rows in grouped]
     return gradient_of(wholes, [gradient_of(*group) for group in grouped], division.columns)
 
 
 def _by_column(values: Sequence[Any], division: Any) -> list[Sequence[Any]]:
     pairs = zip(division.firsts, division.rows, strict=True)
-    return [values[first : first + own.parts] for first, own in pairs]
+    return [values[first : first + row.parts] for first, row in pairs]
 
 
 def _joined(pieces: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
@@ -102,20 +108,25 @@ def host_tensor(array: Any, at: Sequence[Sequence[int]], dtype: tf.DType) -> tf.
     if not dtype.size or (is_cast and not (dtype.is_floating and tf.as_dtype(array.dtype).is_floating)):
         with tf.device("CPU:0"):
             return tf.convert_to_tensor(np.asarray(array[where]), dtype)
-    own = _aligned(list(map(len, at)), np.dtype(dtype.as_numpy_dtype))
-    if own.size and not is_cast and hasattr(array, "read_direct") and all(isinstance(index, slice) for index in where):
-        array.read_direct(own, where)
-    elif own.size:
-        own[...] = array[where]
-    return _as_tensor(own, dtype)
+    copied = _aligned(list(map(len, at)), np.dtype(dtype.as_numpy_dtype))
+    if (
+        copied.size
+        and not is_cast
+        and hasattr(array, "read_direct")
+        and all(isinstance(index, slice) for index in where)
+    ):
+        array.read_direct(copied, where)
+    elif copied.size:
+        copied[...] = array[where]
+    return _as_tensor(copied, dtype)
 
 
 def _aligned(shape: Sequence[int], kind: np.dtype[Any]) -> np.ndarray[Any, np.dtype[Any]]:
     size = int(np.prod(shape)) * kind.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % _ALIGNMENT
-    found: np.ndarray[Any, np.dtype[Any]] = memory[first : first + size].view(kind).reshape(shape)
-    return found
+    aligned: np.ndarray[Any, np.dtype[Any]] = memory[first : first + size].view(kind).reshape(shape)
+    return aligned
 
 
 def _as_tensor(array: np.ndarray[Any, np.dtype[Any]], dtype: tf.DType) -> tf.Tensor:
@@ -131,4 +142,6 @@ def _as_tensor(array: np.ndarray[Any, np.dtype[Any]], dtype: tf.DType) -> tf.Ten
 
 def indices_of(at: Sequence[Sequence[int]]) -> tuple[slice | list[int], ...]:
     """Return what numpy and h5py take for some entries along each axis: slices, and lists of numbers."""
-    return tuple([slice(own.start, own.stop) if isinstance(own, range) else list(own) for own in at])
+    return tuple(
+        [slice(numbers.start, numbers.stop) if isinstance(numbers, range) else list(numbers) for numbers in at]
+    )
