@@ -164,6 +164,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_no_device_sends_arguments_to_another(name: str):
     def make() -> tuple[Any, Sequence[tf.Variable]]:

@@ -36,6 +36,7 @@ def scaled(images: Any, angle: Any) -> Any:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("reduce_retracing", [False, True])
 @pytest.mark.parametrize(
     ("function", "op_type"),

@@ -329,6 +329,7 @@ def test_the_layout_that_is_chosen_for_devices_that_are_not_here_is_in_the_plan(
     assert most_held(plan) <= 30_000
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["replicated", "sharded"])
 def test_variables_that_are_laid_out_stay_and_others_are_laid_out(layout: str):
     alone, model = Model(256), Model(256)

@@ -84,6 +84,7 @@ def test_a_run_ends_in_time(tmp_path: Path):
     assert not results.records
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("exchange_bytes", [0, 1 << 19])
 @pytest.mark.parametrize("name", ["mlp_bn", "transformer"])
 def test_traffic_of_the_plan_is_that_of_the_graph(name: str, exchange_bytes: int):
@@ -105,6 +106,7 @@ def test_every_workload_has_data_for_its_network(name: str):
     assert make_parts(found).model(x).shape[0] == 2
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("layout", "least"), [("home", 2), ("mirrored", 4 / 3), ("sharded", 2)])
 def test_bytes_in_partitions_are_those_of_the_plan(layout: str, least: float):
     """Of P bytes of weights on 3 devices: `N - 1`, `2 (N - 1)/N` and `3 (N - 1)/N` times as many, and few others.

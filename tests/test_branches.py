@@ -36,6 +36,7 @@ def test_a_draw_in_a_branch(devices: int):
     assert devices == 1 or "StatelessIf" in {op.type for op in plan.sharded_ops}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("taken", [True, False])
 @pytest.mark.parametrize("devices", DEVICES)
 def test_a_stateful_draw_in_a_branch(devices: int, taken: bool):
@@ -224,6 +225,7 @@ def test_results_whose_sizes_are_known_inside_only(devices: int):
 INNER = [((3,), (3,)), ((4, 3), (3,)), ((3,), (4, 3)), ((1,), (1,)), ((1, 1), (1, 1)), ((7, 1), (1,))]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("left", "right"), INNER)
 def test_a_branch_that_the_shapes_rule_out(left: tuple[int, ...], right: tuple[int, ...]):
     """`keras.ops.inner` branches on the rank, and the branch of numbers does not fit vectors; nor does its gradient."""
@@ -263,6 +265,7 @@ def test_gradient_of_a_loop_that_never_turns_and_whose_body_does_not_fit(retraci
         assert_close(parallel(x), tf.function(f)(x))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows_are_known", [True, False])
 @pytest.mark.parametrize("kind", ["a constant", "an argument", "turned", "a loop that doubles", "a loop with another"])
 def test_branches_and_turns_of_other_shapes(kind: str, rows_are_known: bool):

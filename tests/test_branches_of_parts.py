@@ -83,6 +83,7 @@ def reads_before_writes(program: Program) -> int:
     return count
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [{}, pytest.param({"micro_batches": 2}, marks=pytest.mark.long)], ids=str)
 @pytest.mark.parametrize("layout", ["sharded", "host", "replicated", {"slot": "host", "*": "sharded"}], ids=str)
 def test_what_a_branch_writes_is_chosen_where_its_parts_are(layout: Any, options: dict[str, Any]):

@@ -58,6 +58,7 @@ def products(plan: gs.inspect.Plan, shard: int) -> set[str]:
     return {name for name in found if plan.program.ops[graph.origins[name].op or 0].type == "MatMul"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["sharded", "home", "replicated"])
 def test_a_full_bucket_is_reduced_while_the_backward_pass_goes_on(layout: str):
     variables, step = deep(layout)

@@ -29,6 +29,8 @@ from tests.helpers.broken_plans import (
     with_step,
 )
 
+pytestmark = pytest.mark.sampled(quick="all")
+
 
 @pytest.fixture(scope="module")
 def plan() -> gs.inspect.Plan:

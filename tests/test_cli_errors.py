@@ -167,6 +167,7 @@ print("tensorflow" in sys.modules)
     assert sorted(os.listdir(tmp_path)) == ["empty", "file", "in.pb", "mine.json", "mine.toml", "model"]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("arguments", "expected"), AFTER_TENSORFLOW, ids=lambda value: str(value)[:40])
 def test_what_is_wrong_with_a_target(
     arguments: list[str], expected: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -321,6 +321,7 @@ def fold_differs(op_type: str, trials: int = TRIALS) -> int:
     return count
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("op_type", sorted(FOLDABLE))
 def test_folds_are_what_kernels_compute(op_type: str) -> None:
     assert fold_differs(op_type) > TRIALS // 4
@@ -383,6 +384,7 @@ ON_SHAPES: dict[str, Callable[[Any, Any, int], list[Any]]] = {
 FROM_TWO_ROWS = {"BroadcastGradientArgs"}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("op_type", sorted(ON_SHAPES))
 def test_folds_hold_for_every_size(op_type: str) -> None:
     rng = np.random.default_rng(1)
@@ -435,6 +437,7 @@ def on_shapes(op_type: str, shapes: list[Any], rank: int) -> dict[int, np.ndarra
 BROADCASTING = [tf.math.xlogy, tf.math.xlog1py, tf.math.xdivy, tf.math.zeta, tf.math.igamma, tf.math.igammac]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("shape", "unknown"),
     [*[(shape, False) for shape in [(6, 1), (1, 6), (1, 1), (6, 1, 2), (6, 3)]], ((6, 1), True), ((6, 1, 2), True)],

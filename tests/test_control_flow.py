@@ -11,6 +11,8 @@ import tensorflow as tf
 import graphsplit as gs
 from tests.helpers.law import assert_close, assert_law
 
+pytestmark = pytest.mark.sampled(quick=4)
+
 DOUBLE = tf.float64
 
 
@@ -186,6 +188,7 @@ RECURRENT = {
 ALIKE = ("gru, reset before", "simple", "unrolled")  # the others have what these have
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.long) if k in ALIKE else k for k in RECURRENT])
 def test_recurrent_networks_train_on_the_shards(kind: str):
     def make():

@@ -47,6 +47,7 @@ def arguments(rows: int) -> tuple[tf.Tensor, ...]:
     return logits, integers(CLASSES - 2, rows, WORDS) + 1, FRAMES - integers(2, rows), 1 + integers(WORDS, rows)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("loss", [dense, of_keras])
 def test_dense_labels(loss: Any):
     assert_law(

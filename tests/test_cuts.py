@@ -35,6 +35,7 @@ def descend(variables: Sequence[tf.Variable], tape: tf.GradientTape, loss: tf.Te
         variable.assign_sub(0.1 * gradient)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", DEVICES)
 def test_rows_that_are_drawn_inside_are_split(devices: int):
     def make():
@@ -58,6 +59,7 @@ def test_rows_that_are_drawn_inside_are_split(devices: int):
     assert devices == 1 or "MatMul" not in {op.type for op in plan.home_ops}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", DEVICES)
 def test_two_players_of_a_game(devices: int):
     """The generator's rows are drawn inside; its weights and the critic's are trained in the same step."""
@@ -122,6 +124,7 @@ def test_all_kinds_of_rows_that_are_born_inside():
     assert len([op for op in plan.sharded_ops if op.type == "MatMul"]) >= 8, str(plan)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("others", [10, 39, 6, 2])
 @pytest.mark.parametrize("devices", [2, 3, 5])
 def test_arguments_with_other_numbers_of_rows(others: int, devices: int):

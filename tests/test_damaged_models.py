@@ -55,6 +55,7 @@ def damage(source: Path, folder: Path, parts: list[str], seed: int, count: int, 
     return {part: {one["result"] for one in said if one["part"] == part} for part in parts}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_damage(form: str, models, tmp_path: Path):
     came = damage(models[form], tmp_path, FORMS[form][1], 0, 4)
@@ -99,6 +100,7 @@ def test_the_fingerprint_sees_every_change(models, tmp_path: Path):
     assert refused > 40
 
 
+@pytest.mark.sampled(2)
 @WITH_FINGERPRINTS
 @pytest.mark.parametrize("name", CASES)
 def test_no_model_is_refused_that_is_whole(name: str, tmp_path: Path):

@@ -10,6 +10,8 @@ import tensorflow as tf
 import graphsplit as gs
 from tests.helpers.law import assert_close
 
+pytestmark = pytest.mark.sampled(quick=5)
+
 
 def normal(*shape: int, seed: int = 0, dtype: tf.DType = tf.float32) -> tf.Tensor:
     return tf.cast(tf.random.stateless_normal(shape, [shape[0], seed]), dtype)
@@ -38,6 +40,7 @@ def with_gradients(layout: str = "NHWC", factor: float = 1.0) -> Any:
 
 
 # float32: two sums of rounding errors, squared and divided; float16: rounded once more or once less than in the kernel
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("shape", "layout", "factor", "dtype", "tolerance"),
     [

@@ -16,6 +16,8 @@ from graphsplit.planning.device_bytes import live_bytes
 from graphsplit.planning.work_shares import shares_of
 from tests.helpers.law import assert_close, check, rows, sharded_types
 
+pytestmark = pytest.mark.sampled(quick="all")
+
 # Effects
 
 

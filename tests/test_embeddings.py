@@ -50,6 +50,7 @@ SPARSE: dict[str, tuple[Callable[[], Any], dict[str, Any], bool]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse_gradients(name: str):
     optimizer, options, sparse = SPARSE[name]

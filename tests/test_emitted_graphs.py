@@ -14,6 +14,8 @@ from tests.helpers.emitted_graphs import NAMES, VERSIONS, Function, functions_of
 from tests.helpers.graph_digests import digest_of, reached
 from tests.helpers.printed_texts import FOLDER, TEXTS, file_of, text_of
 
+pytestmark = pytest.mark.sampled(quick=34)
+
 HEAD, RECORDS = recorded()
 AGAIN = (
     "A commit that moves or renames leaves every graph as it is. If this one is meant to be another, "
@@ -139,6 +141,7 @@ def function() -> Function:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_every_change_of_any_node_is_another_digest(change: Callable[[Any, Any], None], function: Function):
     known = digest_of(*function)

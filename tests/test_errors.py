@@ -15,6 +15,8 @@ import graphsplit as gs
 from tests.helpers.messages import message
 from tests.helpers.processes import python
 
+pytestmark = pytest.mark.sampled(quick=37)
+
 CPUS = "".join(f"  - CPU:{i}\n" for i in range(5))
 MAKE_MORE = "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
 _STRICT = (

@@ -17,6 +17,7 @@ from tests.helpers.exchanges import U, W, trained
 from tests.helpers.law import assert_close, assert_law, rows
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", [2, 3, 5])
 def test_shards_exchange_their_parts(devices: int) -> None:
     """(The diagonal, of no work, is taken at home: each loss is a number for each pair of rows.)"""
@@ -25,6 +26,7 @@ def test_shards_exchange_their_parts(devices: int) -> None:
     assert "\n  all-to-all: 1 tensor, " in str(plan)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [2, 4])
 def test_no_device_sees_more_than_its_share(devices: int) -> None:
     """Each sends every other one what that needs of its part: of 60 x 60 numbers a quarter of a quarter, say; twice."""
@@ -52,6 +54,7 @@ ALL_ROWS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ALL_ROWS)
 def test_what_needs_all_rows_runs_on_columns(name: str) -> None:
     """There and back again: each shard has some columns of all rows for it, and its rows for what comes before."""

@@ -90,6 +90,7 @@ def assert_in_place(plan: gs.inspect.Plan, make: Callable[[], Made] | None = tra
     assert not weights.intersection(moved)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mesh", [{"batch": 2}, FOUR, {"batch": 2, "model": 2}, {"batch": 1, "model": 2}], ids=str)
 def test_tokens_go_to_experts(mesh: dict[str, int]):
     """Uneven rows, a clipped step, a penalty on the weights."""
@@ -103,6 +104,7 @@ def test_tokens_go_to_experts(mesh: dict[str, int]):
     assert tokens == ["all-to-all"] * 4
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", [with_adam, choosing, alone], ids=lambda make: make.__name__)
 def test_other_steps(make: Callable[[], Made]):
     plan = assert_law(make, IN_PLACE, FOUR, [rows_of(5)]).plan(rows_of(5))
@@ -172,6 +174,7 @@ def branching() -> Made:
     return layer.variables, step
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("mesh", "rows", "options", "why"),
     [

@@ -92,6 +92,7 @@ def nested(depth: int, decides: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> 
     return graph.as_graph_def()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("decides", "devices"), [(by_a_flag, 3), (by_all_rows, 1)])
 def test_each_level_of_nested_branches_is_planned_a_few_times(
     decides: Any, devices: int, monkeypatch: pytest.MonkeyPatch

@@ -92,6 +92,7 @@ def network_cases() -> Iterator[Any]:
                     yield pytest.param(devices, name, mode, kind, id=f"{place}, {name} {mode}, {kind}", marks=own)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore:.*sends much through one device")  # (as it should, of ResNet50 on GPUs)
 @pytest.mark.parametrize(("devices", "name", "mode", "precision"), list(network_cases()), indirect=["precision"])
@@ -449,6 +450,7 @@ def test_batches_sent_ahead(devices: Sequence[str]):
     assert_close([n for _, n in found], [n + 1 for _, n in dataset])
 
 
+@pytest.mark.sampled(1)
 @on_every_place
 @pytest.mark.parametrize("replicate", [False, True], ids=["weights at home", "weights everywhere"])
 def test_saved_models(devices: Sequence[str], replicate: bool, tmp_path: Path):

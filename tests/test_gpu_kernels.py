@@ -93,6 +93,7 @@ PROGRAMS: dict[str, tuple[Any, dict[str, Any], str]] = {
 QUICK = {"a mesh, a vocabulary in parts", "slots on the host, weights divided", "divided, recomputed"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float16], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in PROGRAMS]

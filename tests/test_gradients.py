@@ -17,6 +17,8 @@ from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.runtime.gradients.planned_functions import PlannedFunction
 from tests.helpers.law import assert_close
 
+pytestmark = pytest.mark.sampled(quick=9)
+
 DOUBLE = tf.float64
 
 
@@ -52,6 +54,7 @@ def gradients(fn: Callable[..., Any], x: tf.Tensor, variables: Any, persistent: 
     return [whole, tape.gradient(result["loss"], [x, *variables])] if persistent else whole
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "in tf.function"])
 def test_gradients_by_inputs_and_variables(count: int, graph: bool):
@@ -136,6 +139,7 @@ def test_nested_tapes():
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("pfor", [False, True])
 def test_jacobians(pfor: bool):
     forward, (w, _) = model()
@@ -319,6 +323,7 @@ def laid_out(layout: str) -> tuple[Callable[[tf.Tensor], tf.Tensor], tf.Variable
     return lambda q: tf.tanh(q @ w) @ tf.transpose(w) + tf.gather(w, [1, 2, 3])[0], w
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "in tf.function"])
 def test_three_derivatives_where_the_function_was_called(layout: str, graph: bool):
@@ -345,6 +350,7 @@ def test_three_derivatives_where_the_function_was_called(layout: str, graph: boo
     assert_close(found[1], found[0], tolerance=1e-11)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("then", LAYOUTS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_second_derivatives_across_a_change_of_layout(layout: str, then: str):
@@ -435,6 +441,7 @@ PLACES: dict[str, Callable[[tf.GradientTape, tf.Tensor, tf.Variable], tf.Tensor]
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["home", "replicated"])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_gradient_that_is_taken_elsewhere_than_the_call(place: str, layout: str):
@@ -520,6 +527,7 @@ def test_a_value_is_kept_before_the_variable_changes_in_a_function_around():
     assert_close(found[1], found[0], tolerance=1e-11)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "in tf.function"])
 def test_a_variable_that_functions_inside_read_by_its_handle(layout: str, graph: bool):
@@ -589,6 +597,7 @@ def test_what_a_vectorized_jacobian_plans_captures_the_variables_themselves():
     assert any(capture is own for single in planned for capture in single.trace.captures)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_through_a_vectorized_map_in_a_graph(layout: str):
     forward, w = laid_out(layout)

@@ -78,6 +78,7 @@ def assert_near(actual: Any, expected: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * max(1.0, float(np.max(np.abs(b)))))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("resource", [True, False], ids=["resource", "old"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_training(optimizer: str, resource: bool, tmp_path: Path):
@@ -99,6 +100,7 @@ def test_training(optimizer: str, resource: bool, tmp_path: Path):
     assert_near(resumed, expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("resource", [True, False], ids=["resource", "old"])
 def test_training_with_any_number_of_rows(resource: bool, tmp_path: Path):
     graph_def, saver = training_graph("adam", resource, rows=None)

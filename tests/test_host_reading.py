@@ -33,6 +33,7 @@ def fed(graph: EmittedGraph, ahead: CutAhead, tensors: Sequence[tf.Tensor]) -> l
     return runtime_function("fed", local, local.nodes, ahead.given, list(ahead.pieces.values()), (), {})(tensors)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("count", [13, 4, 1])
 @pytest.mark.parametrize("is_known", [True, False])
 def test_each_host_cuts_what_it_reads(is_known: bool, count: int):

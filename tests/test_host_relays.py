@@ -59,6 +59,7 @@ def with_effects() -> tuple[Callable[..., Any], list[tf.Variable]]:
     return tf.function(step), [total, count]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("make", "before", "after"), [
     (deep, {"sizes": 12}, {"sizes": 6}),
     (with_effects, {"signal": 9}, {"signal": 3}),

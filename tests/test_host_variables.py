@@ -88,6 +88,7 @@ CASES = [("adam", devices, weights) for devices in (ONE, THREE) for weights in W
 LONG = [*CASES[2:5], *CASES[6:], ("momentum", ONE, "home"), ("momentum", THREE, "sharded")]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "devices", "weights"), [*CASES[:1], *CASES[5:6], *[pytest.param(*c, marks=pytest.mark.long) for c in LONG]]
 )
@@ -104,6 +105,7 @@ def test_slots_in_the_hosts_memory_give_the_same_bits(name: str, devices: list[s
     assert f"variables in the memory of CPU:0: {len(there)}, {size_of(there) / 1000:.1f} kB; it" in str(plan)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("devices", "weights"), [(ONE, "home"), (THREE, "home"), (THREE, "sharded")])
 def test_no_slot_travels_but_the_gradients_and_the_update_do(devices: list[str], weights: str):
     made = optimizer(adam)

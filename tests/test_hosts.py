@@ -50,6 +50,7 @@ def deep(layout: str, devices: int) -> Made:
     return deep_step(weights), weights
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("counts", [(2, 3), (2, 1, 2), (1, 3)])
 def test_each_weight_and_each_gradient_passes_once_to_each_host(counts: tuple[int, ...]):
     """By every layout, with the same bits; what else passes are the rows of other hosts, and their sums of the loss."""
@@ -85,6 +86,7 @@ def rows_of_ten(devices: int) -> list[int]:
     return [10 // devices + (d < 10 % devices) for d in range(devices)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["home", "replicated", "sharded"])
 def test_an_optimizer_with_slots(layout: str):
     def make() -> Made:
@@ -106,6 +108,7 @@ def reduced(x: tf.Tensor) -> Any:
     return [way(h, 0) for way in ways], [way(positive, 0) for way in truth], tf.reduce_mean(h), tf.reduce_max(x)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("is_known", [True, False])
 def test_reductions(is_known: bool, micro_batches: int):
@@ -123,6 +126,7 @@ def test_reductions(is_known: bool, micro_batches: int):
         assert_counted(plan)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["home", "replicated", "sharded"])
 def test_shards_that_may_have_no_rows(layout: str):
     """One gradient of each host passes, and what stands in where one of its shards has none."""
@@ -152,6 +156,7 @@ def test_what_shards_without_rows_take_crosses_once():
     assert found == {"AddN": sums, "Identity": sums}  # (the latter is dead where all have rows)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("micro_batches", [2, 3])
 def test_shards_that_take_turns(micro_batches: int):
     plan = assert_law_on_hosts(lambda: deep("home", 5), [(X,)], (2, 3), micro_batches=micro_batches)

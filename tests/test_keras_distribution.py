@@ -110,6 +110,7 @@ def subclassed() -> keras.Model:
 UNBUILT = {"sequential": lambda: small(inputs=False), "subclassed": subclassed}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("make", "first"),
     [
@@ -189,6 +190,7 @@ KINDS_OF_DATA: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", list(KINDS_OF_DATA))
 def test_kinds_of_data(kind: str):
     loss = "sparse_categorical_crossentropy" if kind == "class weights" else "mse"

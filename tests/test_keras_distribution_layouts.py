@@ -90,6 +90,7 @@ BIRTHS = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("early", "inputs"), BIRTHS)
 def test_equals_one_device(early: bool, inputs: bool, enabled: gs.keras.KerasDistribution):
     expected_model = compiled(wide())

@@ -51,6 +51,7 @@ def combinations(names):
     return pytest.mark.parametrize(PARAMETERS, [tuple(GRID[name].values()) for name in sorted(names)])
 
 
+@pytest.mark.sampled(1, quick=1)
 @combinations(CHOSEN)
 def test_equals_the_template_in_float64(name, optimizer, batch, devices, float64):
     check(name, optimizer, batch, devices, EXACT)

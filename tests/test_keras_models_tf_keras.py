@@ -105,6 +105,7 @@ def state(model):
     return [(v.name, v.numpy()) for v in variables]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "optimizer", "batch", "gpus"),
     [
@@ -164,6 +165,7 @@ def with_dropout():
     return tf_keras.Sequential([layers.Input((6,)), layers.Dropout(0.5), layers.Dense(3)])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("generator", "batch"), [(True, 7), (False, 19), (False, 7)])
 def test_dropout(generator, batch):
     """Keras 2's default Dropout keeps its position in the kernel of a trace, which has batches of all sizes."""

@@ -249,6 +249,7 @@ def test_a_loss_of_ones_own():
     assert_same(results[1], results[0], EXACT)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seeded", [True, False])
 def test_noise_in_a_step_with_a_smaller_last_batch(seeded):
     """Drawn by a kernel, or by `keras.random` with a `SeedGenerator`: one device's."""

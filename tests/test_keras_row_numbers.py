@@ -107,6 +107,7 @@ def run(case: Case, gpus: int | None) -> tuple[Any, list[Any]]:
     return model, [*history.values(), *model.get_weights()]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_one_device(name: str):
     case = CASES[name]

@@ -39,6 +39,7 @@ def staged(wrap, kind=keras):
     return models
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_a_layer_of_a_built_model_learns(way: str, gpus: int):

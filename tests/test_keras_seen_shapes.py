@@ -81,6 +81,7 @@ RUNS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("run", RUNS)
 def test_code_sees_the_rows_that_it_sees_on_one_device(run: str):
     """As often, too: the plan for other rows takes no other trace."""
@@ -101,6 +102,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", LAYOUTS, ids=str)
 def test_a_batch_without_rows(options: dict[str, Any]):
     """Keras returns the loss of rows that are known to be none as it is, shape (0,), and its mean is no number."""

@@ -33,6 +33,7 @@ class Slow(keras.optimizers.SGD):  # type: ignore[misc]
         slow.assign(keras.ops.where(back > 0, variable, slow))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("variables", ["home", "replicated", "sharded", "host"])
 @pytest.mark.parametrize("built", [False, True])
 def test_slots_begin_as_keras_has_them(variables: str, built: bool):

@@ -80,6 +80,7 @@ def stages_of_layers(plan: gs.inspect.Plan) -> list[set[str]]:
     return found
 
 
+@pytest.mark.sampled(1)
 def test_stages_begin_at_layers(flavor: Any):
     """The last one at a layer that computes nothing while predicting: then it begins with the next."""
     plan = assert_as_one(flavor, gpus=3, stages=["drop", "block1_*"], micro_batches=2, schedule="1f1b")

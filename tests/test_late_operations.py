@@ -68,6 +68,7 @@ def test_what_an_optimizer_makes_of_what_it_keeps_waits():
     assert set(shapes) == {(150, 150)}, "of kernels; what is as small as a bias runs whenever it can"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("normalized", [True, False])
 def test_less_is_alive(normalized: bool, monkeypatch: pytest.MonkeyPatch):
     late, soon = [predicted(monkeypatch, normalized, wait).memory["/device:CPU:0"] for wait in (True, False)]

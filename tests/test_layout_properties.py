@@ -13,6 +13,8 @@ from graphsplit.emission.shards.shard_copies import own_rows
 from graphsplit.rules.answers import _axis_of, _factor_at
 from graphsplit.rules.families.reshapes import factor_shapes
 
+pytestmark = pytest.mark.sampled(quick=23)
+
 SEEDS = range(400)
 
 

@@ -59,6 +59,7 @@ def where(variable: Any) -> tuple[Any, tuple[str, ...]]:
     return (None, ()) if parts is None else (parts.division, parts.devices)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", ["together", "variables first"])
 @pytest.mark.parametrize(("kind", "each"), [("keras", 4), SEVERAL, ("tf_keras", 3), ("legacy", 2)])
 def test_slots_lie_with_their_variables(kind: str, each: int, first: str):
@@ -77,6 +78,7 @@ def test_slots_lie_with_their_variables(kind: str, each: int, first: str):
     assert {len(where(variable)[1]) for variable in plain} == {0, 1, DEVICES}  # where it was, on another device, cut
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("layout", "table", "slots"),
     [
@@ -145,6 +147,7 @@ def test_slots_made_in_a_block_lie_with_their_variables(library: Any):
     assert max(owned.values()) <= sum(owned.values()) / DEVICES + 4 * uncut  # with its three slots
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["made in a block", "on a mesh", "tf_keras"])
 def test_slots_made_later_lie_with_their_variables(kind: str):
     """The optimizer of a compiled model makes its slots in the first step of `fit`, after the layout of the model."""
@@ -185,6 +188,7 @@ def test_slots_made_later_lie_with_their_variables(kind: str):
     assert any("lie on the devices of the variables that are updated with them" in note for note in notes)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])
 def test_slots_of_ones_own_are_found_by_what_a_step_computes(layout: str):
     """They lie apart, as their names say nothing, until the first call; then with their variables, bytes balanced."""

@@ -51,6 +51,7 @@ BY_PATTERNS = {"up*": "replicated", "*": "sharded"}
 CUT = {"up": (None, "model"), "down": ("model", None)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("variables", "options", "expected"),
     [

@@ -71,6 +71,7 @@ def made(seed: int, laid_out: bool, devices: int) -> tuple[Callable[..., Any], S
     return function, variables
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(40))
 def test_any_variables(seed: int):
     rng = np.random.default_rng([seed, 1])

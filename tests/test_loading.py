@@ -39,6 +39,7 @@ QUICK = [("sharded", keras, kind) for kind in KINDS] + [("axes", tf_keras, "chec
 CASES = [(layout, library, kind) for layout in LAYOUTS for library in (keras, tf_keras) for kind in KINDS]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("layout", "library", "kind"),
     [
@@ -73,6 +74,7 @@ def test_loaded(layout: str, kind: str, library: Any, tmp_path: Path, monkeypatc
     assert "assign" not in vars(keras.Variable)  # Keras is as it was
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     "dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "int8", "uint64", "bool", "complex64"]
 )
@@ -183,6 +185,7 @@ def load(kind: str, model: Any, path: Any) -> None:
     gs.load_weights(tf.train.Checkpoint(model=model) if kind == "checkpoint" else model, path)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("layout", ["home", "sharded"])
 @pytest.mark.parametrize("damage", ["cut off", "empty", "begins otherwise", "one bit"])
 @pytest.mark.parametrize("kind", FILES)

@@ -80,6 +80,7 @@ def training(
     return make
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("rows", "kind", "options"),
     [
@@ -109,6 +110,7 @@ def tied(table: Any, words: tf.Tensor) -> tf.Tensor:
     return tf.gather(table, words) @ tf.transpose(table) @ table
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("rows", "batch", "layout"), [(tied, 7, ""), (flat, 2500, ""), (flat, 7, "replicated")])
 def test_tables_are_sent_where_that_is_less(rows: Rows, batch: int, layout: str):
     """A table that every device reads anyway, or has; and rows that are more bytes than a table for each device."""
@@ -178,6 +180,7 @@ def in_turn(table: tf.Variable, words: tf.Tensor) -> tf.Tensor:
     return tf.tanh(first * second + tf.gather(table, words) - tf.gather(table, 3))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("layout", "options"),
     [

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.protos import constant_node, make_node
 from graphsplit.tracing.graph_to_program import drop_idle_waits, merge
 from tests.helpers.law import assert_close, rows, sharded_types
+
+pytestmark = pytest.mark.sampled(quick=4)
 
 
 def graph() -> list:

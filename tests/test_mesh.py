@@ -36,6 +36,7 @@ from tests.helpers.mesh_cases import (
 )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_a_perceptron(mesh: dict[str, int]):
     """Indivisible widths, uneven rows, fewer rows than devices."""
@@ -46,6 +47,7 @@ def test_a_perceptron(mesh: dict[str, int]):
     assert sum(transfer.bytes for transfer in ran.transfers) == planned
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("heads", "mesh"), [(4, MESHES[1]), (3, MESHES[0])], ids=str)
 def test_a_transformer(heads: int, mesh: dict[str, int]):
     """Heads, also three over two devices, and the layers between; weights never move along the axis."""
@@ -104,6 +106,7 @@ def branching() -> Made:
     return [weight, other], step
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_known", [True, False])
 def test_loops_branches_and_lists(is_known: bool):
     layout = {"weight": (None, "model"), "other": ("model", None)}

@@ -80,6 +80,7 @@ WITH_ROWS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mesh", [needs(FLAT), needs(CUBE, long), needs(WIDE, long), needs(THIN, long)])
 @pytest.mark.parametrize("layout", SPELLINGS.values(), ids=SPELLINGS)
 def test_every_spelling(layout: dict[str, Any], mesh: dict[str, int]):
@@ -87,6 +88,7 @@ def test_every_spelling(layout: dict[str, Any], mesh: dict[str, int]):
     assert_law(perceptron, layout, mesh, [tf.constant(numbers(count, WIDTH)) for count in (5, 1)])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mesh", [needs(CUBE), needs(WIDE, long)])
 @pytest.mark.parametrize("layout", WITH_ROWS.values(), ids=WITH_ROWS)
 def test_with_the_batchs_axis(layout: dict[str, Any], mesh: dict[str, int]):
@@ -136,6 +138,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("layout", EXPERTS.values(), ids=EXPERTS)
 def test_a_transformer_with_experts(layout: dict[str, Any], mesh: dict[str, int]):

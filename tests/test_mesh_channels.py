@@ -55,6 +55,7 @@ ALONG: dict[tuple[int, str], Any] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mesh", [{"batch": 1, "model": 2}, {"batch": 2, "model": 2}, {"model": 3}], ids=str)
 @pytest.mark.parametrize("make", [residual, volumes])
 def test_channels(make: Any, mesh: dict[str, int]):

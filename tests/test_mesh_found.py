@@ -33,6 +33,7 @@ PROGRAMS: dict[str, Callable[[tf.Tensor], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", [(None, "model"), ("model", None)], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name: str, layout: Any):
@@ -68,6 +69,7 @@ def test_a_function_of_the_name_of_a_mark(name: str):
     np.testing.assert_array_equal(gs.parallelize(lambda x: call(x) + 1.0, devices=3)(x), 2.0 * x + 1.0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["branches", "a loop", "a list"])
 def test_what_has_another_shape_is_not_cut_alike(kind: str):
     order, weight = tf.constant([1, 0]), tf.Variable(np.random.default_rng(6).normal(size=(3, 2)))

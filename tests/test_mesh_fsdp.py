@@ -112,6 +112,7 @@ def test_beside_a_variable_that_lies_in_one_group():
         assert_copies_equal(own, copies)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("float64", "plain_oracle")
 @pytest.mark.parametrize("mesh", CASES, ids=str)
 def test_adam_with_clipping(mesh: dict[str, int]):
@@ -165,6 +166,7 @@ LAYOUTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_layouts(layout: Any):
     """Widths that do not divide, fewer rows than devices."""
@@ -178,6 +180,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_transformer(options: dict[str, Any]):
     assert_law(lambda: transformer(3), "sharded", MESH, [ids_of(5), ids_of(7)], **options)

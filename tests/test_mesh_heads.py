@@ -81,6 +81,7 @@ def test_zeros_beside_equal_parts_are_cut_alike():
     assert blocks_beside(Shard(0, (7,)), 14) == (1,) * 14
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("heads", "devices", "expected"),
     [

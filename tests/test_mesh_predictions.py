@@ -49,6 +49,7 @@ ON_STAGES: dict[str, tuple[dict[str, int], Any]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", ON_STAGES)
 def test_stages(case: str):
     """Before the first call, after it, and where no variable is laid out: the plan and the bytes of what runs."""

@@ -68,6 +68,7 @@ OTHER_AXIS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("mesh", "layout"),
     [({"model": 2, "expert": 2}, OTHER_AXIS), ({"stage": 2, "model": 2}, by_name(APART))],
@@ -116,6 +117,7 @@ def test_blocks_that_differ(heads: int, shared: int, mesh: dict[str, int], tmp_p
     np.testing.assert_array_equal(plain.numpy(), value)  # a file of one device
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_told", [True, False], ids=["told", "found"])
 @pytest.mark.parametrize(
     ("heads", "shared", "fused", "columns"),
@@ -162,6 +164,7 @@ def test_each_part_has_its_units_of_every_block():
         np.testing.assert_array_equal(own.numpy(), heads[::-1].reshape(2, -1))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", [((None, FUSED), "replicated"), ((None, FUSED), "sharded"), ("batch", FUSED)])
 def test_gradients_from_outside(layout: Any):
     found, x = [], tf.constant(numbers(5, LENGTH, WIDTH))

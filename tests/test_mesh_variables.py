@@ -58,6 +58,7 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mesh", [TWO, pytest.param(THREE, marks=pytest.mark.many)], ids=str)
 @pytest.mark.parametrize("layout", SPELLINGS.values(), ids=SPELLINGS)
 def test_every_spelling(layout: dict[str, Any], mesh: dict[str, int]):
@@ -112,6 +113,7 @@ def deep() -> Made:
     return weights, step
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_weights_are_gathered_again(micro_batches: int):
     """Each column puts its own part together, for the forward pass and again for the backward pass."""

@@ -111,6 +111,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("make", "mesh"),
     [pytest.param(*case[1:], marks=[pytest.mark.long] * (k > 2)) for k, case in enumerate(CASES)],

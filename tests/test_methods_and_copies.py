@@ -136,6 +136,7 @@ def test_binding_leaves_nothing_on_the_instance():
     assert list(vars(one)) == ["factor"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [Scale, ScaleModule, Slotted, Equal, Signed])
 def test_instances_go_with_their_traces(kind: Callable[[float], Any]):
     one = kind(2.0)

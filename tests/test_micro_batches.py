@@ -20,6 +20,8 @@ from tests.helpers.random_calls import SPLIT, TOLERANCE
 from tests.helpers.regression import regression_step
 from tests.helpers.sampler import sample_arguments, sample_program
 
+pytestmark = pytest.mark.sampled(quick=5)
+
 
 def types(plan: gs.inspect.Plan, phase: int) -> set[str]:
     return {plan.program.ops[i].type for i in plan.phases[phase].ops}

@@ -18,6 +18,8 @@ from graphsplit.planning.device_bytes import live_bytes
 from tests.helpers.law import assert_law, rows
 from tests.helpers.micro_batches import GIVEN, training
 
+pytestmark = pytest.mark.sampled(quick=2)
+
 
 def test_a_gradient_is_added_before_the_next_one_is_begun():
     step, _ = training(lambda: layers.Dense(4, "relu"))

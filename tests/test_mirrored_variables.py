@@ -50,6 +50,7 @@ def assert_equal_copies(variables: Sequence[tf.Variable]) -> None:
             np.testing.assert_array_equal(other, first)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", [3, 1, 2, 4, 5])
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_elementwise_optimizers_give_the_same_bits(name: str, devices: int):
@@ -58,6 +59,7 @@ def test_elementwise_optimizers_give_the_same_bits(name: str, devices: int):
         assert_equal_copies(made.variables)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [3, 5])
 @pytest.mark.parametrize("name", COUPLED)
 def test_what_couples_a_variable_is_exact(name: str, devices: int):

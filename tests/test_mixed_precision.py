@@ -57,6 +57,7 @@ KINDS = {
 
 # Products of 16-bit numbers are rounded to 11 (bfloat16: 8) bits, and the weight gradient of each shard once more than
 # on one device: 1e-3 (8e-3) of a gradient that is a hundredth of the weight.
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("policy", "tolerance"), [("mixed_float16", 1e-3), ("mixed_bfloat16", 8e-3)], indirect=["policy"]
 )
@@ -78,6 +79,7 @@ def test_mixed_precision(policy: str, tolerance: float, kind: str):
     assert {op.out_dtypes[0] for op in plan.sharded_ops if op.type == "Conv2D"} == {half}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
 @pytest.mark.parametrize("bad", [0, 6])
 def test_a_gradient_that_is_not_finite_in_one_shard_skips_the_step(policy: str, bad: int):

@@ -39,6 +39,7 @@ SPARSE_UPDATES = {"Wide & deep": (*["ResourceScatterAdd"] * 2, *["ScatterNd"] * 
 OTHERS = {"GAN", "Graph convolution", "LSTM text classifier", "Siamese", "Transformer decoder", "WaveNet"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in OTHERS else n for n in MODELS])
 def test_architecture(name: str):
     rows = (7, 7) if name != "Siamese" else (7, 7, 5)  # another batch is another trace: see `test_unknown_batch`
@@ -103,6 +104,7 @@ ATTENTION = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention(name: str):
     assert_training(attention(ATTENTION[name]), (7, 7), strict=True)
@@ -198,6 +200,7 @@ LOSSES: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", LOSSES)
 def test_rows_against_rows(name: str):
     loss, at_home = LOSSES[name]

@@ -58,6 +58,7 @@ def all_parts(variables: list[tf.Variable]) -> list[VariableParts]:
     return [parts for variable in variables if (parts := parts_of_variable(variable)) is not None]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("library", [keras, tf_keras])
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[] if case in KEPT else pytest.mark.long) for case in LAYOUTS]
@@ -129,6 +130,7 @@ def values() -> list[Callable[[], tf.Variable]]:
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("position", range(len(values())))
 def test_whatever_tensorflow_takes(position: int):
     make = values()[position]

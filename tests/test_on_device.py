@@ -26,7 +26,10 @@ from tests.helpers.stages_on_devices import (
     training,
 )
 
+pytestmark = pytest.mark.sampled(quick=4)
 
+
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("stage", "of_shards"), [(STAGE, STAGE), ("CPU:4", ["CPU:4"] * 2), ("CPU:1", ["CPU:1"] * 2)])
 def test_a_stage_of_a_training_step_runs_on_its_devices(stage, of_shards):
     step, _ = training(on(stage))
@@ -42,6 +45,7 @@ def test_a_stage_of_a_training_step_runs_on_its_devices(stage, of_shards):
     placement.assert_colocated_gradients()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("stage", [STAGE, "CPU:4", ["CPU:3", "CPU:0"]])
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
 def test_training_equals_the_unsplit_function(stage, count):

@@ -14,6 +14,8 @@ from graphsplit.planning.steps import Step
 from tests.helpers.law import assert_close, assert_law, rows
 from tests.helpers.regression import regression_step
 
+pytestmark = pytest.mark.sampled(quick="all")
+
 
 def training(normalized: bool):
     """Return a training step of three layers of each kind, with or without sums over the batch between them."""

@@ -43,6 +43,7 @@ def gradients(fn: Callable[..., Any], variables: Any, watch: bool = True) -> Any
     return [tape.gradient(cubes, variables), tape.gradient(result["loss"], [x, *variables])]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("watch", [True, False])
 @pytest.mark.parametrize("called_before", [False, True])
 def test_first_traced_under_an_outer_tape(called_before: bool, watch: bool):
@@ -101,6 +102,7 @@ def test_effects_happen_once_under_an_outer_tape():
 # What has no gradient
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("in_graph", [False, True])
 @pytest.mark.parametrize(
     "fn",
@@ -218,6 +220,7 @@ def test_saved_and_loaded_without_graphsplit(tmp_path: Path, devices: int, diffe
 # Memory
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("differentiate", [False, True])
 def test_outer_graphs_go(differentiate: bool):
     forward, variables = model()
@@ -251,6 +254,7 @@ def test_a_branch_around_a_function_that_writes_laid_out_variables(layout: str):
     assert_close(found(gs.parallelize(steps[1], devices=3), variables[1]), found(steps[0], variables[0]))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("before", ["home", "replicated", "sharded"])
 @pytest.mark.parametrize("after", ["home", "replicated", "sharded"])
 def test_a_layout_may_change_between_forward_and_backward(before: str, after: str):

@@ -46,6 +46,7 @@ def assert_own(plan, op_type, devices):
 PICKED = tf.constant(np.random.default_rng(1).integers(0, 6, (COUNT, 3)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", DEVICES)
 def test_gradient_of_a_gather_from_each_row(devices: int):
     plan = law(lambda h, i: tf.gather(h, i, batch_dims=1), PICKED, devices=devices)
@@ -216,6 +217,7 @@ def test_numbers_of_other_rows_of_unknown_number(order: str):
     assert not any(step.shards and step.shards.shift for step in plan.steps)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["add", "sub", "min", "max"])
 def test_updates_of_a_whole_tensor_are_joined(kind: str):
     """Each shard puts its rows into the tensor, or into zeros. A tensor that is larger than they are stays whole."""
@@ -233,6 +235,7 @@ def test_updates_of_a_whole_tensor_are_joined(kind: str):
     assert "partial" in str(plan.steps[found[0].index].shards.gives[0])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("each", [1, 2])
 def test_crops_from_the_image_of_each_row(devices: int, each: int):

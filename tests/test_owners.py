@@ -54,6 +54,7 @@ def round_robin(optimizer: str, clip: bool = False):
     return step, [*weights, *slots]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_optimizers_stay_with_their_variables(optimizer: str, clip: bool):

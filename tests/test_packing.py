@@ -25,6 +25,8 @@ from graphsplit.runtime.executable import optimizer_config
 from tests.helpers.law import assert_close, assert_law, rows
 from tests.helpers.regression import regression_step
 
+pytestmark = pytest.mark.sampled(quick=6)
+
 # Packs
 
 
@@ -38,6 +40,7 @@ def dense_training(normalized: bool = False):
     return regression_step(keras.Sequential([*layers, keras.layers.Dense(2)]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("batch", [7, 6])
 def test_biases_and_their_gradients_travel_as_one(normalized: bool, batch: int):
@@ -247,6 +250,7 @@ def random_step(seed: int):
     return step, variables
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(24))
 def test_any_mixture_of_rows_and_vectors(seed: int):
     calls = [(rows(batch, 3),) for batch in (7, 7, 2)]

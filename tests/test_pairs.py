@@ -23,6 +23,7 @@ def name_of(pair: Sequence[str]) -> str:
     return "-".join([*["axes"] * is_of_axes, *[re.sub(r"\W+", "_", name).strip("_") for name in pair]])
 
 
+@pytest.mark.sampled(33)
 @pytest.mark.usefixtures("plain_oracle")
 @pytest.mark.filterwarnings("ignore")  # what the plan says is in the table, and not every warning is about the pair
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from tensorflow.python.autograph.impl.api import PyToTF  # to count what is rewr
 import graphsplit as gs
 from tests.helpers.law import assert_close, check, rows, sharded_types
 
+pytestmark = pytest.mark.sampled(quick=21)
+
 Point = collections.namedtuple("Point", "x y")
 
 
@@ -208,6 +210,7 @@ def test_dtypes(dtype: tf.DType):
     check(lambda x: (x, tf.reverse(x, [0]), tf.equal(x, x[0])), x, sharded="Equal")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 33])
 @pytest.mark.parametrize("devices", [1, 2, 3, 5])
 def test_any_number_of_rows(count: int, devices: int):

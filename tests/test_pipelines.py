@@ -19,6 +19,8 @@ from tests.helpers.law import assert_law, rows
 from tests.helpers.messages import message
 from tests.helpers.pipelines import named, training
 
+pytestmark = pytest.mark.sampled(quick=4)
+
 
 def assert_pipeline(stages: int, places: list[Any], **options: Any) -> gs.inspect.Plan:
     """Compare a training step of stages on devices with that of one device."""

@@ -14,6 +14,8 @@ from graphsplit.inspect import Edge, PlacedOp, Placement, placement_of_graph
 from graphsplit.inspect.graph import topological_order
 from tests.helpers.placements import placeholder, synthetic, two_device_graph
 
+pytestmark = pytest.mark.sampled(quick=12)
+
 
 @pytest.fixture
 def two_devices():
@@ -76,6 +78,7 @@ def test_assert_on(two_devices):
     assert str(error.value) == "No operation of graph matches 'produkt'. Similar names: 'product'."
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("module", [keras, tf_keras])
 def test_layers_are_called_as_in_their_model(module):
     """Keras 3 calls the scopes of the layers `dense` and `dense_1` `dense_1` and `dense_1_2`."""

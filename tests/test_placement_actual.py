@@ -287,6 +287,7 @@ def test_sends_in_the_partition_graphs_are_the_transfers():
     assert len(found) == len(renamed)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_every_model_runs_where_it_was_asked_to(name):
     case = CASES[name]

@@ -179,6 +179,7 @@ def test_names_of_machines_are_completed(tmp_path: Path):
     assert [machine(name) for name in known]  # each of them is one
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])
 def test_variables_that_lie_on_fewer_devices_are_told_of(layout: str):
     weights = [tf.Variable(tf.ones((64, 64))) for _ in range(8)]

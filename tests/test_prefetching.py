@@ -13,6 +13,8 @@ import graphsplit as gs
 from graphsplit.core.tensorflow_internals import partition_graphs
 from tests.helpers.law import assert_close
 
+pytestmark = pytest.mark.sampled(quick=7)
+
 DEVICES = ["CPU:1", "CPU:2", "CPU:3"]
 
 
@@ -36,6 +38,7 @@ def places(pieces):
     return [(piece.backing_device.rsplit("device:", 1)[-1], tuple(piece.shape)) for piece in pieces]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 @pytest.mark.parametrize("batch", [1, 2, 5, 8])
 def test_results_are_those_of_one_call_per_batch(batch, prefetch):
@@ -65,6 +68,7 @@ def test_pieces_lie_on_their_devices_and_nothing_is_cut_afterwards():
     assert products == {("shard_0", "CPU:1"), ("shard_1", "CPU:2"), ("shard_2", "CPU:3")}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", ["home", "replicated", "sharded"])
 @pytest.mark.parametrize("then", ["home", "replicated", "sharded"])
 def test_layouts_may_change_between_batches_that_were_sent(first, then):

@@ -14,6 +14,7 @@ EXACT = {"float64": float64.EXACT, "float32": 5e-5}  # a few hundred roundings
 CHEAP = ["VQ-VAE", "Distillation", "DQN", "Quantization", "Supervised contrastive", "Two towers", "Hashed crosses"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CHEAP)
 def test_equal(name: str):
     with built(name) as training:

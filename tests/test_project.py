@@ -24,7 +24,7 @@ import graphsplit as gs
 from graphsplit.core.renamed import NAMES
 from graphsplit.core.requirements import NEWEST, OLDEST
 from graphsplit.planning.planner import PASSES
-from tests.conftest import LONG, QUICK
+from tests.helpers import durations
 from tests.helpers.fresh_examples import NEED_FRESH_PROCESS
 from tests.helpers.processes import python
 from tests.mutants.table import mutants
@@ -105,6 +105,7 @@ def imports_of(module: str) -> set[str]:
     return found
 
 
+@pytest.mark.sampled(quick="all")
 def test_every_folder_is_in_the_table_of_folders():
     rows = re.findall(r"^\| `(\w+)/` \|.*\| (.*?) ?\|$", ARCHITECTURE, re.MULTILINE)
     assert sorted({m.split("/")[0] for m in MODULES if m not in ENTRIES}) == sorted(LAYERS)
@@ -132,6 +133,7 @@ def test_the_page_lists_the_passes():
     assert listed == [decide.__name__ for decide in PASSES]
 
 
+@pytest.mark.sampled(quick="all")
 def test_imports_point_downwards():
     def level(module: str) -> int:
         return LAYERS.index(module.split("/")[0])
@@ -161,6 +163,7 @@ def test_lower_layers_work_without_those_above(tmp_path: Path):
     assert Path(ran.stdout.split()[-1]).is_relative_to(tmp_path)
 
 
+@pytest.mark.sampled(quick="all")
 def test_no_circles_among_modules():
     # (a package's __init__ gathers names of its own modules, which import each other and not it)
     graph = {m: {i for i in imports_of(m) if not i.endswith("__init__.py")} for m in MODULES if m != "__init__.py"}
@@ -188,6 +191,7 @@ def test_no_class_name_stands_twice():
     assert sorted(names) == sorted(set(names))
 
 
+@pytest.mark.sampled(quick="all")
 def test_private_tensorflow_in_one_file_only():
     pattern = re.compile(r"(?<!backend\.)tensorflow\.(python|core)\b")  # (`keras.src.backend.tensorflow` is below)
     found = [m for m in MODULES if pattern.search((PACKAGE / m).read_text())]
@@ -362,11 +366,10 @@ def test_work_in_a_constructor_is_found():
     assert work_in_constructors(f"{kept}        for op in ops: op.visit()\n") == ["A"]
 
 
-def test_quick_names_tests_that_exist():
-    for name in (*QUICK, *LONG):
-        file, _, function = name.partition("::")
-        [path] = (ROOT / "tests").rglob(file)
-        assert not function or f"def {function}(" in path.read_text(), name
+def test_durations_are_of_tests_that_exist():
+    seconds = durations.read()
+    assert durations.text(seconds) == durations.FILE.read_text()
+    assert [function for function in seconds if not durations.exists(function)] == []
 
 
 def test_mistakes_that_tests_must_find_can_be_made():
@@ -392,6 +395,7 @@ def public_names(module: types.ModuleType) -> dict[str, object]:
     return found
 
 
+@pytest.mark.sampled(quick="all")
 def test_public_names_and_signatures():
     lines = []
     for name, value in public_names(gs).items():

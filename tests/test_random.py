@@ -13,6 +13,8 @@ import tensorflow as tf
 import graphsplit as gs
 from tests.helpers.law import assert_close, assert_law
 
+pytestmark = pytest.mark.sampled(quick=7)
+
 DRAWS: dict[str, Callable[[list[int], Any], tf.Tensor]] = {
     "uniform": lambda shape, seed: tf.random.stateless_uniform(shape, seed),
     "uniform64": lambda shape, seed: tf.random.stateless_uniform(shape, seed, dtype=tf.float64),
@@ -29,6 +31,7 @@ DRAWS: dict[str, Callable[[list[int], Any], tf.Tensor]] = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("kind", list(DRAWS))
 @pytest.mark.parametrize("rest", [[], [1], [3], [4], [2, 5]])
 def test_stateless_numbers_are_those_of_one_device(kind: str, rest: list[int]):

@@ -49,6 +49,7 @@ def check(plan: gs.inspect.Plan) -> None:
     check_emitted(plan, emit(plan))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("kind", DRAWS)
 def test_bits_of_one_device(kind: str, mesh: dict[str, int]):

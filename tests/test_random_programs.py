@@ -58,6 +58,7 @@ def run(seed: int) -> None:
     assert sharded >= LEAST_OF_ROWS * (sharded + len(plan.stayed_home)), str(plan)
 
 
+@pytest.mark.sampled(5, quick=3)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_random_program(seed: int) -> None:
     run(seed)

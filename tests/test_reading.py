@@ -65,6 +65,7 @@ def guarded(x: tf.Tensor) -> tf.Tensor:
         return tf.identity(x) ** 3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("f", [squared, scanned, guarded, lambda x: tf.tanh(x * x)])
 def test_second_derivatives_of_any_number_of_rows(f: Callable[[tf.Tensor], tf.Tensor]) -> None:
     """Integers that follow from the number of rows change nothing; what a list's elements are may be known late."""
@@ -80,6 +81,7 @@ def test_gradients_of_a_scan_of_another_number_of_rows() -> None:
         assert_close(gradient(parallel, x), gradient(f, x), f"{size} rows")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("f", [ragged, guarded])
 def test_assertions_change_nothing(f: Callable[[tf.Tensor], tf.Tensor]) -> None:
     """A guarded assertion is a branch with an effect, but none on variables."""
@@ -99,6 +101,7 @@ def test_a_loop_that_changes_a_variable_changes_something() -> None:
     assert [program.ops[i].type for i in program.writes] == ["While"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("axis", [-2, 0, 1])
 @pytest.mark.parametrize("nested", [False, True])
 def test_results_of_differentiated_branches(axis: int, nested: bool) -> None:

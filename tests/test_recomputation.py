@@ -163,6 +163,7 @@ def test_along_an_axis():
     assert "recomputing: " in str(run.plan(rows(5, 6, 8), rows(5, 6, 3)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [

@@ -39,6 +39,7 @@ def sharded(plan: gs.inspect.Plan) -> list[str]:
     return [op.type for op in plan.sharded_ops if op.type.startswith("Cudnn")]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [{}, {"tuning": {"reduce_retracing": True}}], ids=["known rows", "any rows"])
 def test_training(options: dict[str, Any]):
     (single, expected), (many, actual) = training(), training()
@@ -86,6 +87,7 @@ def kernel(x: tf.Tensor, **options: Any) -> Any:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_relu"])
 @pytest.mark.parametrize("time_major", [True, False])
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -83,6 +83,7 @@ def test_two_weights_at_a_time():
     assert found == {True: 2, False: LAYERS}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["unknown rows", "micro-batches", "owned whole"])
 def test_wherever_it_is_put_together_again(kind: str):
     plain, plain_step = deep("home", 3)
@@ -112,6 +113,7 @@ def alive(plan: gs.inspect.Plan) -> int:
     return max(live_bytes(plan).values())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("parts", [2, 3])
 def test_micro_batches_of_few_rows_meet_before_each_weight(parts: int):
     plain, plain_step = deep("home", 3)

@@ -61,6 +61,7 @@ def training(how: Callable[..., None], layout: str, devices: int) -> Made:
     return step, [table, slot]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("how", "devices"), [(add, 3), (dense, 2), (update, 5)])
 def test_training(how: Callable[..., None], devices: int):
     layouts = itertools.cycle(["home", "sharded"])

@@ -33,6 +33,7 @@ def law(apply, *calls, devices, looped=True, at_home=0, learns=True):
     return plan
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", DEVICES)
 def test_map(devices: int):
     law(
@@ -40,6 +41,7 @@ def test_map(devices: int):
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [2, 3])
 def test_map_over_several_arguments_with_results_of_several_shapes(devices: int):
     def apply(x, w, y):
@@ -54,6 +56,7 @@ def test_map_over_several_arguments_with_results_of_several_shapes(devices: int)
     law(lambda x, w, y: apply(tf.concat([x, 2.0 * x], 1), w, y), (rows(11, 6), rows(11)), devices=devices)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", DEVICES)
 def test_an_array_that_is_written_row_by_row(devices: int):
     """The number of a row is also a number: it is that of the whole batch."""
@@ -81,6 +84,7 @@ def test_a_sum_over_rows(devices: int):
     law(apply, (rows(13, 6),), devices=devices)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["scan", "reversed", "half", "twice", "neighbour"])
 def test_loops_that_are_not_row_by_row(kind: str):
     """They stay one loop, and right."""
@@ -110,6 +114,7 @@ def test_what_a_loop_counts_to_is_known():
     assert_law(lambda: (f, ()), [(rows(7, 3),)], devices=3, at_home=None)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", DEVICES)
 def test_gradients_by_rows_that_are_mapped(devices: int):
     """Each turn adds a list with the gradient of its row; of what a loop picks from each row, too."""
@@ -211,6 +216,7 @@ def _layers(x, w):
 OPEN = {f.__name__[1:]: f for f in (_mapped, _several, _array, _total, _nested, _flat, _layers)}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("name", OPEN)
 def test_turns_of_an_unknown_number_of_rows(name: str, devices: int):
@@ -237,6 +243,7 @@ def test_turns_of_an_unknown_number_of_rows(name: str, devices: int):
     assert plan.program.batch_is_unknown
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", OPEN)
 @pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
 def test_gradients_of_mapped_rows_from_outside(name: str, known: bool):
@@ -264,6 +271,7 @@ def _assert_all_loops_are_split(plan: gs.inspect.Plan) -> None:
     assert not plan.stayed_home, str(plan)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rows_known", [False, True])
 def test_a_loop_that_does_not_turn_once_for_each_row_says_so(rows_known: bool):
     @tf.function(input_signature=[tf.TensorSpec((8 if rows_known else None, 6))])
@@ -290,6 +298,7 @@ def test_a_loop_that_does_not_turn_once_for_each_row_says_so(rows_known: bool):
     assert "nothing gathered; its list" in str(gs.parallelize(some, devices=3).plan(*some.input_signature))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("signature", [None, [tf.TensorSpec((None, 6), tf.float64)]], ids=["known", "unknown"])
 def test_an_array_that_grows_with_each_turn(signature: list[tf.TensorSpec] | None):
     def f(x):

@@ -67,6 +67,7 @@ def split_of(case: Case) -> dict[str, tuple[int | None, ...]]:
     return {"tensors": tuple(argument.axis for argument in case.arguments)}
 
 
+@pytest.mark.sampled(quick=66)
 @pytest.mark.parametrize(
     ("case", "runs"),
     [pytest.param(c, RUNS, id=c.name, marks=() if c.name in BY_DEFAULT else pytest.mark.long) for c in CASES]
@@ -108,6 +109,7 @@ def check_layouts(case: Case, plan: gs.inspect.Plan) -> None:
 
 
 # (what no rule answers for is made at home, whoever reads it; it may have no entries to be read in pieces)
+@pytest.mark.sampled(35, quick=4)
 @pytest.mark.parametrize(
     "case", first_of_each([c for c in WHOLE if c.answered or not c.at_home]), ids=lambda case: case.name
 )
@@ -138,6 +140,7 @@ def test_made_in_pieces(case: Case) -> None:
     assert not left or not natural or not case.answered, str(plan)
 
 
+@pytest.mark.sampled(60, quick=7)
 @pytest.mark.parametrize(
     ("case", "axes"),
     [pytest.param(case, other_axes(case)[:AXES], id=case.name) for case in WHOLE if other_axes(case)]
@@ -160,6 +163,7 @@ def test_any_argument_split_along_any_axis(case: Case, axes: list[tuple[int, int
         parallel.plan(*arguments).check()
 
 
+@pytest.mark.sampled(30, quick=3)
 @pytest.mark.parametrize("case", first_of_each([case for case in WHOLE if summable(case)]), ids=lambda case: case.name)
 def test_any_argument_as_a_partial_sum(case: Case) -> None:
     """Each argument in turn, and all at once, is a sum over devices: only what is linear may keep it in parts."""
@@ -218,6 +222,7 @@ def missing_cases(op_types: Iterable[str], cases: Sequence[Case]) -> list[str]:
     return missing
 
 
+@pytest.mark.sampled(quick="all")
 def test_every_rule_has_cases() -> None:
     assert missing_cases(ruled_types() - WITHOUT_CPU_KERNEL - ONLY_PLANNED, CASES) == []
 
@@ -226,6 +231,7 @@ def test_every_case_has_a_rule() -> None:
     assert {case.op_type for case in CASES} <= ruled_types()
 
 
+@pytest.mark.sampled(quick="all")
 @pytest.mark.parametrize(
     ("left_out", "missing"),
     [

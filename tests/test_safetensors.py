@@ -53,6 +53,7 @@ def as_torch(model: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["file", "index"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_loaded(layout: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -124,6 +124,7 @@ SHARDED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_an_unknown_number_of_rows_is_sharded(name: str, make):
     key = "encode" if name == "two_signatures" else "serving_default"
@@ -282,6 +283,7 @@ def test_signatures_without_a_batch_are_kept_and_that_is_said(make):
     assert "norm: kept as it is: no argument has an axis to split" in str(report)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("version", [1, 2])
 def test_large_constants_are_stored_once(version: int, tmp_path: Path):
     weights = np.random.default_rng(0).standard_normal([128, 64]).astype(np.float32)

@@ -23,6 +23,8 @@ from tests.helpers.messages import message
 from tests.helpers.saved_folders import contents, save
 from tests.helpers.saved_model_cases import tensorflow_1
 
+pytestmark = pytest.mark.sampled(quick=3)
+
 v1 = tf.compat.v1
 
 
@@ -218,6 +220,7 @@ def test_the_input_is_never_the_output(model: str, tmp_path: Path):
         assert "is, contains or is inside of the input" in found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "error", [OSError(28, "No space left on device"), tf.errors.ResourceExhaustedError(None, None, "full")]
 )
@@ -290,6 +293,7 @@ for turn in range(10**6):
     assert written["a"] == written["b"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["a name that leads out", "an absolute name", "a link", "a link among the extra files"])
 def test_assets_from_outside_of_the_model_are_refused(tmp_path: Path, how: str):
     words, secret = tmp_path / "vocab.txt", tmp_path / "secret.txt"

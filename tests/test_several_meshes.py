@@ -14,6 +14,7 @@ from tests.helpers.layout_cases import Optimizer, X, Y, adam, held_by_device, mo
 FIRST, SECOND = ["CPU:0", "CPU:1"], ["CPU:4", "CPU:2", "CPU:3"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("one", "other"), [("sharded", "replicated"), ("replicated", "sharded")])
 def test_two_meshes(one: str, other: str):
     plain = [Optimizer(adam), Optimizer(momentum)]

@@ -206,6 +206,7 @@ def assert_one_device(
 TAKEN = {"taken": [1] * 5, "not taken": [-1] * 5, "in turn": [1, -1, 1, 1, -1]}
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("taken", TAKEN)
 @pytest.mark.parametrize("how", OPTIONS)
 @pytest.mark.parametrize("layout", ["sharded", "replicated", "host"])
@@ -279,6 +280,7 @@ def adds_rows_up(w: tf.Variable, x: tf.Tensor) -> tf.Tensor:
 FAILING = [raises_errors, divides_integers, divides_constants, raises_to_powers, compares_labels, adds_rows_up]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("is_taken", [False, True])
 @pytest.mark.parametrize("write", FAILING)
 def test_what_fails_fails_only_if_it_is_taken(write: Callable[..., tf.Tensor], is_taken: bool):

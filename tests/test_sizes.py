@@ -12,6 +12,8 @@ from graphsplit.core.polynomials import Polynomial, UndecidedError, coefficients
 from graphsplit.core.sizes import ROWS, STAND_IN, Size, joined_shapes, length, witnesses
 from graphsplit.core.sizes import rows as rows_
 
+pytestmark = pytest.mark.sampled(quick="all")
+
 
 def test_witnesses() -> None:
     one = (ROWS,)

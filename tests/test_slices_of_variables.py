@@ -41,6 +41,7 @@ def some_slices(shape: tuple[int, ...], count: int, seed: int) -> list[tuple]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_slices_are_read(shape: tuple[int, ...], layout: str):
@@ -55,6 +56,7 @@ def test_slices_are_read(shape: tuple[int, ...], layout: str):
     assert_close(gs.parallelize(f, devices=3)(rows(5, 3)), expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gradients_of_slices(shape: tuple[int, ...], layout: str):
@@ -96,6 +98,7 @@ def sliced(v):
     ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_other_ways_to_take_a_part(shape: tuple[int, ...], layout: str):
@@ -121,6 +124,7 @@ WRITES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("how", WRITES)
@@ -151,6 +155,7 @@ def test_values_go_into_lists(layout: str):
     assert_close(gs.parallelize(f, devices=3)(rows(6, 4)), expected)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(1, 64), (1, 64, 64), (1, 1, 300), (300, 1), (1, 1)])
 def test_axes_of_length_one(shape: tuple[int, ...], layout: str):

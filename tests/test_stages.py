@@ -21,6 +21,8 @@ from tests.helpers.law import assert_close, assert_law, rows
 from tests.helpers.messages import message
 from tests.helpers.stages import perceptron, training
 
+pytestmark = pytest.mark.sampled(quick=6)
+
 # The pure function
 
 
@@ -132,6 +134,7 @@ def test_a_variable_of_two_stages():
     assert [plan.shard_device(op, 0) for op in products if table in op.inputs] == ["/device:CPU:0", "/device:CPU:1"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("linear", [False, True])
 def test_tapes_around_the_call(linear: bool):
     """The gradients of a linear function read nothing of it: there is nothing to cut, and they are right."""

@@ -154,6 +154,7 @@ def numbers(count: int, start: int = 0) -> tf.Tensor:
     return tf.range(start, start + count, dtype=tf.float64)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_changed_contents_are_seen_and_traced_once(kind: str):
     traces = []
@@ -173,6 +174,7 @@ def test_changed_contents_are_seen_and_traced_once(kind: str):
     assert "Mul" in {op.type for op in parallel.plan(MAKERS[kind](x, scale)).sharded_ops}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_gradients_reach_the_contents(kind: str):
     parallel = gs.parallelize(lambda value: tf.reduce_sum(read(value, "x") ** 2 * read(value, "scale")), devices=2)

@@ -70,6 +70,7 @@ def plans_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Sequence[tuple[
     return lambda name: emitted_graphs.functions_of(name) and found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_is_emitted_computes_and_sends_the_same(name: str, plans_of: Callable):
     """What is sent is counted apart from emission; kernels are told by what writes them, which `Kernels` calls."""
@@ -128,6 +129,7 @@ def check_alike(plan: gs.inspect.Plan) -> int:
     return len(few.alike.told_by)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ALIKE)
 def test_few_shards_tell_what_all_hold_and_send(name: str, plans_of: Callable, monkeypatch: pytest.MonkeyPatch):
     on_five_devices(name, monkeypatch)
@@ -207,6 +209,7 @@ def turning(turns: int | tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
     return step
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_what_a_loop_keeps_for_its_gradient_counts_in_every_turn(devices: int):
     x = tf.ones((6, 1000))

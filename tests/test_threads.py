@@ -64,6 +64,7 @@ def second(fn: Callable[..., Any], x: tf.Tensor, w: tf.Variable) -> Any:
     return outer.gradient(value, [x, w])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("again", range(4))
 @pytest.mark.parametrize("derivative", [gradients, second])
 def test_first_gradients(derivative: Callable[..., Any], again: int):
@@ -75,6 +76,7 @@ def test_first_gradients(derivative: Callable[..., Any], again: int):
         assert_close(found, expected, tolerance=1e-11)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("reduce_retracing", [False, True])
 def test_calls_and_gradients_of_same_and_different_shapes(reduce_retracing: bool):
     w = tf.Variable(rows(3))

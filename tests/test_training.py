@@ -69,6 +69,7 @@ def test_keras_optimizer(name: str):
     assert_training(small(lambda: KINDS[name](0.01), normalised=False), STEPS[:3], sharded=["MatMul", "TanhGrad"])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_optimizer_options(name: str):
     assert_training(small(OPTIONS[name]), STEPS, sharded=["MatMul", "TanhGrad"], strict=True)
@@ -94,6 +95,7 @@ OLD = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", OLD)
 def test_older_optimizers(name: str):
     def make() -> tuple[Any, Sequence[tf.Variable]]:

@@ -183,6 +183,7 @@ def with_value(collective: Collective, i: int, value: Value) -> Collective:
     return dataclasses.replace(collective, values=tuple(values))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PLANS)
 def test_every_change_of_any_value_is_found(plans: dict[str, gs.inspect.Plan], name: str):
     plan, found = plans[name], 0
@@ -196,6 +197,7 @@ def test_every_change_of_any_value_is_found(plans: dict[str, gs.inspect.Plan], n
     assert found > 20
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PLANS)
 def test_every_other_reader_is_found(plans: dict[str, gs.inspect.Plan], name: str):
     plan = plans[name]

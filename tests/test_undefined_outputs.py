@@ -20,6 +20,8 @@ from graphsplit.program.undefined_outputs import MAY_BE_UNDEFINED, undefined_out
 from tests.helpers.broken_plans import position, sharded, with_op, with_step
 from tests.rule_cases import CASES
 
+pytestmark = pytest.mark.sampled(quick="all")
+
 ROOT = Path(__file__).parent.parent
 
 

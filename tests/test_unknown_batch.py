@@ -75,6 +75,7 @@ def test_cases_that_need_a_number_cannot_be_traced_without(case: Case) -> None:
         function(*case.make_arguments(5))
 
 
+@pytest.mark.sampled(48, quick=7)
 @pytest.mark.parametrize(
     "case", first_of_each([case for case in BATCHED if case.name not in NEED_A_NUMBER]), ids=lambda case: case.name
 )
@@ -134,6 +135,7 @@ def attentive() -> tuple[keras.Model, tuple[int, ...]]:
     return keras.Model(inputs, layers.Dense(2)(layers.LayerNormalization()(inputs + h))), (6, 8)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("float64", "plain_oracle")
 @pytest.mark.parametrize("network", [attentive, recurrent, normalised], ids=lambda f: f.__name__)
 def test_gradients_from_outside(network: Callable[[], tuple[keras.Model, tuple[int, ...]]]) -> None:
@@ -162,6 +164,7 @@ def test_gradients_from_outside(network: Callable[[], tuple[keras.Model, tuple[i
     assert not plan.stayed_home, str(plan)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("shape", [(None, 6), (None, 3, 5)])
 @pytest.mark.parametrize("make", ["normal", "truncated_normal", "uniform"])
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
@@ -271,6 +274,7 @@ def test_a_shard_without_rows_does_not_run() -> None:
     assert {op.type for op in parallel.plan(tf.constant([3])).sharded_ops} >= {"FloorDiv"}
 
 
+@pytest.mark.sampled(quick="all")
 def test_effects_happen_once_whatever_the_size() -> None:
     def make() -> tuple[Callable[..., Any], list[tf.Variable]]:
         count, mean = tf.Variable(0), tf.Variable(tf.zeros(2, tf.float64))

@@ -24,6 +24,7 @@ from tests.helpers.unknown_sizes import last_plan
 __all__ = ["float64"]
 
 
+@pytest.mark.sampled(quick="all")
 def test_unknown_lengths_as_well() -> None:
     """Sentences of any length in batches of any size."""
 
@@ -73,6 +74,7 @@ def shapes_by_hand() -> tuple[Any, int]:
     return Attention(), 8
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("float64", "plain_oracle")
 @pytest.mark.parametrize("rows", [None, 7])
 @pytest.mark.parametrize("network", [sentences, sounds, shapes_by_hand], ids=lambda f: f.__name__)
@@ -200,6 +202,7 @@ def test_an_end_beyond_the_stand_in_is_still_an_end() -> None:
     assert parallel.plan(tf.zeros(4)).program.batch_is_unknown
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "mix",
     [

@@ -11,6 +11,8 @@ import tensorflow as tf
 import graphsplit as gs
 from tests.helpers.law import assert_close, rows
 
+pytestmark = pytest.mark.sampled(quick=17)
+
 
 def kinds(plan: gs.inspect.Plan) -> tuple[Counter, Counter]:
     """Return how many ops of each type run on the shards and at home."""
@@ -40,6 +42,7 @@ def waiting(x: tf.Tensor) -> tf.Tensor:
         return x / 3.0
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("count", "devices"), [(1, 2), (5, 3), (7, 4)])
 def test_same_bits(name: str, count: int, devices: int):

@@ -63,6 +63,7 @@ def test_the_articles_polynomial_fit(graph):
         assert any("MatMul" in op.type for op in backward)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", [1, 2, 5, 16, 17])
 def test_gradients_are_those_of_one_device_and_stay_with_their_towers(graph, rows):
     x, y = v1.placeholder(tf.float32, [None]), v1.placeholder(tf.float32, [None])

@@ -27,6 +27,7 @@ def both(layout: str = ""):
     return variables
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_it_is_read_and_written(shape: str, layout: str):
@@ -46,6 +47,7 @@ def test_it_is_read_and_written(shape: str, layout: str):
     assert "MatMul" in {op.type for op in parallel.plan(rows(7, 3), hold(laid_out)).sharded_ops}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_tape_outside_reaches_it(shape: str, layout: str):
@@ -83,6 +85,7 @@ def test_keras_variables():
     assert_close(parallel(rows(7, 3), v), rows(7, 3) @ v.value)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["sharded", "replicated", ("model",)])
 def test_functions_inside_are_given_variables_that_are_laid_out(layout):
     """The function changes it by each of its names, and calls another one with it."""

@@ -31,12 +31,14 @@ from tests.helpers.layout_cases import (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", [1, 2, 5])
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_elementwise_optimizers_give_the_same_bits(name: str, devices: int):
     assert_same_bits("sharded", name, devices)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize("name", COUPLED)
 def test_what_couples_the_parts_of_a_variable_is_exact(name: str, devices: int):
@@ -63,6 +65,7 @@ def test_state_is_divided():
     assert not moved  # a slot never travels
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [2, 4])
 def test_traffic_is_spread_over_the_devices(devices: int):
     """Each weight is sent by its owner, and each gradient to its owner: twice (N - 1) / N of the bytes, each way."""
@@ -91,6 +94,7 @@ def test_traffic_is_spread_over_the_devices(devices: int):
     assert all(count >= 2 * 8 // devices for count in between)  # weights one way, gradients the other
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rows", [1, 2, 5, 12])
 def test_any_number_of_rows(rows: int):
     home, sharded = (train(layout, 4, calls=1, update=momentum)[0] for layout in ("home", "sharded"))

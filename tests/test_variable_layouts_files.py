@@ -44,6 +44,7 @@ def never_whole(*_: Any) -> None:
     raise AssertionError("a variable in parts was put together")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])
 def test_saved_models(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch):
     module, x = tf.Module(), numbers(4, 30)

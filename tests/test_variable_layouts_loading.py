@@ -82,6 +82,7 @@ def set_weights(model: Any, folder: Path) -> None:
     model.set_weights(made("home", seed=7).get_weights())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("load", [load_checkpoint, load_weights, set_weights])
 def test_what_is_loaded_goes_to_the_parts(load: Callable[[Any, Path], None], tmp_path: Path):
     """The variables are never whole on a device, before somebody asks for that."""
@@ -130,6 +131,7 @@ def test_values_that_do_not_fit_change_nothing(layout: str):
     np.testing.assert_array_equal(weight.numpy(), 3 * value)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [".weights.h5", ".keras"])
 def test_an_interrupted_save_leaves_the_old_file_whole(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model, path = made("sharded"), tmp_path / f"some{kind}"

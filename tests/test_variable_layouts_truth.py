@@ -99,6 +99,7 @@ def functions_of(weight: tf.Variable) -> dict[str, Callable[[], tf.Tensor]]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "layouts",
     [
@@ -310,6 +311,7 @@ def test_variables_are_in_the_order_of_their_captures():
     assert [variable.name for variable in found] == [variable.name for variable in used]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])
 @pytest.mark.parametrize("moves", [1, 2, 3, 4, 5, 6])
 @pytest.mark.parametrize("what", ["a read", "a call", "an assignment"])
@@ -344,6 +346,7 @@ def test_an_interrupt_leaves_one_value_whole(monkeypatch: pytest.MonkeyPatch, la
     np.testing.assert_array_equal(parallel(x), np.full((6, 8), 600 * values[0]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])
 @pytest.mark.parametrize("what", ["home", "replicated", "sharded"])
 def test_an_interrupt_while_a_layout_changes(layout: str, what: str, request: pytest.FixtureRequest):

@@ -82,6 +82,7 @@ def test_a_sequence_is_cut_for_the_bytes_of_the_sums():
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mesh", [{"batch": 2, "model": 2}, {"batch": 2, "model": 1}], ids=str)
 def test_rows_and_sequences(mesh: dict[str, int]):
     assert_law(mesh, [tf.constant(numbers(count, LENGTH, WIDTH)) for count in (3, 1)])

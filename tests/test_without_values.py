@@ -42,6 +42,7 @@ def step_of(model: Any, optimizer: Any) -> Any:
 X = tf.constant(np.random.default_rng(0).normal(size=(7, 31)).astype("float32"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_planned_then_initialized_then_trained(layout: str):
     expected_model, expected_optimizer = small_network()
@@ -70,6 +71,7 @@ def test_planned_then_initialized_then_trained(layout: str):
         np.testing.assert_allclose(step(X), plain(X), rtol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["some.weights.h5", "some.keras", "checkpoint"])
 @pytest.mark.parametrize("library", [keras, pytest.param(tf_keras, marks=pytest.mark.long)])
 def test_loaded(library: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

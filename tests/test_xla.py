@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import tensorflow as tf
 
 import graphsplit as gs
 from tests.helpers.law import assert_close, assert_law, compiled_calls
+
+pytestmark = pytest.mark.sampled(quick=2)
 
 
 def rows(*shape: int) -> tf.Tensor:

@@ -47,6 +47,7 @@ def zero_1(devices: int, **options: Any) -> Optimizer:
     return made
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*ELEMENTWISE, *COUPLED])
 def test_results_are_those_of_one_device(name: str):
     options = COUPLED.get(name) or {"update": ELEMENTWISE[name]}
@@ -77,6 +78,7 @@ def test_micro_batches_and_any_number_of_rows(options: dict[str, int]):
         assert_close(tf.convert_to_tensor(a), tf.convert_to_tensor(b))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("widths", [(64,) * 9, (70, 33, 150, 61)], ids=["whole on their owners", "cut, uneven"])
 def test_traffic_is_that_of_an_all_reduce(widths: tuple[int, ...]):
     """A gradient is added up where its slots are, and the update goes to all: (N - 1) / N of the bytes, twice."""

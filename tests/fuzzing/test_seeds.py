@@ -18,6 +18,7 @@ SHRINK_SECONDS = 60.0
 NOT_MENDED: dict[int, str] = {}  # strict: who mends one deletes its line
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.usefixtures("plain_oracle")
 @pytest.mark.filterwarnings("ignore")  # random programs give TensorFlow reasons to warn
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -44,6 +45,7 @@ def bounded() -> Iterator[None]:
     faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("plain_oracle", "bounded")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
