@@ -123,6 +123,10 @@ def test_home():
             "set_variable_layout() has no option batch_axis=. batch_axis= is now the axis of mesh= that is called "
             "'batch' or 'data', mesh={'batch': 2, 'model': 4}.",
         ),
+        (
+            lambda: gs.parallelize(identity, random="exact"),
+            "parallelize() has no option random=. Random numbers are always those of one device: leave random out.",
+        ),
         (lambda: gs.multi_gpu_model(None, gpu=2), "multi_gpu_model() has no option gpu=. Did you mean gpus=?"),
     ],
 )
@@ -208,13 +212,18 @@ def test_shares(shares: Any, expected: str):
         ("strict", "yes", _STRICT.format("yes")),
         ("strict", None, _STRICT.format(None)),
         ("tuning", {"reduce_retracing": 7}, "reduce_retracing must be True or False, got 7."),
-        ("tuning", {"random": 3}, "random must be 'exact' or 'independent', got 3."),
+        (
+            "tuning",
+            {"random": "independent"},
+            "tuning has no key 'random'. Random numbers are always those of one device: leave random out. It has "
+            "'bucket_bytes', 'exchange_bytes', 'default_device', 'reduce_retracing'.",
+        ),
         ("tuning", ["random"], "tuning must map names to values, {'reduce_retracing': True}, got ['random']."),
         (
             "tuning",
             {"bucket_byte": 3},
             "tuning has no key 'bucket_byte'. Did you mean 'bucket_bytes'? It has 'bucket_bytes', 'exchange_bytes', "
-            "'default_device', 'random', 'reduce_retracing'.",
+            "'default_device', 'reduce_retracing'.",
         ),
     ],
 )
@@ -238,12 +247,6 @@ def test_transpiling_what_is_no_graph():
     assert message(
         gs.errors.ArgumentError, lambda: gs.serving.transpile_graph_def(graph, "x", "y", 2, strict="yes")
     ) == (_STRICT.format("yes"))
-
-
-def test_random():
-    assert message(gs.errors.ArgumentError, lambda: gs.parallelize(identity, tuning={"random": "none"})) == (
-        "random must be 'exact' or 'independent', got 'none'."
-    )
 
 
 def test_not_a_function():

@@ -177,14 +177,6 @@ def test_variables_in_parts():
     assert plan.rows == (2, 2, 2, 2, 2, 1)
 
 
-def test_shards_of_one_device_draw_numbers_of_their_own():
-    def f(x):
-        return tf.random.stateless_uniform(tf.shape(x), [1, 2]) + 0 * tf.cast(x, tf.float32)
-
-    drawn = gs.parallelize(f, devices=1, micro_batches=3, tuning={"random": "independent"})(rows(6, 4)).numpy()
-    assert len(set(drawn.ravel().tolist())) == drawn.size
-
-
 def test_loops_and_branches():
     def make():
         w = tf.Variable(rows(6, 6))

@@ -178,7 +178,7 @@ def test_turns_of_loops_are_planned_by_the_same_options():
             loss = step(x)
         return loss
 
-    parallel = gs.parallelize(steps, devices=3, strict=True, tuning={"bucket_bytes": 600, "random": "independent"})
+    parallel = gs.parallelize(steps, devices=3, strict=True, tuning={"bucket_bytes": 600})
     plan = parallel.plan(tf.TensorSpec([ROWS, 12], tf.float64))
     bodies = [body for step in plan.steps for body in step.bodies.values()]
     assert bodies

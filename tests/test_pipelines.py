@@ -312,9 +312,6 @@ def test_bad_schedules():
     assert message(gs.errors.ArgumentError, lambda: gs.parallelize(abs, schedule="pipe")) == (
         f"Unknown schedule 'pipe'. Schedules: {known}, or None for no pipeline."
     )
-    assert message(
-        gs.errors.ArgumentError, lambda: gs.parallelize(abs, schedule="1f1b", tuning={"random": "independent"})
-    ) == ("schedule='1f1b' with tuning={'random': 'independent'}: stages have one device's numbers. Leave out random.")
     assert KINDS == ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
 

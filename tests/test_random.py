@@ -101,16 +101,11 @@ def test_masks_differ_between_shards():
     def dropped(x):
         return tf.nn.experimental.stateless_dropout(x, 0.5, seed=[5, 6])
 
-    exact = masks(gs.parallelize(dropped, devices=3))
-    independent = masks(gs.parallelize(dropped, devices=3, tuning={"random": "independent"}))
-    for shards in (exact, independent):
-        assert not np.array_equal(shards[0], shards[1])
-        assert not np.array_equal(shards[1], shards[2])
-        assert 0.4 < np.mean(np.concatenate(shards)) < 0.6
-    np.testing.assert_array_equal(np.concatenate(exact), dropped(tf.ones((12, 50))).numpy() > 0)
-    again = masks(gs.parallelize(dropped, devices=3, tuning={"random": "independent"}))
-    np.testing.assert_array_equal(np.concatenate(independent), np.concatenate(again))
-    assert not np.array_equal(np.concatenate(independent), np.concatenate(exact))
+    shards = masks(gs.parallelize(dropped, devices=3))
+    assert not np.array_equal(shards[0], shards[1])
+    assert not np.array_equal(shards[1], shards[2])
+    assert 0.4 < np.mean(np.concatenate(shards)) < 0.6
+    np.testing.assert_array_equal(np.concatenate(shards), dropped(tf.ones((12, 50))).numpy() > 0)
 
 
 def test_numbers_for_joined_batches_are_not_drawn_in_pieces():
@@ -126,25 +121,7 @@ def test_numbers_for_joined_batches_are_not_drawn_in_pieces():
     assert "StatelessRandomUniformV2" not in kinds
 
 
-def test_independent_shards_stateful_ops():
-    def noisy(x):
-        return x + tf.random.normal(x.shape, seed=3)
-
-    def draw():
-        tf.random.set_seed(1)
-        parallel = gs.parallelize(noisy, devices=3, tuning={"random": "independent"})
-        x = tf.zeros((6, 40))
-        assert "StatelessRandomNormalV2" in {op.type for op in parallel.plan(x).sharded_ops}
-        return parallel(x), parallel(x)
-
-    first, second = draw()
-    assert_close(draw()[0], first)
-    assert np.abs(first - second).max() > 0.1
-    assert np.abs(first[:2] - first[2:4]).max() > 0.1
-    assert abs(float(tf.math.reduce_std(first)) - 1) < 0.2
-
-
-def test_stateful_ops_that_stay_kernels_run_at_home_under_exact():
+def test_stateful_ops_that_stay_kernels_run_at_home():
     """In a graph that somebody else runs, which keeps what they drew."""
     parallel = gs.parallelize(lambda x: x + tf.random.normal(x.shape, seed=3), devices=3)
     around = tf.function(lambda x: parallel(x) + parallel(x))

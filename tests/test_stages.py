@@ -338,12 +338,6 @@ def test_bad_numbers(stages: Any):
     )
 
 
-def test_stages_have_the_numbers_of_one_device():
-    assert message(
-        gs.errors.ArgumentError, lambda: gs.parallelize(abs, stages=2, tuning={"random": "independent"})
-    ) == ("stages=2 with tuning={'random': 'independent'}: stages have one device's numbers. Leave out random.")
-
-
 def test_devices_that_make_no_pipelines():
     assert message(gs.errors.ArgumentError, lambda: gs.parallelize(abs, stages=2, devices=3)) == (
         "stages=2 on 3 devices: each of 2 stages has a device of its own in each pipeline, so they need 2, 4 or more "

@@ -125,14 +125,14 @@ def test_options_reach_what_is_planned_for_gradients():
     def counted(x):
         return 2 * x, lambda g: g + tf.cast(tf.size(tf.unique(tf.reshape(g, [-1])).y), g.dtype)
 
-    parallel = gs.parallelize(counted, devices=3, strict=True, tuning={"bucket_bytes": 600, "random": "independent"})
+    parallel = gs.parallelize(counted, devices=3, strict=True, tuning={"bucket_bytes": 600})
     x = tf.ones((7, 3))
     assert parallel.plan(x).asked.bucket_bytes == 600
     with tf.GradientTape() as tape:
         tape.watch(x)
         with pytest.raises(gs.errors.StrictError, match="Unique"):
             parallel(x)
-    loose = gs.parallelize(counted, devices=3, tuning={"bucket_bytes": 600, "random": "independent"})
+    loose = gs.parallelize(counted, devices=3, tuning={"bucket_bytes": 600})
     assert loose.gradient_plan(x).asked == loose.plan(x).asked
 
 

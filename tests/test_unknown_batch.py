@@ -192,18 +192,6 @@ def test_numbers_are_not_drawn_by_stand_ins_for_sizes() -> None:
         own_numbers(drawn, "numbers", ["shape", "key", "counter", "algorithm"], range(4))
 
 
-def test_independent_random_numbers_differ_between_shards() -> None:
-    def noise(x):
-        return tf.random.stateless_uniform(tf.shape(x), [1, 2]) + 0 * x
-
-    parallel = gs.parallelize(
-        tf.function(noise, input_signature=[tf.TensorSpec((None, 6))]), devices=2, tuning={"random": "independent"}
-    )
-    first = parallel(tf.zeros((8, 6))).numpy()
-    np.testing.assert_array_equal(first, parallel(tf.zeros((8, 6))).numpy())
-    assert len(np.unique(first)) == first.size
-
-
 def test_every_number_of_rows_and_devices() -> None:
     @tf.function(input_signature=[tf.TensorSpec((None, 3), tf.float64), tf.TensorSpec((2, None), tf.float64)])
     def f(x, z):

@@ -123,8 +123,8 @@ def parallelize(
         kept, and so are variables that already have a layout; others are laid out at the first call. The first call
         prints what was chosen; the plan says why.
       tuning: what few need, by name: `{"bucket_bytes": 1 << 20}`, the most that small gradients sent as one have
-        together; `"default_device"`, for work that is not sharded; `"random": "independent"`, other random numbers on
-        each device; `"reduce_retracing": True`, one trace for calls that differ in sizes only.
+        together; `"default_device"`, for work that is not sharded; `"reduce_retracing": True`, one trace for calls that
+        differ in sizes only.
 
     Returns:
       A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.

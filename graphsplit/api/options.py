@@ -17,6 +17,7 @@ import numpy as np
 from graphsplit.core.device_mesh import STAGE_AXIS, MeshAxes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices
 from graphsplit.core.patterns import meant
+from graphsplit.core.renamed import REMOVED
 from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.costs.machine import Machine
@@ -42,9 +43,6 @@ class Tuning(TypedDict, total=False):
       default_device: the device for work that is not sharded, `"CPU:0"`. None means the first device; if devices or
         variables are on several hosts, the device with most bytes of variables. A variable is updated on its device,
         though.
-      random: `"exact"` gives one device's random numbers, row by row. `"independent"` lets each shard draw other
-        numbers, the same in each run; it also splits stateful random operations in graphs of others, which otherwise
-        run on one device.
       reduce_retracing: when calls differ in sizes only, trace once more with these sizes left open, as `tf.function`
         does, the batch size included. A `tf.function` that was made with `reduce_retracing=True` keeps it; one with an
         `input_signature` is traced like that at once.
@@ -53,7 +51,6 @@ class Tuning(TypedDict, total=False):
     bucket_bytes: int | None
     exchange_bytes: int | None
     default_device: str | None
-    random: str
     reduce_retracing: bool
 
 
@@ -120,13 +117,6 @@ class Options:
         for name in ("micro_batches", "stages"):
             if isinstance(value := getattr(self, name), np.integer):
                 self._set(**{name: int(value)})
-        mesh = self.mesh.asked if self.mesh.stages else None
-        staged = {"schedule": self.schedule, "stages": self.stages, "mesh": mesh}
-        asked = next((f"{name}={value!r}" for name, value in staged.items() if value), "")
-        if asked and self.tuning["random"] == "independent":
-            raise ArgumentError(
-                f"{asked} with tuning={{'random': 'independent'}}: stages have one device's numbers. Leave out random."
-            )
         if self.recompute is not None and self.jit_compile:
             raise UnsupportedError(
                 f"recompute={self.recompute!r} with jit_compile=True: XLA merges equal computations, so nothing "
@@ -175,7 +165,6 @@ class Options:
             schedule=self.schedule,
             jit_compile=self.jit_compile,
             strict=self.strict,
-            random=self.tuning["random"],
             in_stages=self.stages is not None,
             has_layouts=bool(self.variables),
             axes=self.mesh,
@@ -245,7 +234,6 @@ USUAL: Tuning = {
     "bucket_bytes": None,
     "exchange_bytes": None,
     "default_device": None,
-    "random": "exact",
     "reduce_retracing": False,
 }
 """What holds for keys that are left out."""
@@ -261,9 +249,10 @@ def tuning_asked(asked: object) -> Tuning:
         raise ArgumentError(f"tuning must map names to values, {{'reduce_retracing': True}}, got {asked!r}.")
     for key in asked or ():
         if key not in USUAL:
-            raise ArgumentError(f"tuning has no key {key!r}.{meant(key, USUAL)} It has {', '.join(map(repr, USUAL))}.")
+            instead = f" {REMOVED[key]}" if key in REMOVED else meant(key, USUAL)
+            raise ArgumentError(f"tuning has no key {key!r}.{instead} It has {', '.join(map(repr, USUAL))}.")
     found: Tuning = {**USUAL, **(asked or {})}  # type: ignore[typeddict-item]  # (checked below)
-    count, device, random = found["bucket_bytes"], found["default_device"], found["random"]
+    count, device = found["bucket_bytes"], found["default_device"]
     if count is not None and not is_count(count, 0):
         raise ArgumentError(
             f"bucket_bytes must be a number of bytes, at least 0, got {count!r}. Small gradients are sent together in "
@@ -278,8 +267,6 @@ def tuning_asked(asked: object) -> Tuning:
         )
     if device is not None:
         canonical_name(device, "default_device")
-    if random not in ("exact", "independent"):
-        raise ArgumentError(f"random must be 'exact' or 'independent', got {random!r}.")
     check_flag("reduce_retracing", found["reduce_retracing"])
     return found
 

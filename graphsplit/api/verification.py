@@ -221,8 +221,6 @@ def _causes(plan: Plan) -> tuple[str, ...]:
         f"{kind}{f' at {where}' if where else ''}: between equal candidates, or at an edge, a rounding error decides"
         for kind, where in list(jumps)[:_SHOWN]
     ]
-    if plan.random == "independent":
-        found.append("tuning={'random': 'independent'}: shards draw other numbers than one device")
     found.append(
         "Python code that does something else each time it is traced: it is traced for one device and for several"
     )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
-from graphsplit.core.renamed import renamed
+from graphsplit.core.renamed import REMOVED, renamed
 from graphsplit.errors import ArgumentError
 
 P = ParamSpec("P")
@@ -24,6 +24,7 @@ _LAYOUTS = "Layouts belong to variables: gs.set_variable_layout(model, 'sharded'
 _ELSEWHERE = {
     **dict.fromkeys(("layout", "layouts", "variable_layout"), _LAYOUTS),
     "jit_compile": "Keras has it: model.compile(..., jit_compile=True).",
+    **REMOVED,
 }
 """What others call something that is said in another way here."""
 _CALLED = {

@@ -41,13 +41,15 @@ NAMES = {
 OPTIONS = {
     "bucket_bytes": "tuning={{'bucket_bytes': {0!r}}}",
     "home": "tuning={{'default_device': {0!r}}}",
-    "random": "tuning={{'random': {0!r}}}",
     "reduce_retracing": "tuning={{'reduce_retracing': {0!r}}}",
     "batch_axis": "the axis of mesh= that is called 'batch' or 'data', mesh={{'batch': 2, 'model': 4}}",
     "machine": "plan={0!r}",
     "weights": "shares={0!r}",
 }
 """How old options are written now, with the value that was given."""
+
+REMOVED = {"random": "Random numbers are always those of one device: leave random out."}
+"""Options, and keys of `tuning`, that are gone, and what holds instead."""
 
 
 def renamed(option: str, value: object) -> str:

@@ -145,7 +145,7 @@ class _Emitter:
         self._constants = Constants(draft, counts, plan.mesh)
         self.functions: dict[str, Any] = {}
         self._bodies: dict[str, tuple[Plan, EmittedGraph]] = {}
-        self._copies = ShardCopies(draft, counts, plan.mesh, plan.random, self.functions, emit_local)
+        self._copies = ShardCopies(draft, counts, plan.mesh, self.functions, emit_local)
         self._writers: dict[int, CollectiveWriter] = {}
         self._operands: dict[tuple[int, bool], Sequence[Operand | None]] = {}
         self._ended: set[str] = set()
@@ -403,7 +403,7 @@ class _LocalEmitter:
         self._counts = counts
         self._told = told
         self._constants = Constants(draft, counts, plan.mesh)
-        self._copies = ShardCopies(draft, counts, plan.mesh, plan.random, self._functions, emit_local)
+        self._copies = ShardCopies(draft, counts, plan.mesh, self._functions, emit_local)
 
     def emit(self, name: str, carries: bool) -> tuple[str, dict[str, Any]]:
         for op, step in zip(self._program.ops, self._plan.steps, strict=True):

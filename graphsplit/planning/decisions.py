@@ -81,11 +81,6 @@ class Decisions:
         return tuple([collective for collective in self.collectives if collective.is_bucket])
 
     @property
-    def random(self) -> str:
-        """Which numbers shards draw: `"exact"`, those of one device, or `"independent"` ones."""
-        return self.asked.random
-
-    @property
     def jit_compile(self) -> bool:
         """Whether XLA compiles what a shard, or home, computes between two moves."""
         return self.asked.jit_compile

@@ -86,8 +86,8 @@ def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
       plan: nothing is decided yet.
       plan_bodies: plans what a loop or branch at home does in each turn.
     """
-    program, mesh, independent = plan.program, plan.mesh, plan.random == "independent"
-    answers = ControlFlowAnswers(mesh, plan.random)
+    program, mesh = plan.program, plan.mesh
+    answers = ControlFlowAnswers(mesh)
     outputs = (SINGLE_DEVICE,) * len(program.outputs)
 
     def decide(kept_home: Mapping[int, str]) -> Plan:
@@ -95,10 +95,10 @@ def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
             given = (plan.input_layouts, answers.answer, program.outputs, kept_home, mesh.batch)
             return kind(program, *given, exchanging=mesh.exchanging, **others)
 
-        natural = with_cuts(program, mesh, independent, make)
+        natural = with_cuts(program, mesh, make)
         once = rows_moved(program, natural, mesh, plan.state)
         backward = WholeBackwardPropagation(
-            program, natural, outputs, independent, plan.state, mesh.few_bytes, plan_bodies=plan_bodies, once=once
+            program, natural, outputs, plan.state, mesh.few_bytes, plan_bodies=plan_bodies, once=once
         )
         return owned_and_moved(plan, backward.run())
 

@@ -18,7 +18,6 @@ class PlanningOptions:
       schedule: the order in which micro-batches go through stages.
       jit_compile: let XLA compile what each device computes between two moves.
       strict: fail if work on the batch would run on one device.
-      random: whose numbers shards draw.
       in_stages: whether stages are asked for.
       has_layouts: whether a layout of variables is asked for.
       axes: the named axes of the devices, for texts.
@@ -29,7 +28,6 @@ class PlanningOptions:
     schedule: str | None = None
     jit_compile: bool = False
     strict: bool = False
-    random: str = "exact"
     in_stages: bool = False
     has_layouts: bool = False
     axes: MeshAxes = MeshAxes()  # noqa: RUF009  # frozen

@@ -89,7 +89,7 @@ class Numbered(NamedTuple):
 class Draw(NamedTuple):
     """The op draws random numbers: `group` numbers from each counter, `skip` counters from one group to the next.
 
-    A shard draws the numbers of its rows. With `skip` 0 there is no counter to set, only a seed.
+    A shard draws the numbers of its rows.
     """
 
     group: int

@@ -554,9 +554,6 @@ PROGRAMS: dict[str, Program] = {
     "no buckets": program(with_biases, (10, 70), tuning={"bucket_bytes": 0}),
     # random numbers
     "dropout": program(with_dropout(lambda h: tf.nn.dropout(h, 0.5)), (7, 6)),
-    "dropout of each shard": program(
-        with_dropout(lambda h: tf.nn.dropout(h, 0.5)), (7, 6), tuning={"random": "independent"}
-    ),
     "dropout without state": program(
         with_dropout(lambda h: tf.nn.experimental.stateless_dropout(h, 0.5, [1, 2])), (7, 6)
     ),

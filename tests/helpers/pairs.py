@@ -61,9 +61,8 @@ class Feature:
 OF_MODELS = frozenset(
     {"mesh", "shares", "micro_batches", "schedule", "stages", "strict", "recompute", "plan", "memory", "jit_compile"}
 )
-_OPEN, _DEVICE, _RANDOM = [
-    f'tuning={{"{key}": {value}}}'
-    for key, value in (("reduce_retracing", "True"), ("default_device", '"CPU:1"'), ("random", '"independent"'))
+_OPEN, _DEVICE = [
+    f'tuning={{"{key}": {value}}}' for key, value in (("reduce_retracing", "True"), ("default_device", '"CPU:1"'))
 ]
 FEATURES: dict[str, Feature] = {
     'mesh={"model": 2}': Feature("mesh", axis="model"),
@@ -80,7 +79,6 @@ FEATURES: dict[str, Feature] = {
     _OPEN: Feature("options", {"tuning": {"reduce_retracing": True}}, word="size of the batch is not known"),
     _DEVICE: Feature("options", {"tuning": {"default_device": "CPU:1"}}),
     "strict=True": Feature("options", {"strict": True}),
-    _RANDOM: Feature("options", {"tuning": {"random": "independent"}}),
     'memory="1GB"': Feature("options", {"memory": "1GB"}),
     'plan="auto"': Feature("options", {"plan": "auto"}),
     'variables="auto"': Feature("options", {"variables": "auto"}),
@@ -110,15 +108,11 @@ _OWN, _CHOSEN = (
     "would cut the function into stages, but it already has stages from on_device",
     ('memory="1GB"', 'plan="auto"'),
 )
-_DRAWS = "stages have one device's numbers"
 REFUSED: dict[tuple[str, str], str] = {
     (one, other): said
     for one, others, said in (
         ('mesh={"stage": 2}', ["on_device"], _OWN),
-        ('mesh={"stage": 2}', [_RANDOM], _DRAWS),
         ("stages=2", ["on_device"], _OWN),
-        ("stages=2", [_RANDOM], _DRAWS),
-        ('schedule="1f1b"', [_RANDOM], _DRAWS),
         ("recompute=0.5", ["jit_compile=True"], "XLA merges equal computations, so nothing would be recomputed"),
         ('mesh={"fsdp": 2}', ["experts in place"], "in_place=True is for parts of which there is one each"),
         (_OPEN, _CHOSEN, "predicts the time of a step, and the size of the batch is not known"),
@@ -155,8 +149,6 @@ def are_alternatives(one: str, other: str) -> bool:
     first, second = FEATURES[one], FEATURES[other]
     if first.call and second.call:
         return (one, other) not in TWO_CALLS
-    if (one, other) == (_RANDOM, "dropout"):
-        return True  # (it asks for other numbers than one device's)
     for way, beside in ((first, second), (second, first)):
         asked = {*beside.options, *(["mesh"] if beside.axis else []), *(["stages"] if beside.has == "stage" else [])}
         if way.takes is not None and not asked <= way.takes:

@@ -15,8 +15,6 @@ from graphsplit.program.program import Op
 from graphsplit.rules.factors import Draw
 from graphsplit.rules.families.random import draw_of, note_part, part_drawn
 
-_SEEDS_APART = 0x9E3779B1  # any large odd number: seeds of neighbouring shards share no digits
-
 
 def own_numbers(op: Op, name: str, inputs: Sequence[str], rows: range | None = None) -> list[Any]:
     """Return the nodes that draw those numbers that somebody has of what one device would draw.
@@ -74,7 +72,7 @@ def _runs(shape: Sequence[int], own: Sequence[range]) -> tuple[list[int], int]:
 def _run(original: Any, name: str, inputs: Sequence[str], local: Sequence[int], first: int, draw: Draw) -> list[Any]:
     """Return the nodes that draw numbers of a local shape that follow each other from a first one."""
     spare = first % draw.group
-    nodes, given = _moved(name, inputs, [first // draw.group * draw.skip, 0])
+    nodes, given = _moved(name, inputs, first // draw.group * draw.skip)
     if not spare:
         return [*nodes, _drawing_all(copied(original, name, given))]
     parts = {"shape": [spare + math.prod(local)], "begin": [spare], "size": [-1], "local_shape": [*local]}
@@ -124,20 +122,10 @@ def measured_rows(
     return [flat, cut, make_node(name, "Reshape", [cut.name, inputs[0]], T=dtype, Tshape=local_dtype)]
 
 
-def own_stream(original: Any, name: str, inputs: Sequence[str], draw: Draw, d: int) -> list[Any]:
-    """Return the nodes that draw numbers of shard `d`'s own: another stream of the counter, or another seed."""
-    if draw.skip:
-        nodes, given = _moved(name, inputs, [0, (d + 1) << 32])
-        return [*nodes, copied(original, name, given)]
-    node = copied(original, name, inputs)
-    node.attr["seed2"].i += (d + 1) * _SEEDS_APART % (1 << 31)
-    return [node]
-
-
-def _moved(name: str, inputs: Sequence[str], steps: Sequence[int]) -> tuple[list[Any], list[str]]:
-    """Return inputs whose counter (the third) is moved on by `steps`, its low and its high word."""
-    if not any(steps):
+def _moved(name: str, inputs: Sequence[str], steps: int) -> tuple[list[Any], list[str]]:
+    """Return inputs whose counter (the third) is moved on by so many steps; it has a low and a high word."""
+    if not steps:
         return [], list(inputs)
-    constant = constant_node(f"{name}/graphsplit_steps", np.array(steps, np.uint64), tf.uint64)
+    constant = constant_node(f"{name}/graphsplit_steps", np.array([steps, 0], np.uint64), tf.uint64)
     counter = make_node(f"{name}/graphsplit_counter", "AddV2", [inputs[2], constant.name], T=tf.uint64)
     return [constant, counter], [*inputs[:2], counter.name, *inputs[3:]]

@@ -41,7 +41,6 @@ class ShardCopies:
       draft: what is written.
       counts: how many rows each shard has.
       mesh: the shards.
-      random: `"exact"` or `"independent"`.
       functions: takes the functions that loops and branches call, by name.
       emit_local: makes the function in which a shard runs a body: see `emitter`.
     """
@@ -51,14 +50,12 @@ class ShardCopies:
         draft: Draft,
         counts: RowCounts,
         mesh: Mesh,
-        random: str,
         functions: dict[str, Any],
         emit_local: EmitLocal,
     ):
         self._draft = draft
         self._counts = counts
         self._mesh = mesh
-        self._random = random
         self._functions = functions
         self._emit_local = emit_local
         self._plain: dict[int, bool] = {}
@@ -186,8 +183,8 @@ class ShardCopies:
     def _random_copy(self, op: Op, sharded: Sharded, inputs: Sequence[str], d: int, device: str) -> Any:
         """Write shard `d`'s copy of a random op; return the node that has its numbers.
 
-        It has a stream of its own (`random="independent"`), or the numbers that one device would draw for these rows:
-        known ones, or measured when it runs. Along another axis than the batch's it is only noted which these are.
+        They are those that one device would draw for these rows: known ones, or measured when it runs. Along another
+        axis than the batch's it is only noted which these are.
         """
         name, layout = self._draft.prefixes[d] + op.name, sharded.gives[0]
         draw = sharded.draw if part_drawn(op.node) is None else None  # (a part has the numbers of one device)
@@ -196,8 +193,6 @@ class ShardCopies:
             nodes = [copied(op.node, name, inputs)]
             begin = sum([layout.own(self._mesh.rows, before) for before in range(d)])
             note_part(nodes[0], PartDrawn(layout.axis, begin, layout.size(0)))
-        elif draw and self._random == "independent":
-            nodes = random_numbers.own_stream(op.node, name, inputs, draw, d)
         elif draw and self._draft.program.symbols:
             assert isinstance(layout, Shard)
             shape = [size or 0 for size in op.out_shapes[0] or ()]

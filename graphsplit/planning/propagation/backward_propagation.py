@@ -26,7 +26,7 @@ from graphsplit.planning.variables.laid_variables import READS
 from graphsplit.program.graph.graph import reached
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Sharded, answer_for_output
-from graphsplit.rules.families.random import STATEFUL_RANDOM, rule_to_make
+from graphsplit.rules.registry import rule_of
 
 
 def as_planned(op: Op, sharded: Sharded, demands: Iterable[Layout]) -> Sharded:
@@ -74,7 +74,6 @@ class BackwardPropagation:
       program: what is planned.
       natural: the natural forms of its operations.
       output_layouts: the layouts in which the outputs are wanted.
-      independent: whether shards may draw random numbers of their own.
       state: where lives what the program does not compute.
       few_bytes: of a sum that shards send each other, and of what each of them computes from it; 0 if none do.
     """
@@ -82,7 +81,6 @@ class BackwardPropagation:
     program: Program
     natural: NaturalForms
     output_layouts: Sequence[Layout]
-    independent: bool = False
     state: State = field(default_factory=State)
     few_bytes: int = 0
     _demands: list[dict[tuple[int, Layout], None]] = field(default_factory=list, init=False)
@@ -160,7 +158,7 @@ class BackwardPropagation:
     def _remake(self, tensor: Tensor, layout: Layout, depth: int = 0) -> tuple[Sharded, int] | None:
         """Return how to make a whole tensor in pieces, and the bytes that travel for that; None if it cannot be."""
         op = self.program.ops[tensor.op]
-        rule = rule_to_make(op.type, self.independent)
+        rule = rule_of(op.type)
         if rule is None or not isinstance(layout, Shard) or not self._may_repeat(op):
             return None
         found = answer_for_output(rule, op, tensor.index, layout)
@@ -195,8 +193,6 @@ class BackwardPropagation:
 
     def _may_repeat(self, op: Op) -> bool:
         """Return whether an op may run on every shard instead of once: nobody could tell the difference."""
-        if op.type in STATEFUL_RANDOM:
-            return self.independent
         return not (op.stateful or op.controls or op.index in self._inputs or op.index in self.natural.kept_home)
 
     def _is_remade_whole(self, op: Op, depth: int = 0) -> bool:

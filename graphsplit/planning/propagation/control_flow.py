@@ -40,11 +40,9 @@ class ControlFlowAnswers:
 
     Attributes:
       mesh: the shards.
-      random: `"exact"` or `"independent"`.
     """
 
     mesh: Mesh
-    random: str = "exact"
     _known: dict[tuple[Op, tuple[Layout, ...]], Answer] = field(default_factory=dict, init=False)
 
     def answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
@@ -59,7 +57,7 @@ class ControlFlowAnswers:
 
     def _found(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         if any(map(is_row_list, layouts)) and CONTROL_FLOW[op.type].loops:
-            return answer_row_loop(op, layouts, self.mesh, self.random)
+            return answer_row_loop(op, layouts, self.mesh)
         given, chooses = list(layouts), int(CONTROL_FLOW[op.type].chooses)
         while True:
             wishes: dict[int, Shard] = {}
@@ -80,12 +78,12 @@ class ControlFlowAnswers:
         self, program: Program, inputs: Sequence[Layout], outputs: Sequence[Layout], wishes: dict[int, Shard]
     ) -> LocalPlan | Declined:
         natural = self._forward(program, inputs, outputs)
-        backward = LocalBackwardPropagation(program, natural, outputs, self.random == "independent")
+        backward = LocalBackwardPropagation(program, natural, outputs)
         steps = backward.run()
         if backward.obstacles:
             wishes.update(backward.wishes)
             return Declined(backward.obstacles[0])
-        return LocalPlan(program, self.mesh, tuple(inputs), tuple(outputs), steps, self.random)
+        return LocalPlan(program, self.mesh, tuple(inputs), tuple(outputs), steps)
 
     def _answer_loop(self, op: Op, layouts: Sequence[Layout], wishes: dict[int, Shard]) -> Answer:
         condition_name, body_name = function_names(op.node)
@@ -195,7 +193,6 @@ class LocalPlan:
       mesh: the shards.
       input_layouts, output_layouts: the layouts of its arguments and of what it returns.
       steps: one per operation; `home` ones run on whole values, on every shard.
-      random: `"exact"`: shards draw the numbers of one device; `"independent"`: numbers of their own.
     """
 
     program: Program = field(repr=False)
@@ -203,7 +200,6 @@ class LocalPlan:
     input_layouts: tuple[Layout, ...]
     output_layouts: tuple[Layout, ...]
     steps: tuple[Step, ...] = field(repr=False)
-    random: str = "exact"
 
     @property
     def sharded_ops(self) -> tuple[Op, ...]:
@@ -243,7 +239,7 @@ def is_row_list(layout: Layout) -> bool:
     return isinstance(layout, Shard) and layout.axis == LIST
 
 
-def answer_row_loop(op: Op, layouts: Sequence[Layout], mesh: Mesh, random: str) -> Answer:
+def answer_row_loop(op: Op, layouts: Sequence[Layout], mesh: Mesh) -> Answer:
     """Return how a loop that reads lists of rows runs on the shards, or why it cannot."""
     cuts = {layout for layout in layouts if is_row_list(layout)}
     turns = turns_of(op)
@@ -253,7 +249,7 @@ def answer_row_loop(op: Op, layouts: Sequence[Layout], mesh: Mesh, random: str) 
         return Declined("its lists do not hold the rows of one batch, in order")
     if turns is None or cut.size(mesh.batch) != turns.number:
         return Declined("it is not known to turn once for each entry of a list of rows")
-    return _RowLoop(op, layouts, mesh, random, turns, cut).answer()
+    return _RowLoop(op, layouts, mesh, turns, cut).answer()
 
 
 class _NotByRowError(Exception):
@@ -265,7 +261,6 @@ class _RowLoop:
     op: Op
     layouts: Sequence[Layout]
     mesh: Mesh
-    random: str
     turns: Turns
     cut: Shard
     rows: set[int] = field(default_factory=set)  # lists with an entry for each row: carried ones; made in a turn: < 0
@@ -398,7 +393,7 @@ class _RowLoop:
     def _plan(self, program: Program, local: dict[int, Step]) -> LocalPlan:
         steps = tuple([local.get(op.index, Step(home=True)) for op in program.ops])
         inputs, outputs = (REPLICATE,) * len(program.inputs), (REPLICATE,) * len(program.outputs)
-        return LocalPlan(program, self.mesh, inputs, outputs, steps, self.random)
+        return LocalPlan(program, self.mesh, inputs, outputs, steps)
 
 
 def _local(op: Op, resize: tuple[Resize, ...] = (), shift: dict[int, Shift] | None = None) -> Step:

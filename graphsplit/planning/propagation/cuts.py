@@ -31,19 +31,18 @@ from graphsplit.planning.propagation.forward_propagation import ForwardPropagati
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.undefined_outputs import undefined_outputs
 from graphsplit.rules import Answer, Sharded, answer_for_output
-from graphsplit.rules.families.random import rule_to_make
+from graphsplit.rules.registry import rule_of
 
 Pass = Callable[..., ForwardPropagation]
 """Makes a forward pass of a class over the program, given the class and its further arguments."""
 
 
-def with_cuts(program: Program, mesh: Mesh, independent: bool, make: Pass) -> NaturalForms:
+def with_cuts(program: Program, mesh: Mesh, make: Pass) -> NaturalForms:
     """Return the natural forms in which whole values are cut where that pays.
 
     Args:
       program: what is planned.
       mesh: the shards.
-      independent: whether shards may draw random numbers of their own.
       make: see `Pass`.
     """
     natural = _reduced_in_pieces(program, mesh, make, make(ForwardPropagation).run())
@@ -52,7 +51,7 @@ def with_cuts(program: Program, mesh: Mesh, independent: bool, make: Pass) -> Na
     known = natural.wanted_whole
     hope = make(_Hopeful, settled=natural.answers, wanted_whole=known, mesh=mesh)
     assert isinstance(hope, _Hopeful)
-    answers, cuts = _Components(program, natural, hope.run(), hope.lengths, mesh, independent).that_pay()
+    answers, cuts = _Components(program, natural, hope.run(), hope.lengths, mesh).that_pay()
     if not answers:
         return natural
     settled = [answers.get(op.index, natural.answers[op.index]) for op in program.ops]
@@ -180,7 +179,6 @@ class _Components:
     hopeful: NaturalForms
     lengths: Collection[int]
     mesh: Mesh
-    independent: bool
     _parents: dict[Tensor | int, Tensor | int] = field(default_factory=dict)
 
     @functools.cached_property
@@ -262,10 +260,10 @@ class _Components:
     def _bytes_to_cut(self, tensor: Tensor, layout: Shard) -> int:
         """Return what moves when a whole value is cut: nothing of what each shard makes for itself."""
         op = self.program.ops[tensor.op]
-        rule = rule_to_make(op.type, self.independent)
+        rule = rule_of(op.type)
         if op.is_constant:
             return 0
-        if rule is not None and (not op.stateful or self.independent):
+        if rule is not None and not op.stateful:
             made = answer_for_output(rule, op, tensor.index, layout)
             if made is not None and all(self.program.bytes(t) <= COPY_BYTES for t in op.inputs):
                 return 0

@@ -19,7 +19,7 @@ import tensorflow as tf
 from graphsplit.core.layouts import REPLICATE, Shard
 from graphsplit.program.program import Op, Program
 from graphsplit.rules.factors import Declined, Draw, Factors, Resize
-from graphsplit.rules.known import known, resized_axes, shape_operand
+from graphsplit.rules.known import known, shape_operand
 from graphsplit.rules.registry import Rule, Sharded, register, rule_of
 
 _PHILOX, _AUTOMATIC = 1, 3
@@ -100,19 +100,7 @@ def drawn_in_parts(op: Op, layout: Shard, shards: int) -> Sharded | None:
     return Sharded((REPLICATE,) * len(op.inputs), (layout,), resize, draw=factors.draw)
 
 
-def stateful_random(op: Op) -> Factors:
-    """Cut any axis: each shard has an op with a state of its own. Asked only where random numbers are "independent"."""
-    sizes, result = shape_operand(op, 0), known(op.out_shapes[0] or None, "its shape is")
-    dims = tuple(range(len(result)))
-    return Factors((None,) * len(op.inputs), (dims,), resize=resized_axes(0, sizes, dims), draw=Draw(1, 0))
-
-
-_STATEFUL_RULE, _STATELESS_RULE = Rule(stateful_random), Rule(stateless_random)
-
-
-def rule_to_make(op_type: str, independent: bool) -> Rule | None:
-    """Return the rule by which an op may be made in pieces on the shards."""
-    return _STATEFUL_RULE if independent and op_type in STATEFUL_RANDOM else rule_of(op_type)
+_STATELESS_RULE = Rule(stateless_random)
 
 
 def has_seeded_kernels(program: Program) -> bool:
