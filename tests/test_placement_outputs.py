@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import html
 import itertools
 import json
@@ -18,11 +19,14 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.core.storage import forms
 from graphsplit.inspect import Edge, PlacedOp, Placement, placement_of_graph
 from graphsplit.inspect.graph import reading_order
+from graphsplit.inspect.records import Transfer
 from graphsplit.inspect.views.pages import page_data, page_html
 from graphsplit.inspect.views.pictures import picture
 from graphsplit.inspect.views.summaries import summarize
+from tests.helpers.messages import raises
 from tests.helpers.placements import synthetic, two_device_graph
 
 BROWSER = next(
@@ -339,3 +343,26 @@ def test_a_table_of_operations(tmp_path: Path):
     columns = ("device", "asked device", "shard", "layer", "bytes", "FLOPs")
     found = [tuple(row[column] for column in columns) for row in rows if row["type"] == "MatMul"]
     assert found == [("CPU:0", "", "0", "layer", "36", "72"), ("CPU:1", "", "1", "layer", "24", "48")]
+
+
+def test_a_table_of_transfers(tmp_path: Path):
+    weight = tf.Variable(tf.ones((4, 3)), name="weight")
+    placed = gs.parallelize(lambda x: tf.tanh(x @ weight), devices=3).placement(tf.ones((5, 4)))
+    path = tmp_path / "transfers.csv"
+    placed.transfers.save(path)
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    columns = [field.name for field in dataclasses.fields(Transfer)]
+    assert list(rows[0]) == [*columns, forms.MARK]
+    assert [tuple(row[column] for column in columns) for row in rows] == [
+        (t.source, str(t.output), t.source_device, t.target_device, str(t.bytes), " ".join(t.readers))
+        for t in placed.transfers
+    ]
+    assert sum(int(row["bytes"]) for row in rows) == sum(own.sent_bytes for own in placed.devices.values()) > 0
+    assert [dataclasses.asdict(own)["bytes"] for own in placed.transfers] == [own.bytes for own in placed.transfers]
+    placed.transfers.save(path)  # (its own file is written again, another one never)
+    with raises(gs.errors.ArgumentError, "'transfers.xlsx': transfers are written as .csv."):
+        placed.transfers.save("transfers.xlsx")
+    path.write_text("mine")
+    with pytest.raises(gs.errors.StorageError, match=r"transfers\.csv' was not written by graphsplit"):
+        placed.transfers.save(path)
+    assert path.read_text() == "mine"

@@ -6,22 +6,48 @@ belongs to follows from names, and from what it reads.
 
 from __future__ import annotations
 
+import csv
 import fnmatch
 import functools
+import io
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from graphsplit.core import patterns
 from graphsplit.core.devices import canonical_name, short_name
+from graphsplit.core.storage import forms
 from graphsplit.errors import PlacementError, bullet_list
 from graphsplit.inspect.records import NO_DATA, Change, DeviceTotals, Edge, PlacedOp, Transfer
 from graphsplit.program.graph.graph import reached
 
 if TYPE_CHECKING:
     import networkx as nx
+
+
+class Transfers(tuple[Transfer, ...]):
+    """What is sent between devices, largest first. `pandas.DataFrame(transfers)` has a row for each, too."""
+
+    __slots__ = ()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a line for each as `.csv`, its columns named as the fields of `Transfer`; readers have a space between.
+
+        The last column is empty, and its name says who wrote the file.
+
+        Raises:
+          ArgumentError: for another suffix.
+          StorageError: if writing fails, or if graphsplit did not write the file at `path`. That file is not changed.
+        """
+        path, text = os.fspath(path), io.StringIO()
+        forms.check_table_suffix(path, "transfers")
+        rows = csv.writer(text)
+        rows.writerow([*[field.name for field in fields(Transfer)], forms.MARK])
+        rows.writerows([[*astuple(sent)[:-1], " ".join(sent.readers), ""] for sent in self])
+        forms.write(path, text.getvalue().encode())
 
 
 class PlacementGraph:
@@ -89,9 +115,9 @@ class PlacementGraph:
         return graph
 
     @functools.cached_property
-    def transfers(self) -> tuple[Transfer, ...]:
-        """Every tensor that is sent from one device to another, largest first."""
-        return tuple(find_transfers(self.ops, self.edges))
+    def transfers(self) -> Transfers:
+        """Every tensor that is sent from one device to another, largest first; `transfers.save("transfers.csv")`."""
+        return Transfers(find_transfers(self.ops, self.edges))
 
     @functools.cached_property
     def devices(self) -> dict[str, DeviceTotals]:

@@ -52,6 +52,12 @@ def check_trace_suffix(path: str, what: str) -> None:
         raise ArgumentError(f"{path!r}: {what} is written as .json, which ui.perfetto.dev opens.")
 
 
+def check_table_suffix(path: str, what: str) -> None:
+    """Raise `ArgumentError` unless a table can be written to a file of this name."""
+    if suffix_of(path) != ".csv":
+        raise ArgumentError(f"{path!r}: {what} are written as .csv.")
+
+
 def write(path: str, content: bytes) -> None:
     """Write a file that says of itself who wrote it. See `core.files.replacing`.
 
