@@ -13,10 +13,10 @@ import typer
 from benchmarks.display import console, progress, show
 from benchmarks.environment import commit, load_average
 from benchmarks.gpus import memory_of_each
-from benchmarks.processes import Group
-from benchmarks.results import CONTESTANTS, Results
+from benchmarks.processes import Worker
+from benchmarks.results import CONTESTANTS, FIT_ONLY, Results
 from benchmarks.runner import Cell, Settings, measure
-from benchmarks.workloads import MODES, WORKLOADS
+from benchmarks.workloads import FIT, MODES, WORKLOADS
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -40,18 +40,19 @@ class Form:
 
 
 _FORMS = {
-    "quick": Form(["plain", "mirrored", "separate", "graphsplit"], 5, 0.3, [1000, 10_000]),
+    "quick": Form(["plain", "mirrored", "graphsplit"], 5, 0.3, [1000, 10_000]),
     "full": Form(list(CONTESTANTS), 5, 0.3, [1000, 10_000, 100_000]),
-    "gpu": Form(["plain", "mirrored", "graphsplit"], 7, 0.5, [1000]),  # (processes of one GPU each cannot share one)
+    "gpu": Form(["plain", "mirrored", "graphsplit"], 7, 0.5, [1000]),
 }
 _QUICK_CELLS = [("polyfit", 2), ("polyfit", 8), ("mlp", 2), ("mini_googlenet", 2)]
-_DEVICES = {"quick": [2], "full": [1, 2, 4, 8, 16], "gpu": [1, 2, 4]}
+_DEVICES = {"quick": [2], "full": [1, 2, 4, 8], "gpu": [1, 2, 4]}
+_FIT_DEVICES = 4  # `fit` is compared on so many
 
 Names = Annotated[str, typer.Option(help="Comma-separated; everything the form covers by default.")]
 
 
 def main(
-    full: Annotated[bool, typer.Option("--full/--quick", help="All of it, over an hour; or a few minutes.")] = False,
+    full: Annotated[bool, typer.Option("--full/--quick", help="All of it, most of an hour; or a few minutes.")] = False,
     gpu: Annotated[bool, typer.Option("--gpu", help="On 1, 2 and 4 GPUs; one GPU is divided.")] = False,
     workloads: Names = "",
     modes: Names = "",
@@ -59,6 +60,7 @@ def main(
     contestants: Names = "",
     rounds: Annotated[int, typer.Option(min=0, help="How often each contestant is timed; 0: as the form says.")] = 0,
     round_seconds: Annotated[float, typer.Option(help="About how long one timing takes.")] = 0.0,
+    fit_round_seconds: Annotated[float, typer.Option(help="The same, of `fit`.")] = 0.0,
     batch: Annotated[int, typer.Option(help="Rows of a batch; by default each workload's own.")] = 0,
     small: Annotated[bool, typer.Option("--small", help="Small networks, to see that everything works.")] = False,
     kind: Annotated[str, typer.Option(help="cpu: logical devices; gpu; by default as the form says.")] = "",
@@ -78,6 +80,7 @@ def main(
     settings = Settings(
         rounds=rounds or usual.rounds,
         round_s=round_seconds or usual.round_s,
+        fit_round_s=fit_round_seconds or Settings.fit_round_s,
         kind=kind or ("gpu" if gpu else "cpu"),
         small=small,
         batch=batch or None,
@@ -106,7 +109,13 @@ def choose_cells(form: str, workloads: list[str], modes: list[str], devices: lis
     every = form != "quick"
     usual = list(WORKLOADS) if every else list(dict.fromkeys(name for name, _ in _QUICK_CELLS))
     counts = devices or _DEVICES[form]
-    return [  # should time run out, every workload has the same points on its curve
+    fits = [
+        Cell(name, FIT, count)
+        for count in devices or [_FIT_DEVICES]
+        for name in workloads or usual
+        if WORKLOADS[name].fits and FIT in (modes or ([FIT] if form == "full" else []))
+    ]
+    return fits + [  # should time run out, every workload has the same points on its curve
         Cell(name, mode, count)
         for count in counts
         for mode in MODES
@@ -126,7 +135,10 @@ def run(
                 return cells[position:]
             start, load = time.time(), load_average()
             records = measure(
-                cell, contestants, settings, lambda text: bar.update(task, description=text, refresh=True)
+                cell,
+                contestants_of(cell, contestants),
+                settings,
+                lambda text: bar.update(task, description=text, refresh=True),
             )
             for record in records:
                 record.commit = commit()
@@ -140,17 +152,23 @@ def run(
 def _new_results(form: str, settings: Settings, sizes: list[int]) -> Results:
     """Return results with the environment, and the planning of synthetic programs of these sizes."""
     results = Results({}, {"form": form, **asdict(settings)})
-    with Group(1, settings.kind, settings.limit_s) as group:
-        results.environment = {**group.ask("environment")[0], "load_average": load_average()}
+    with Worker(settings.kind, settings.limit_s) as worker:
+        results.environment = {**worker.ask("environment"), "load_average": load_average()}
         for size in sizes:
             with console.status(f"planning {size} operations"):
-                results.planning.append({"devices": 8, **group.ask("synthetic", operations=size, devices=8)[0]})
+                results.planning.append({"devices": 8, **worker.ask("synthetic", operations=size, devices=8)})
     return results
 
 
 def _is_open(results: Results, cell: Cell, contestants: list[str]) -> bool:
     """Return whether a cell has contestants that were not measured yet; it is then measured as a whole."""
-    return any(results.find(cell.workload, cell.mode, cell.devices, name) is None for name in contestants)
+    there = [results.find(cell.workload, cell.mode, cell.devices, name) for name in contestants_of(cell, contestants)]
+    return None in there
+
+
+def contestants_of(cell: Cell, contestants: list[str]) -> list[str]:
+    """Return those that take part in a cell: a step of TensorFlow's is none of JAX's."""
+    return [name for name in contestants if cell.mode == FIT or name not in FIT_ONLY]
 
 
 def _pictures(results: Results, path: Path) -> list[str]:
@@ -159,7 +177,7 @@ def _pictures(results: Results, path: Path) -> list[str]:
 
         return [str(picture) for picture in draw(results, path.parent, path.stem)]
     except ModuleNotFoundError as error:
-        return [f"no pictures, {error.name} is missing: pip install 'graphsplit[bench]'"]
+        return [f"no pictures, {error.name} is missing: pip install 'graphsplit[benchmarks]'"]
 
 
 def _split(text: str) -> list[str]:

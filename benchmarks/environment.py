@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,18 @@ def environment() -> dict[str, Any]:
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "numpy": numpy.__version__,
+        "jax": _version_of("jax"),
         "graphsplit": graphsplit.__version__,
         "commit": commit(),
     }
+
+
+def _version_of(package: str) -> str:
+    """Return a package's version without importing it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def free_bytes() -> int | None:

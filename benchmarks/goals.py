@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.results import Record, Results
+from benchmarks.workloads import FIT
 
 _NOISE = 1.02  # two timings of the same process differ by as much
 _SYNTHETIC_US, _PLANNING_US = 40, 40
@@ -39,6 +40,8 @@ def outcomes(results: Results) -> Iterator[Outcome]:
     for cell in results.cells():
         if cell[2] > 1:
             yield from _step_goals(results, cell)
+        if cell[1] == FIT:
+            yield from _fit_goals(results, cell)
         yield from _first_call_goals(results, cell)
         yield from _memory_goals(results, cell)
     for record in results.described():
@@ -50,14 +53,25 @@ def outcomes(results: Results) -> Iterator[Outcome]:
 
 
 def _step_goals(results: Results, cell: tuple[str, str, int]) -> Iterator[Outcome]:
-    """Never slower than MirroredStrategy or towers written by hand; small steps near the plain function."""
-    limits = {"mirrored": 1.0, "towers": _NOISE}
-    if cell[0] == "polyfit":
+    """Never slower than MirroredStrategy, towers by hand or JAX; small steps, and `fit`, near the plain function."""
+    limits = {"mirrored": 1.0, "towers": _NOISE, "jax": 1.0}
+    if cell[1] == FIT:
+        limits["plain"] = 1.0
+    elif cell[0] == "polyfit":
         limits["plain"] = 1.3
     for other, most in limits.items():
         ratio = results.ratio(cell, "graphsplit", other)
         if ratio is not None:
             yield Outcome(f"{_name(cell)}: step as a multiple of {other}'s", ratio, most)
+
+
+def _fit_goals(results: Results, cell: tuple[str, str, int]) -> Iterator[Outcome]:
+    """The first batch and memory are no more than anybody else's on several devices."""
+    for other in ("mirrored", "towers", "jax"):
+        for what, figure in (("first batch", _first_s), ("peak memory", _peak_bytes)):
+            ratio = results.compared(cell, "graphsplit", other, figure)
+            if ratio is not None:
+                yield Outcome(f"{_name(cell)}: {what} as a multiple of {other}'s", ratio, 1.0)
 
 
 def _first_call_goals(results: Results, cell: tuple[str, str, int]) -> Iterator[Outcome]:

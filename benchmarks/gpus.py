@@ -31,14 +31,17 @@ def memory_of_each(devices: int, contestants: Sequence[str]) -> int | None:
     return int(there * _SPARE) // most
 
 
-def make_devices(devices: int, kind: str, memory_mb: int | None = None) -> list[str]:
-    """Make so many devices of a kind, "cpu" or "gpu", exist in this process, and return their names."""
+def make_devices(devices: int, kind: str, memory_mb: int | None = None, threads: int | None = 1) -> list[str]:
+    """Make so many devices of a kind, "cpu" or "gpu", exist in this process, and return their names.
+
+    An operation has so many threads on a CPU device; None for TensorFlow's default, all cores.
+    """
     import tensorflow as tf
 
     import graphsplit as gs
 
     if kind == "cpu":
-        gs.use_logical_devices(devices, threads_per_device=1)
+        gs.use_logical_devices(devices, threads_per_device=threads)
         return [f"CPU:{d}" for d in range(devices)]
     if memory_mb is not None:
         return list(gs.use_logical_devices(devices, kind="GPU", memory_mb=memory_mb))

@@ -15,7 +15,7 @@ import argparse
 import statistics
 from typing import Any
 
-from benchmarks.processes import Group
+from benchmarks.processes import Worker
 from benchmarks.results import Record
 from benchmarks.runner import Cell, Settings, measure
 
@@ -115,9 +115,9 @@ def show_bytes(workload: str, devices: int, settings: Settings) -> None:
 
 
 def _counted(workload: str, devices: int, layout: str, settings: Settings) -> dict[str, Any]:
-    with Group(1, settings.kind, settings.limit_s) as group:
-        group.ask("start", devices=devices, kind=settings.kind)
-        return group.ask("traffic", name=workload, small=settings.small, layout=layout)[0]
+    with Worker(settings.kind, settings.limit_s) as worker:
+        worker.ask("start", devices=devices, kind=settings.kind)
+        return worker.ask("traffic", name=workload, small=settings.small, layout=layout)
 
 
 def count(name: str, small: bool, layout: str, devices: list[str]) -> dict[str, Any]:

@@ -35,6 +35,20 @@ def sections(text: str) -> str:
     return found.group().replace(f"<!-- {forms.MARK} -->", "").rstrip() if found else ""
 
 
+def with_printed(text: str, name: str, block: str) -> str:
+    """Return a page in which a block stands at the mark of this name, `<!-- measured: name -->`, instead of another.
+
+    Raises:
+      ValueError: if the page has no such mark, or no end of it.
+    """
+    begin, end = f"<!-- measured: {name} -->", f"<!-- end of {name} -->"
+    before, found, rest = text.partition(begin)
+    _, ends, after = rest.partition(end)
+    if not found or not ends:
+        raise ValueError(f"no {begin} ... {end} on the page")
+    return f"{before}{begin}\n{block.strip()}\n{end}{after}"
+
+
 def write_section(title: str, body: str) -> None:
     """Write a section of the page of coverage."""
     path = COVERAGE

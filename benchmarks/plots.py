@@ -14,7 +14,7 @@ _LOOKS = {
     "plain": ("0.5", "-"),
     "towers": ("tab:brown", "--"),
     "mirrored": ("tab:orange", "-"),
-    "separate": ("tab:green", ":"),
+    "jax": ("tab:green", "-"),
     "graphsplit": ("tab:blue", "-"),
 }
 _CURVES: dict[str, tuple[str, Callable[[Record], float]]] = {

@@ -76,16 +76,21 @@ def _last_words(code: int, log: str) -> str:
 
 
 class Worker:
-    """One `benchmarks.worker` process."""
+    """The `benchmarks.worker` process of one contestant.
 
-    def __init__(self, hidden_gpus: bool = True, gpu: int | None = None):
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
-        if hidden_gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = "-1"
-        else:
+    Args:
+      kind: of its devices: "cpu", "gpu", "jax"; it sees no GPU unless it is "gpu".
+      limit_s: how long any answer may take.
+      variables: of its environment, from its start on.
+    """
+
+    def __init__(self, kind: str, limit_s: float, variables: Mapping[str, str] | None = None):
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1", **(variables or {})}
+        if kind == "gpu":
             environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # other contestants are on the same GPUs
-        if gpu is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        else:
+            environment["CUDA_VISIBLE_DEVICES"] = "-1"
+        self._limit_s = limit_s
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the process
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.worker"],
@@ -106,11 +111,11 @@ class Worker:
         except OSError as error:
             raise NoAnswerError(self._last_words()) from error
 
-    def answer(self, limit_s: float) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         """Wait for the answer to the last command."""
         assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], limit_s)[0]:
-            raise NoAnswerError(f"no answer within {limit_s:.0f} s")
+        if not select.select([self._process.stdout], [], [], self._limit_s)[0]:
+            raise NoAnswerError(f"no answer within {self._limit_s:.0f} s")
         line = self._process.stdout.readline()
         if not line:
             raise NoAnswerError(self._last_words())
@@ -118,6 +123,11 @@ class Worker:
         if "error" in answer:
             raise NoAnswerError(answer["error"])
         return answer
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer."""
+        self.send(do, **arguments)
+        return self.answer()
 
     def _last_words(self) -> str:
         code = self._process.wait()
@@ -132,45 +142,7 @@ class Worker:
         self._process.communicate()
         self._log.close()
 
-
-class Group:
-    """The processes of one contestant: one, or as many as devices, where each is separate."""
-
-    def __init__(self, count: int, kind: str, limit_s: float):
-        gpus: list[int | None] = list(range(count)) if kind == "gpu" and count > 1 else [None] * count
-        self._limit_s = limit_s
-        self._workers: list[Worker] = []
-        for gpu in gpus:
-            self._workers.append(Worker(kind == "cpu", gpu))
-
-    def __len__(self) -> int:
-        return len(self._workers)
-
-    def send(self, do: str, **arguments: Any) -> None:
-        """Send one command to all processes, so that they work at the same time."""
-        for worker in self._workers:
-            worker.send(do, **arguments)
-
-    def send_each(self, do: str, arguments: list[dict[str, Any]]) -> None:
-        """Send every process a command of its own."""
-        for worker, own in zip(self._workers, arguments, strict=True):
-            worker.send(do, **own)
-
-    def answers(self) -> list[dict[str, Any]]:
-        """Wait for all answers."""
-        return [worker.answer(self._limit_s) for worker in self._workers]
-
-    def ask(self, do: str, **arguments: Any) -> list[dict[str, Any]]:
-        """Send one command to all processes and wait for all answers."""
-        self.send(do, **arguments)
-        return self.answers()
-
-    def close(self) -> None:
-        """End all processes."""
-        for worker in self._workers:
-            worker.close()
-
-    def __enter__(self) -> Group:
+    def __enter__(self) -> Worker:
         return self
 
     def __exit__(

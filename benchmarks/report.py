@@ -5,19 +5,22 @@ The page has the tables that answer a reader's questions. Every row goes into a 
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from benchmarks import display
+from benchmarks import beside, display
 from benchmarks.goals import broken_goals, met_goals
 from benchmarks.plots import draw
 from benchmarks.results import Record, Results
+from benchmarks.workloads import FIT, MODES
 from graphsplit.core.storage import forms
 
+ROOT = Path(__file__).parent.parent
 _METHOD = """\
 `python -m benchmarks {form}` runs every contestant in a process of its own. It asks the processes one after the
 other to run some steps, in {rounds} rounds of about {round_s} s each, so that a slow spell of the machine hits all
@@ -28,12 +31,17 @@ call is timed once, from the call to its result, after the model was built.
 * **towers**: the step traced again for each device under `tf.device`, gradients averaged by hand.
 * **mirrored**: `tf.distribute.MirroredStrategy` with the same Keras model and optimizer. Its input is distributed
   before the clock starts.
-* **separate**: N processes of the plain function, each with 1/N of the batch, all at the same time; the slowest
-  counts. They exchange nothing and do not compute the same thing. They are no bound: each runs the whole optimizer.
 * **graphsplit**: `gs.parallelize(step, devices=N)`.
-
-{devices} Memory is the largest resident size of a contestant's process, summed over its processes. TensorFlow and
-Keras are in it: one process has about {floor_mb:.0f} MB before its first step.
+{fit}
+{devices} Memory is the largest resident size of a contestant's process (`getrusage`). TensorFlow and Keras are in it:
+one process has about {floor_mb:.0f} MB before its first step.
+"""
+_FIT = """
+`fit` is that of Keras 3, with the same network, weights, optimizer and batches for all, in rounds of about
+{fit_round_s} s. Nobody is told how many threads to use, so **one device** has all cores. **towers** is a `train_step`
+that cuts each batch by hand; **Keras on JAX** runs under `keras.distribution.DataParallel`, in a process whose CPU is
+as many devices (`--xla_force_host_platform_device_count`), and gets its batches as arrays, without `tf.data`. Keras
+imports TensorFlow there, too, where it is installed, so that memory has it in all rows.
 """
 _LOGICAL = """\
 Devices are logical CPU devices, each with one thread, and the plain function has one thread. This machine has
@@ -58,30 +66,59 @@ def main(
     kept: Annotated[str, typer.Option(help="Where the raw results are kept, to be said on the page.")] = "",
 ) -> None:
     """Write the page `target` with the curves of the steps beside it, and all `rows`, from the results in `source`."""
+    said = f"`{kept or os.path.relpath(source.resolve(), target.parent.resolve())}`"
     rows = rows or target.with_name(f"{target.stem}_rows.md")
+    write(Results.load(source), target, rows, Results.load(many) if many else None, said)
+
+
+def write(
+    results: Results, target: Path, rows: Path, many: Results | None, source: str, quoted: Sequence[str] = ()
+) -> None:
+    """Write the page `target`, with pictures beside it, and every row; `quoted` are sections for the page's end."""
     for path in (target, rows):
         path.parent.mkdir(parents=True, exist_ok=True)
-    results, more = Results.load(source), Results.load(many) if many else None
-    said = f"`{kept or os.path.relpath(source.resolve(), target.parent.resolve())}`"
-    forms.write(str(target), page(results, said, str(rows), _pictures(results, target), more).encode())
-    forms.write(str(rows), every_row(results, said, more).encode())
+    shown = os.path.relpath(rows, ROOT) if rows.is_relative_to(ROOT) else str(rows)
+    forms.write(str(target), page(results, source, shown, _pictures(results, target), many, quoted).encode())
+    forms.write(str(rows), every_row(results.of(*MODES), source, many).encode())
 
 
-def page(results: Results, source: str, rows: str, pictures: Sequence[str], many: Results | None = None) -> str:
+def where_and_when(environment: Mapping[str, Any]) -> str:
+    """Return the day, versions and processor of a measurement."""
+    versions = [f"{title} {environment.get(key, '?')}" for key, title in _VERSIONS.items()]
+    cores, processor = environment.get("cores", "?"), environment.get("processor", "?")
+    return f"{environment.get('date', '?')[:10]}, {', '.join(versions)}, {cores} cores of {processor}"
+
+
+_VERSIONS = {"graphsplit": "graphsplit", "tensorflow": "TensorFlow", "keras": "Keras", "jax": "JAX"}
+
+
+def page(
+    everything: Results,
+    source: str,
+    rows: str,
+    pictures: Sequence[str],
+    many: Results | None = None,
+    quoted: Sequence[str] = (),
+) -> str:
     """Return the page for readers; `source` says where the results are, `rows` where every row is."""
+    results = everything.of(*MODES)
     parts = [
         "# Measurements",
-        f"Written by `python -m benchmarks.report` from {source}; numbers are copied, not typed. These tables answer "
+        f"{where_and_when(results.environment)}; {results.environment.get('load_average', math.nan):.1f} processes "
+        "wanted to run in the minute before. "
+        f"Written by `python -m benchmarks.all` from {source}; numbers are copied, not typed. These tables answer "
         f"questions. Every row of every contestant is in `{rows}`.",
+        *_fits(everything.of(FIT)),
+        "## Training steps",
         "**graphsplit** is compared with **plain**, the same `tf.function` on one device, with **mirrored**, "
-        "`tf.distribute.MirroredStrategy`, with **towers** written by hand, and with **separate** processes that "
-        "exchange nothing: [how](#how-it-was-measured). N is the number of devices. A cell has graphsplit's "
+        "`tf.distribute.MirroredStrategy`, and with **towers** written by hand: "
+        "[how](#how-it-was-measured). N is the number of devices. A cell has graphsplit's "
         "milliseconds, the other's, and the median of the ratios within each round; where graphsplit is slower, it "
         f"is bold.{_crowded(results)}",
         *[f"![Step time against devices]({picture})" for picture in pictures],
         *_compared(results),
         "## Where graphsplit loses",
-        _losses(results, many),
+        _losses(everything, many),
         "## How much memory does it take?",
         "MB of the process at most, TensorFlow and Keras included.",
         _table(*display.side_by_side(results, lambda record: f"{record.peak_bytes / 1e6:.0f}")),
@@ -94,10 +131,11 @@ def page(results: Results, source: str, rows: str, pictures: Sequence[str], many
         "step sends. [Layouts](../variables.md) send less through the busiest device.",
         _table(*display.sent(results)),
         *_many_devices(many),
+        *(["## What guides quote", *quoted] if quoted else []),
         "## How it was measured",
-        _method(results),
+        _method(everything),
         _table(["what", "value"], [[key, str(value)] for key, value in results.environment.items()]),
-        *_other_commits(results),
+        *_other_commits(everything),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -157,13 +195,15 @@ def _method(results: Results) -> str:
     settings, machine = results.settings, results.environment
     devices = _LOGICAL if settings["kind"] == "cpu" else _GPUS
     logical = _DIVIDED.format(**settings) if settings.get("memory_mb") else ""
-    plain = [r.before_bytes for r in results.records if r.contestant == "plain" and r.before_bytes]
+    steps = results.of(*MODES).records
+    plain = [r.before_bytes for r in steps if r.contestant == "plain" and r.before_bytes]
     return _METHOD.format(
         form=f"--{settings['form']}" + (" --small" if settings["small"] else ""),
         rounds=settings["rounds"],
         round_s=settings["round_s"],
         devices=devices.format(cores=machine["cores"], gpus="; ".join(machine["gpus"]), logical=logical),
         floor_mb=min(plain, default=0) / 1e6,
+        fit=_FIT.format(**settings) if results.of(FIT).records else "",
     )
 
 
@@ -186,9 +226,9 @@ def _other_commits(results: Results) -> list[str]:
 def _pictures(results: Results, target: Path) -> list[str]:
     """Draw the curves of the steps beside the page, and return the file's name; nothing without matplotlib."""
     try:
-        return [path.name for path in draw(results, target.parent, target.stem, ["step"], colours=32)]
+        return [path.name for path in draw(results.of(*MODES), target.parent, target.stem, ["step"], colours=32)]
     except ModuleNotFoundError as error:
-        display.console.print(f"No pictures, {error.name} is missing: pip install 'graphsplit[bench]'")
+        display.console.print(f"No pictures, {error.name} is missing: pip install 'graphsplit[benchmarks]'")
         return []
 
 
@@ -219,7 +259,6 @@ _QUESTIONS = {
     "plain": "Is a step faster than on one device?",
     "mirrored": "Is it faster than MirroredStrategy?",
     "towers": "Is it faster than towers written by hand?",
-    "separate": "Beside processes that exchange nothing",
 }
 
 
@@ -254,9 +293,79 @@ def _losses(results: Results, many: Results | None) -> str:
 
 
 _WHY = """\
+Why, and what is being done:
+
+* **ResNet50 in `fit`, on logical CPU devices.** Each of four has 4 of 16 rows. A convolution of 4 rows uses a core less
+  well than one of 16, and one device gives each of its kernels all cores. Each BatchNormalization also exchanges sums
+  over the whole batch, which one device has. What was done: mean and variance travel together, and between GPUs in one
+  hop. What is next: costs of kernels by their rows, so that a plan can say beforehand that one device is faster.
+* **First batches.** The graph has the operations of a shard once for each device, and TensorFlow places, optimizes and
+  instantiates each. What was done: one trace and one plan for all devices. What is next: shards as calls of one
+  function, as `jit_compile=True` has them.
+* **Forward passes of a few milliseconds.** Results of all rows are copied to one device, and there is nothing to hide
+  that behind. Return less, or keep the results in their layout, if what follows can use them so.
+
 Two timings of the same process differ by up to 2 %, and some of these differences are no larger. The goal of planning
 is of a version that split the batch only; layouts of variables, meshes and what each device holds are planned, too. To
 plan the 6,361 operations of ResNet50 in training takes a thirtieth of its first call."""
+
+
+def answers(results: Results) -> str:
+    """Return a table of what the steps' ratios say, for the page on performance."""
+    ratios = {
+        (cell, other): round(ratio, 2)
+        for cell in results.of(*MODES).cells()
+        for other in ("plain", "towers", "mirrored")
+        if (ratio := results.ratio(cell, "graphsplit", other)) is not None
+    }
+    alone = [ratio for (cell, other), ratio in ratios.items() if (other, cell[1:]) == ("plain", ("training", 1))]
+    towers = [ratio for (_, other), ratio in ratios.items() if other == "towers"]
+    slower = [ratio for ratio in towers if ratio > 1]
+    worst = f", slower in {len(slower)}, by at most {100 * (max(slower) - 1):.0f} per cent" if slower else ""
+    two, eight = [[r for (cell, other), r in ratios.items() if (other, cell[2]) == ("mirrored", n)] for n in (2, 8)]
+    rows = [
+        (
+            "what does the transpiled step cost on one device?",
+            f"nothing: {_span(alone)} of the time of the plain `tf.function`, over {len(alone)} programs in training",
+        ),
+        (
+            "against towers that one writes by hand?",
+            f"no slower in {len(towers) - len(slower)} of {len(towers)} rows{worst}",
+        ),
+        ("against `MirroredStrategy` on two devices?", f"{_span(two)} of its time"),
+        (
+            "and on eight devices (more than there are cores, so this is overhead and no speed-up)?",
+            f"{_span(eight)} of its time",
+        ),
+    ]
+    return _table(["question", "answer"], [list(row) for row in rows])
+
+
+def _span(ratios: Sequence[float]) -> str:
+    return f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "(not measured)"
+
+
+def _fits(results: Results) -> list[str]:
+    """Return what a batch of `fit`, the first one and memory are for each contestant."""
+    if not results.records:
+        return []
+    devices = sorted({record.devices for record in results.records})
+    head = (
+        f"Keras' `fit` on {', '.join(map(str, devices))} devices. The first batch has tracing, planning and compiling "
+        "in it; [how](#how-it-was-measured). The fastest, or smallest, is bold."
+    )
+    tables = []
+    for title, (figure, text) in beside.PANELS.items():
+        rows = []
+        for cell in results.cells():
+            records = {name: results.find(*cell, name) for name in beside.NAMES}
+            figures = {name: figure(record) for name, record in records.items() if record is not None}
+            least = min(figures.values(), default=0.0)
+            shown = {name: f"**{text(size)}**" if size == least else text(size) for name, size in figures.items()}
+            rows.append([cell[0], *[shown.get(name, "-") for name in beside.NAMES]])
+        tables += [f"{title[0].upper()}{title[1:]}:", _table(["network", *beside.NAMES.values()], rows)]
+    skipped = [f"{r.workload}, {beside.NAMES[r.contestant]}: {r.skipped}." for r in results.records if r.skipped]
+    return ["## How fast is `fit`?", head, *tables, *([f"Left out: {' '.join(skipped)}"] if skipped else [])]
 
 
 def _gpu_expectation(results: Results) -> list[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from graphsplit.core.storage import forms
 
-CONTESTANTS = ("plain", "towers", "mirrored", "separate", "graphsplit")
+CONTESTANTS = ("plain", "towers", "mirrored", "graphsplit", "jax")
+FIT_ONLY = ("jax",)  # whose steps are those of Keras
 
 
 @dataclass
@@ -19,9 +20,10 @@ class Record:
     """One contestant at one workload and number of devices.
 
     Attributes:
-      step_s: seconds per step, one entry per round; entries of the same round were measured side by side.
+      step_s: seconds per step (of `fit`: per batch), one entry per round; entries of the same round were measured
+        side by side.
       first_s: seconds of the first call's parts; `total` is all of it.
-      peak_bytes: largest resident size after the steps, summed over the contestant's processes.
+      peak_bytes: largest resident size of the contestant's process after the steps.
       gpu_peak_bytes: the most that tensors took on each GPU, from the first call to the last step.
       check: mean of the first result, to see that contestants did the same work.
       graph: what `describe` said.
@@ -34,7 +36,6 @@ class Record:
     devices: int
     contestant: str
     batch: int = 0
-    processes: int = 0
     steps_per_round: int = 0
     step_s: list[float] = field(default_factory=list)
     first_s: dict[str, float] = field(default_factory=dict)
@@ -78,6 +79,10 @@ class Results:
         key = (workload, mode, devices, contestant)
         return next((r for r in self.records if r.key == key and not r.skipped), None)
 
+    def of(self, *modes: str) -> Results:
+        """Return what was measured in these modes."""
+        return replace(self, records=[record for record in self.records if record.mode in modes])
+
     def cells(self) -> list[tuple[str, str, int]]:
         """Return the (workload, mode, devices) of the records, in their order."""
         return list(dict.fromkeys((r.workload, r.mode, r.devices) for r in self.records))
@@ -108,5 +113,5 @@ class Results:
         return Results(found["environment"], found["settings"], records, found["planning"])
 
     def described(self) -> Iterator[Record]:
-        """Yield the records of graphsplit that were measured."""
-        yield from (r for r in self.records if r.contestant == "graphsplit" and not r.skipped)
+        """Yield the records of graphsplit's steps that were measured."""
+        yield from (r for r in self.records if r.contestant == "graphsplit" and not r.skipped and r.graph)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks.environment import free_bytes
-from benchmarks.processes import Group, NoAnswerError
+from benchmarks.processes import NoAnswerError, Worker
 from benchmarks.results import Record
-from benchmarks.workloads import workload
+from benchmarks.workloads import FIT, workload
 
 _WARM_UP_STEPS = 3
 _MOST_STEPS = 2000
@@ -24,6 +23,7 @@ class Settings:
     Attributes:
       rounds: how often each contestant is timed.
       round_s: about how many seconds one timing takes.
+      fit_round_s: the same for batches of `fit`, of which each call has a beginning and an end.
       kind: "cpu" (logical devices) or "gpu".
       memory_mb: of each logical GPU; None where GPUs are not divided.
       small: whether networks have their small size.
@@ -34,6 +34,7 @@ class Settings:
 
     rounds: int = 5
     round_s: float = 0.3
+    fit_round_s: float = 3.0
     kind: str = "cpu"
     memory_mb: int | None = None
     small: bool = False
@@ -57,99 +58,103 @@ class Cell:
 def measure(cell: Cell, contestants: list[str], settings: Settings, report: Report) -> list[Record]:
     """Measure one cell and return a record for every contestant."""
     batch = workload(cell.workload, settings.small, settings.batch).batch
-    records = {
-        name: Record(cell.workload, cell.mode, cell.devices, name, batch, processes=_processes(name, cell, batch))
-        for name in contestants
-    }
+    records = {name: Record(cell.workload, cell.mode, cell.devices, name, batch) for name in contestants}
     with ExitStack() as stack:
-        groups = {name: _start(record, settings, stack) for name, record in records.items()}
+        workers = {name: _start(record, settings, stack) for name, record in records.items()}
         for name, record in records.items():
             report(f"{cell}: first step of {name}")
-            _attempt(record, groups[name], _prepare, settings)
+            _attempt(record, workers[name], _prepare, settings)
         for name, record in records.items():
-            _attempt(record, groups[name], _calibrate, settings)
+            _attempt(record, workers[name], _calibrate, settings)
         for number in range(settings.rounds):
             report(f"{cell}: round {number + 1} of {settings.rounds}")
             for name, record in records.items():
-                _attempt(record, groups[name], _time, settings)
+                _attempt(record, workers[name], _time, settings)
         report(f"{cell}: reading the graphs")
         for name, record in records.items():
-            _attempt(record, groups[name], _describe, settings)
+            _attempt(record, workers[name], _describe, settings)
     return list(records.values())
 
 
-def _processes(contestant: str, cell: Cell, batch: int) -> int:
-    return min(cell.devices, batch) if contestant == "separate" else 1
-
-
-def _start(record: Record, settings: Settings, stack: ExitStack) -> Group | None:
+def _start(record: Record, settings: Settings, stack: ExitStack) -> Worker | None:
     free = free_bytes()
     if free is not None and free < settings.reserve_bytes:
         record.skipped = f"only {free / 1e9:.1f} GB of memory are free"
         return None
-    group = stack.enter_context(Group(record.processes, settings.kind, settings.limit_s))
-    alone = record.contestant in ("plain", "separate")
-    group.send("start", devices=1 if alone else record.devices, kind=settings.kind, memory_mb=settings.memory_mb)
-    return group
+    is_jax, is_fit = record.contestant == "jax", record.mode == FIT
+    kind = "jax" if is_jax else settings.kind
+    worker = stack.enter_context(Worker(kind, settings.limit_s, _of_jax(record.devices) if is_jax else None))
+    worker.send(
+        "start",
+        devices=1 if record.contestant == "plain" else record.devices,
+        kind=kind,
+        memory_mb=settings.memory_mb,
+        threads=None if is_fit else 1,
+        module="benchmarks.keras_fit" if is_fit else "benchmarks.contestants",
+    )
+    return worker
+
+
+def _of_jax(devices: int) -> dict[str, str]:
+    """Return the environment in which Keras runs on JAX with so many devices of one CPU."""
+    return {
+        "KERAS_BACKEND": "jax",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
 
 
 def _attempt(
-    record: Record, group: Group | None, action: Callable[[Record, Group, Settings], None], settings: Settings
+    record: Record, worker: Worker | None, action: Callable[[Record, Worker, Settings], None], settings: Settings
 ) -> None:
     """Do something with a contestant that has not failed yet; note why if it fails."""
-    if group is None or record.skipped:
+    if worker is None or record.skipped:
         return
     try:
-        action(record, group, settings)
+        action(record, worker, settings)
     except NoAnswerError as error:
         record.skipped = str(error)
-        group.close()
+        worker.close()
 
 
-def _prepare(record: Record, group: Group, settings: Settings) -> None:
-    group.answers()
-    shared = {
-        "contestant": record.contestant,
-        "name": record.workload,
-        "small": settings.small,
-        "mode": record.mode,
-    }
-    rows = [record.batch // len(group) + (d < record.batch % len(group)) for d in range(len(group))]
-    group.send_each("prepare", [{**shared, "batch": own} for own in rows])
-    answers = group.answers()
-    record.first_s = _largest(answer["first_s"] for answer in answers)
-    record.before_bytes = sum(answer["before_bytes"] for answer in answers)
-    record.check = sum(answer["check"] * own for answer, own in zip(answers, rows, strict=True)) / record.batch
+def _prepare(record: Record, worker: Worker, settings: Settings) -> None:
+    worker.answer()
+    answer = worker.ask(
+        "prepare",
+        contestant=record.contestant,
+        name=record.workload,
+        small=settings.small,
+        batch=record.batch,
+        mode=record.mode,
+    )
+    record.first_s, record.before_bytes, record.check = (answer[part] for part in ("first_s", "before_bytes", "check"))
 
 
-def _largest(parts: Any) -> dict[str, float]:
-    """Return the parts of the process that was last."""
-    return max(parts, key=lambda seconds: seconds["total"])
+def _calibrate(record: Record, worker: Worker, settings: Settings) -> None:
+    round_s = _round_s(record, settings)
+    step_s = _step_s(worker, _WARM_UP_STEPS)
+    if step_s * _WARM_UP_STEPS < round_s:
+        step_s = _step_s(worker, _steps(step_s, round_s / 3))
+    record.steps_per_round = _steps(step_s, round_s)
 
 
-def _calibrate(record: Record, group: Group, settings: Settings) -> None:
-    step_s = _step_s(group, _WARM_UP_STEPS)
-    if step_s * _WARM_UP_STEPS < settings.round_s:
-        step_s = _step_s(group, _steps(step_s, settings.round_s / 3))
-    record.steps_per_round = _steps(step_s, settings.round_s)
+def _round_s(record: Record, settings: Settings) -> float:
+    return settings.fit_round_s if record.mode == FIT else settings.round_s
 
 
 def _steps(step_s: float, seconds: float) -> int:
     return max(1, min(_MOST_STEPS, round(seconds / step_s)))
 
 
-def _step_s(group: Group, steps: int) -> float:
-    """Return seconds per step of the slowest process, all of them stepping at the same time."""
-    return float(max(answer["seconds"] for answer in group.ask("time", steps=steps)) / steps)
+def _step_s(worker: Worker, steps: int) -> float:
+    return float(worker.ask("time", steps=steps)["seconds"] / steps)
 
 
-def _time(record: Record, group: Group, _: Settings) -> None:
-    record.step_s.append(_step_s(group, record.steps_per_round))
+def _time(record: Record, worker: Worker, _: Settings) -> None:
+    record.step_s.append(_step_s(worker, record.steps_per_round))
 
 
-def _describe(record: Record, group: Group, _: Settings) -> None:
-    answers = group.ask("memory")
-    record.peak_bytes = sum(answer["peak_bytes"] for answer in answers)
-    record.gpu_peak_bytes = answers[0]["gpu_peak_bytes"] if len(answers) == 1 else {}
-    if record.contestant != "separate":
-        record.graph = group.ask("describe")[0]
+def _describe(record: Record, worker: Worker, _: Settings) -> None:
+    answer = worker.ask("memory")
+    record.peak_bytes, record.gpu_peak_bytes = answer["peak_bytes"], answer["gpu_peak_bytes"]
+    record.graph = worker.ask("describe")

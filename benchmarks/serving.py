@@ -130,10 +130,11 @@ def measure_requests(
 
 def show(requests: Sequence[Request], costs: Sequence[Growth], counts: Sequence[int], sizes: Sequence[int]) -> None:
     """Print both tables."""
+    from rich.box import MARKDOWN
     from rich.table import Table
 
     by_key = {(request.rows, request.devices): request for request in requests}
-    table = Table(title="Requests: original, and transpiled over it (rows/s, more is better)")
+    table = Table(title="Requests: original, and transpiled over it (rows/s, more is better)", box=MARKDOWN)
     for header in ("rows", "original ms", "rows/s", *(f"{count} devices" for count in counts)):
         table.add_column(header, justify="right")
     for rows in dict.fromkeys(request.rows for request in requests):
@@ -141,7 +142,7 @@ def show(requests: Sequence[Request], costs: Sequence[Growth], counts: Sequence[
         ratios = [times(by_key[rows, count].rows_per_s / single.rows_per_s) for count in counts]
         table.add_row(str(rows), f"{single.median_s * 1e3:.2f}", f"{single.rows_per_s:.0f}", *ratios)
     console.print(table)
-    table = Table(title="What a device more costs")
+    table = Table(title="What a device more costs", box=MARKDOWN)
     for header in ("devices", "split", "graph kB", "kB a device more", "transpile s", "load s", "first answer s"):
         table.add_column(header, justify="right")
     first = costs[min(1, len(costs) - 1)]

@@ -10,9 +10,7 @@ import keras
 import tensorflow as tf
 
 from benchmarks import networks
-from benchmarks.workloads import Workload
-
-_RATES = {"sgd": ("SGD", {"learning_rate": 1e-3, "momentum": 0.9}), "adam": ("Adam", {"learning_rate": 1e-3})}
+from benchmarks.workloads import OPTIMIZERS, Workload
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ def make_parts(found: Workload) -> Parts:
     """Return the model and the optimizer, with the same weights in every process."""
     keras.utils.set_random_seed(0)
     model = getattr(networks, found.network)(**found.options)
-    name, options = _RATES[found.optimizer]
+    name, options = OPTIMIZERS[found.optimizer]
     optimizer = getattr(keras.optimizers, name)(**options)
     optimizer.build(model.trainable_variables)
     return Parts(model, optimizer, found.inputs == "points")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -19,41 +20,47 @@ class Worker:
 
     def __init__(self) -> None:
         self._contestant: Any = None
+        self._contestants: Any = None
         self._devices: list[str] = []
 
-    def start(self, devices: int, kind: str, memory_mb: int | None = None) -> Answer:
-        """Import everything and start TensorFlow with so many devices."""
-        from benchmarks.gpus import make_devices
+    def start(
+        self,
+        devices: int,
+        kind: str,
+        memory_mb: int | None = None,
+        threads: int | None = 1,
+        module: str = "benchmarks.contestants",
+    ) -> Answer:
+        """Import everything, and start TensorFlow with so many devices; of "jax", variables of this process did."""
+        if kind == "jax":
+            self._devices = [f"cpu:{d}" for d in range(devices)]
+        else:
+            from benchmarks.gpus import make_devices
 
-        self._devices = make_devices(devices, kind, memory_mb)
-        import benchmarks.contestants  # noqa: F401
-
+            self._devices = make_devices(devices, kind, memory_mb, threads)
+        self._contestants = importlib.import_module(module)
         return {"devices": self._devices}
 
     def prepare(self, contestant: str, name: str, small: bool, batch: int | None, mode: str) -> Answer:
         """Build the model and run the first step; `start` came before."""
-        from benchmarks import contestants, gpus, workloads
+        from benchmarks import workloads
 
         start = time.perf_counter()
         found = workloads.workload(name, small, batch)
-        self._contestant = contestants.make(contestant, found, mode, self._devices)
+        self._contestant = self._contestants.make(contestant, found, mode, self._devices)
         built = time.perf_counter() - start
         before = _peak_bytes()
-        gpus.reset_peaks(self._devices)
+        if self._gpus():
+            from benchmarks.gpus import reset_peaks
+
+            reset_peaks(self._gpus())
         seconds, result = self._contestant.first_call()
         check = float(result.reshape(-1)[:1000].astype("float64").mean())
         return {"build_s": built, "first_s": seconds, "before_bytes": before, "check": check, **self.memory()}
 
     def time(self, steps: int) -> Answer:
         """Run so many steps; return the seconds for all."""
-        from benchmarks.contestants import numpy_of
-
-        step = self._contestant.step
-        start = time.perf_counter()
-        for _ in range(steps):
-            result = step()
-        numpy_of(result)
-        return {"seconds": time.perf_counter() - start}
+        return {"seconds": self._contestant.seconds(steps)}
 
     def describe(self) -> Answer:
         """Return facts about the graph."""
@@ -61,25 +68,20 @@ class Worker:
 
     def memory(self) -> Answer:
         """Return the largest resident size of this process, and the most that was on each GPU, so far."""
+        if not self._gpus():
+            return {"peak_bytes": _peak_bytes(), "gpu_peak_bytes": {}}
         from benchmarks.gpus import peak_bytes
 
-        return {"peak_bytes": _peak_bytes(), "gpu_peak_bytes": peak_bytes(self._devices)}
+        return {"peak_bytes": _peak_bytes(), "gpu_peak_bytes": peak_bytes(self._gpus())}
+
+    def _gpus(self) -> list[str]:
+        return [device for device in self._devices if device.startswith("GPU")]  # (who asks for more needs TensorFlow)
 
     def traffic(self, name: str, small: bool, layout: str) -> Answer:
         """Count the bytes through the busiest device in a step; `start` came before, and nothing else is needed."""
         from benchmarks.layouts import count
 
         return count(name, small, layout, self._devices)
-
-    def half(self, width: int) -> Answer:
-        """Prepare one of two processes that have half of some weights each; `start` came before."""
-        from types import SimpleNamespace
-
-        from benchmarks.meshes import half
-
-        self._contestant = SimpleNamespace(step=half(width))
-        self._contestant.step()
-        return {}
 
     def synthetic(self, operations: int, devices: int) -> Answer:
         """Return planning speed on a synthetic program; needs nothing before."""

@@ -8,6 +8,11 @@ from typing import Any
 import numpy as np
 
 MODES = ("training", "forward")
+FIT = "fit"  # a mode of its own: Keras' `fit` on batches, as its users run it
+OPTIMIZERS = {
+    "sgd": ("SGD", {"learning_rate": 1e-3, "momentum": 0.9}),
+    "adam": ("Adam", {"learning_rate": 1e-3}),
+}
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,7 @@ class Workload:
       optimizer: name of the Keras optimizer.
       small: options that replace others in the small size, which tests and continuous integration run.
       modes: which steps are measured.
+      fits: whether `fit` is, too.
     """
 
     network: str
@@ -31,6 +37,7 @@ class Workload:
     optimizer: str = "sgd"
     small: dict[str, Any] | None = None
     modes: tuple[str, ...] = MODES
+    fits: bool = False
 
 
 _MLP = {"features": 256, "hidden": 512, "depth": 4}
@@ -40,11 +47,11 @@ _TOKENS_SMALL = {"words": 200, "length": 16, "width": 32, "heads": 2, "blocks": 
 
 WORKLOADS = {
     "polyfit": Workload("polynomial", 128, "points", {}, "adam", {}, ("training",)),
-    "mlp": Workload("perceptron", 256, "vectors", _MLP, small=_MLP_SMALL),
+    "mlp": Workload("perceptron", 256, "vectors", _MLP, small=_MLP_SMALL, fits=True),
     "mlp_bn": Workload("perceptron", 256, "vectors", {**_MLP, "normalized": True}, small=_MLP_SMALL),
     "mini_googlenet": Workload("mini_googlenet", 64, "images", {}, small={"width": 0.25}),
     "mini_googlenet_bn": Workload("mini_googlenet", 64, "images", {"normalized": True}, small={"width": 0.25}),
-    "resnet50": Workload("resnet50", 16, "images", {"side": 64}, small={"side": 32}),
+    "resnet50": Workload("resnet50", 16, "images", {"side": 64}, small={"side": 32}, fits=True),
     "resnet50_without_bn": Workload(
         "resnet50", 16, "images", {"side": 64, "normalized": False}, small={"side": 32}, modes=("training",)
     ),
@@ -57,7 +64,7 @@ WORKLOADS = {
     "lstm": Workload(
         "lstm", 64, "sequences", {"steps": 32, "features": 64, "units": 128}, "adam", {"steps": 8, "units": 32}
     ),
-    "transformer": Workload("transformer", 32, "tokens", _TOKENS, "adam", _TOKENS_SMALL),
+    "transformer": Workload("transformer", 32, "tokens", _TOKENS, "adam", _TOKENS_SMALL, fits=True),
 }
 
 

@@ -26,10 +26,10 @@ from benchmarks.overlap import overlap_in
 from benchmarks.partitions import busiest
 from benchmarks.phases import PHASES
 from benchmarks.planning import synthetic_program, synthetic_speed
-from benchmarks.results import Record, Results
+from benchmarks.results import CONTESTANTS, Record, Results
 from benchmarks.runner import Settings
 from benchmarks.steps import make_parts, single_device_step
-from benchmarks.workloads import WORKLOADS, data, workload
+from benchmarks.workloads import MODES, WORKLOADS, data, workload
 from graphsplit.inspect.recorded import OpEvent
 from graphsplit.inspect.records import PlacedOp, Transfer
 from graphsplit.planning.device_bytes import traffic
@@ -76,8 +76,8 @@ def test_phases_watch_what_exists():
 
 
 def test_a_run_ends_in_time(tmp_path: Path):
-    cells = choose_cells("full", [], [], [])
-    assert [cell.devices for cell in cells] == sorted([1, 2, 4, 8, 16] * 16)  # 9 workloads, 7 of them forward, too
+    cells = choose_cells("full", [], list(MODES), [])
+    assert [cell.devices for cell in cells] == sorted([1, 2, 4, 8] * 16)  # 9 workloads, 7 of them forward, too
     assert len(set(cells)) == len(cells)
     results = Results({}, {})
     assert run_cells(results, cells, ["graphsplit"], Settings(), tmp_path / "late.json", end=0.0) == cells
@@ -173,7 +173,7 @@ def test_synthetic_programs_are_sharded():
 
 def test_a_slow_run_breaks_goals():
     records = [
-        Record("polyfit", "training", 2, name, 8, 1, 1, step_s=[s, s], first_s={"total": 1.0})
+        Record("polyfit", "training", 2, name, 8, 1, step_s=[s, s], first_s={"total": 1.0})
         for name, s in (("plain", 1.0), ("mirrored", 2.0), ("graphsplit", 1.5))
     ]
     for record in records:
@@ -225,11 +225,19 @@ def test_a_tiny_run_of_fit_and_of_operations():
 
 
 @pytest.mark.long
-def test_a_tiny_run_of_meshes():
-    printed = run("benchmarks.meshes", "--small", "--rounds", 1)
-    assert re.findall(r"^\w+$", printed, re.MULTILINE) == ["rows", "tokens", "steps", "planning"]
-    assert re.search(r"^  2x1 takes \d\.\d+ x of 2 devices$", printed, re.MULTILINE)
-    assert re.search(r"^  2 layers: \d+ operations; ", printed, re.MULTILINE)
+def test_all_that_fit_have_one_loss(tmp_path: Path):
+    """They see the same batch. JAX is left out where it is not installed."""
+    few = ("--rounds", 2, "--fit-round-seconds", 0.05, "--small", "--batch", 8, "--planning-ops", 100)
+    path = tmp_path / "fit.json"
+    run("benchmarks", "--full", *few, "--workloads", "mlp", "--modes", "fit", "--devices", 2, "--output", path)
+    records = {record.contestant: record for record in Results.load(path).records}
+    measured = {name: record for name, record in records.items() if not record.skipped}
+    assert set(records) == set(CONTESTANTS)
+    assert set(records) - set(measured) <= {"jax"}
+    for record in measured.values():
+        assert record.check == pytest.approx(records["plain"].check, rel=1e-5)
+        assert len(record.step_s) == 2
+        assert record.peak_bytes > 1e8
 
 
 @pytest.mark.long

@@ -69,7 +69,7 @@ def test_cells_of_the_gpu_form():
 
 def test_the_page_of_a_gpu(tmp_path: Path):
     records = [
-        Record("mlp", "training", 2, name, 8, 1, 1, step_s=[s, s], first_s={"total": 1.0}, gpu_peak_bytes=peaks)
+        Record("mlp", "training", 2, name, 8, 1, step_s=[s, s], first_s={"total": 1.0}, gpu_peak_bytes=peaks)
         for name, s, peaks in (
             ("plain", 2.0, {"GPU:0": 9_000_000}),
             ("graphsplit", 1.0, {"GPU:0": 5_000_000, "GPU:1": 6_000_000}),
