@@ -3,7 +3,8 @@
 A branch runs once, on one device, with whole variables. An optimizer that scales its loss, or adds up gradients,
 updates all variables in one branch. Where such variables lie in parts, or on the host, the operations of both sides
 stand in the program instead, so that each part is updated where it is, as without a branch. What they read passes a
-`Switch`, which lets the side run that is taken (`program/sides.py`).
+`Switch`, which lets the side run that is taken (`program/sides.py`). Of more than two sides (`tf.switch_case`) a
+`Switch` lets the first run, or what chooses among the others.
 
 What a branch writes is chosen by a `Merge`, and written outside, whichever side was taken: no effect depends on a
 `Switch`. So sides have to consist of pure operations, and others stay branches.
@@ -27,7 +28,7 @@ _ADDS = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
 _WRITES = {"AssignVariableOp", *_ADDS}
 _OF_VARIABLES = frozenset({"ReadVariableOp", *_WRITES})
 _OPAQUE = frozenset({tf.resource, tf.variant})
-_BRANCHES = frozenset({"If", "StatelessIf"})
+_BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 _Values = dict[Tensor, Tensor]
 
 
@@ -49,14 +50,14 @@ def without_branches(
     branches, notes = set(), []
     for op in program.ops:
         read = {tensor.op for tensor in op.inputs}
-        if op.type == "If" and not handles.isdisjoint(read):
+        if op.type in _BRANCHES and not handles.isdisjoint(read):
             why = "it is given a variable twice" if doubtful & read else ""
             why = why or _obstacle(program, op) or _other_shape(program, op, shapes)
             if why:
-                notes.append(f"If {op.name!r} stays a branch, on one device: {why}")
+                notes.append(f"{op.type} {op.name!r} stays a branch, on one device: {why}")
             else:
                 branches.add(op.index)
-                notes.append(f"the side of If {op.name!r} that is taken runs where its variables are")
+                notes.append(f"the side of {op.type} {op.name!r} that is taken runs where its variables are")
     written = _BranchWriter(program, branches).write() if branches else program
     return replace(written, notes=(*written.notes, *notes)) if notes else written
 
@@ -79,8 +80,10 @@ def _obstacle(program: Program, op: Op) -> str:
 
 
 def _obstacle_of_branch(program: Program, op: Op) -> str:
-    if op.in_shapes[0] != () or program.dtype(op.inputs[0]) != tf.bool:
-        return f"the predicate of {op.name!r} is no single truth value"
+    if op.in_shapes[0] != () or not (_is_of_several(op) or program.dtype(op.inputs[0]) == tf.bool):
+        return f"what {op.name!r} chooses by is no single truth value or number"
+    if len(function_names(op.node)) == 1:
+        return f"{op.name!r} has one side only"
     if not _OPAQUE.isdisjoint(op.out_dtypes):
         return f"{op.name!r} makes what is no number"
     bodies = [op.bodies[name] for name in function_names(op.node)]
@@ -90,6 +93,11 @@ def _obstacle_of_branch(program: Program, op: Op) -> str:
             return f"a side of {op.name!r} does not fit what it is given"
     found = [why for body in bodies for inner in body.ops if (why := _obstacle(body, inner))]
     return found[0] if found else ""
+
+
+def _is_of_several(op: Op) -> bool:
+    """Return whether a branch chooses by a number: side 0, 1, ..., and the last one for any other number."""
+    return op.type in ("Case", "StatelessCase")
 
 
 def _other_shape(program: Program, op: Op, shapes: Mapping[str, Sequence[int | None]]) -> str:
@@ -162,22 +170,30 @@ class _BranchWriter(ProgramWriter):
         self._note(op, results, (*writes, *dict.fromkeys(reads)))  # (who changes what it only reads waits, too)
 
     def _choose(
-        self, op: Op, name: str, given: Sequence[Tensor], before: _Values
+        self, op: Op, name: str, given: Sequence[Tensor], before: _Values, first: int = 0
     ) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
-        """Write both sides of a branch; return its results, and the value of each variable that it writes, by handle.
+        """Write the sides of a branch; return its results, and the value of each variable that it writes, by handle.
 
         Args:
           op: the branch.
           name: for what is written.
           given: its operands.
           before: the value of each variable, by handle.
+          first: the number of the first side that may be taken here. Where more than one other is left, what chooses
+            among those is the other side.
         """
-        then, otherwise = function_names(op.node)
-        sides, results = [_Side(given[0], number, before) for number in (0, 1)], []
-        for side, function in zip(sides, (otherwise, then), strict=True):
+        then, otherwise, *more = function_names(op.node)[first:]
+        which = self._compared("Equal", f"{name}/is_{first}", given[0], first) if _is_of_several(op) else given[0]
+        sides, results = [_Side(which, number, before) for number in (0, 1)], []
+        for side in sides:
             part = f"{name}/{'then' if side.number else 'else'}"
             passed = [self._passed(f"{name}/given", tensor, side) for tensor in given[1:]]
-            results.append(self._write_side(op.bodies[function], part, passed, side))
+            if more and not side.number:
+                left = [self._passed(f"{name}/index", given[0], side), *passed]
+                results.append(self._write_branch_inside(op, part, left, side, first + 1))
+            else:
+                function = then if side.number else otherwise
+                results.append(self._write_side(op.bodies[function], part, passed, side))
         after: _Values = {}
         for handle in dict.fromkeys([*sides[0].written, *sides[1].written]):
             ends = [self._value(f"{name}/before", handle, side) for side in sides]
@@ -244,14 +260,19 @@ class _BranchWriter(ProgramWriter):
             passing = next((k for k in range(len(deciding)) if k not in op.constants), 0)
             inputs[passing] = self._passed(f"{name}/given", inputs[passing], side)
         if op.type in _BRANCHES:
-            handles = dict(_used(op, inputs))
-            before = {handle: self._value(f"{name}/before", handle, side) for handle in handles}
-            results, after = self._choose(op, name, inputs, before)
-            side.written.update(after)
-            side.behind.update([value.op for value in after.values()])
-            return results
+            return self._write_branch_inside(op, name, inputs, side)
         made = self._append(op, self._unused(name), inputs, ())
         return [Tensor(made.op, k) for k in range(len(op.out_shapes))]
+
+    def _write_branch_inside(
+        self, op: Op, name: str, given: Sequence[Tensor], side: _Side, first: int = 0
+    ) -> list[Tensor]:
+        """Write a branch on a side, or (`first`) what is left of one; `given` is behind the side's `Switch`."""
+        before = {handle: self._value(f"{name}/before", handle, side) for handle in dict(_used(op, given))}
+        results, after = self._choose(op, name, given, before, first)
+        side.written.update(after)
+        side.behind.update([value.op for value in after.values()])
+        return results
 
 
 def _used(op: Op, given: Sequence[Tensor]) -> Iterator[tuple[Tensor, tuple[Shape | None, tf.DType]]]:
