@@ -238,6 +238,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "any rows": {"tuning": {"reduce_retracing": True}},
     "compiled": {"jit_compile": True},
     "recomputed": {"recompute": "blocks"},
+    "stages": {"stages": 3, "micro_batches": 2, "schedule": "1f1b"},
     "tape outside": {},
 }
 
@@ -298,6 +299,66 @@ def test_numbers_are_those_of_one_device(program: Callable[..., Step], layout: s
         assert {device for op in merged for device in plan.owners.devices(op.index)} == {
             f"/device:{device}" for device in DEVICES
         }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"micro_batches": 2, "schedule": "1f1b"}, {"micro_batches": 2, "tuning": {"reduce_retracing": True}}],
+    ids=str,
+)
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
+def test_a_branch_inside_of_a_stage(layout: str, options: dict[str, Any]):
+    """Forward it adds something up in a slot; the update is in another stage by itself."""
+
+    def program(w: tf.Variable, u: tf.Variable, s: tf.Variable, count: tf.Variable, *stage: str) -> Step:
+        def place(function: Callable[..., Any]) -> Callable[..., Any]:
+            return gs.on_device(function, stage) if stage else function
+
+        def forward(x: tf.Tensor) -> tf.Tensor:
+            made = tf.tanh(x @ w)
+
+            def add_up() -> tf.Tensor:
+                return tf.reduce_sum(s.assign(0.9 * s + 0.1 * tf.matmul(x, made, transpose_a=True)))
+
+            return made * (1 + 0.01 * tf.cond(count % 2 == 0, add_up, lambda: tf.reduce_sum(u)))
+
+        def update(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+            def change() -> tf.Tensor:
+                w.assign_sub(0.1 * gradients[0])
+                return tf.reduce_sum(u.assign_sub(0.1 * gradients[1]))
+
+            return tf.cond(tf.reduce_sum(gradients[1]) > 0, change, lambda: tf.reduce_sum(w))
+
+        def step(x: tf.Tensor) -> Sequence[tf.Tensor]:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((place(forward)(x) @ tf.transpose(u) + tf.sign(x)) ** 2)
+            found = place(update)(tape.gradient(loss, [w, u]))
+            count.assign_add(1)
+            return loss, found
+
+        return step
+
+    plain, laid = variables(), variables()
+    gs.set_variable_layout(laid[:3], layout, devices=DEVICES)
+    stage = ["CPU:3", "CPU:4"]
+    single, many = tf.function(program(*plain)), gs.parallelize(program(*laid, *stage), devices=DEVICES[:2], **options)
+    for count, sign in zip((7, 2, 1, 5, 6), (1, -1, -1, 1, 1), strict=True):
+        x = sign * tf.abs(numbers(count, 13, seed=count))
+        for made, expected in zip(many(x), single(x), strict=True):
+            np.testing.assert_allclose(made, expected, rtol=1e-9, atol=1e-12)
+        for own, other in zip(laid, plain, strict=True):
+            np.testing.assert_allclose(own.numpy(), other.numpy(), rtol=1e-9, atol=1e-12)
+    plan = many.plan(x)
+    plan.check()
+    check_emitted(plan, emit(plan))
+    assert not plan.state.whole
+    assert not [op for op in plan.program.ops if op.type == "If"]
+    devices = {f"/device:{device}" for device in stage}
+    products = [op for op in plan.sharded_ops if op.type == "MatMul" and sides_of(plan.program).of_op(op.index)]
+    assert {plan.mesh.device_of(d, op) for op in products for d in range(plan.mesh.shards)} == devices
+    written = [op for op in plan.program.ops if op.type == "AssignVariableOp"]
+    held = {device for op in written for device in plan.owners.devices(op.index)}
+    assert held == {f"/device:{device}" for device in DEVICES}
 
 
 # Sides that are not taken

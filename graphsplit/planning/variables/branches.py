@@ -64,8 +64,6 @@ def without_branches(
 
 def _obstacle(program: Program, op: Op) -> str:
     """Return what keeps a branch, or an operation on a side of one, from being an operation of the program."""
-    if op.stage is not None:
-        return f"{op.name!r} is in a stage"
     if op.type in _BRANCHES:
         return _obstacle_of_branch(program, op)
     if op.type in ("Placeholder", "NoOp", *_OF_VARIABLES):
@@ -259,8 +257,12 @@ class _BranchWriter(ProgramWriter):
         if inputs and side.behind.isdisjoint([tensor.op for tensor in deciding]):
             passing = next((k for k in range(len(deciding)) if k not in op.constants), 0)
             inputs[passing] = self._passed(f"{name}/given", inputs[passing], side)
+        if op.stage is None:  # (it is called in the branch's)
+            stage, backward = self._provenance.stage, self._provenance.backward
+            op = replace(op, provenance=replace(op.provenance, stage=stage, backward=backward))
         if op.type in _BRANCHES:
-            return self._write_branch_inside(op, name, inputs, side)
+            with self._serving(op):
+                return self._write_branch_inside(op, name, inputs, side)
         made = self._append(op, self._unused(name), inputs, ())
         return [Tensor(made.op, k) for k in range(len(op.out_shapes))]
 
