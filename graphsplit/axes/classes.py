@@ -33,8 +33,9 @@ def with_cut_classes(program: Program, forward: Callable[[Program], NaturalForms
       forward: returns the natural forms of a program along it.
     """
     natural = forward(program)
-    while found := [op for op in program.ops if _is_cut(op, natural)]:  # (what follows from one may be cut, too)
-        program = _ClassWriter(program, found).write()
+    # (what follows from one may be cut, too)
+    while over_cut_classes := [op for op in program.ops if _is_cut(op, natural)]:
+        program = _ClassWriter(program, over_cut_classes).write()
         natural = forward(program)
     return program, natural
 
@@ -60,9 +61,9 @@ def _axis_of(op: Op) -> int | None:
 class _ClassWriter(ProgramWriter):
     """Writes a program again, with some operations over classes taken apart."""
 
-    def __init__(self, program: Program, found: Sequence[Op]):
+    def __init__(self, program: Program, over_cut_classes: Sequence[Op]):
         super().__init__(program)
-        self._found = {op.index for op in found}
+        self._found = {op.index for op in over_cut_classes}
 
     def _visit(self, op: Op) -> None:
         if op.index not in self._found:
@@ -74,7 +75,7 @@ class _ClassWriter(ProgramWriter):
     def _taken_apart(self, op: Op, inputs: Sequence[Tensor]) -> list[Tensor]:
         if op.type in _PLACES:
             return [self._place(op, inputs[0])]
-        own, narrow = op.out_dtypes[0], op.out_dtypes[0].size < 4
+        result_dtype, narrow = op.out_dtypes[0], op.out_dtypes[0].size < 4
         logits = self._cast(f"{op.name}/wide", inputs[0], tf.float32) if narrow else inputs[0]  # as sums over many are
         if op.type == "SparseSoftmaxCrossEntropyWithLogits":
             results = self._sparse(op.name, logits, inputs[1])
@@ -83,7 +84,9 @@ class _ClassWriter(ProgramWriter):
             results = self._dense(op.name, logits, labels)
         else:
             results = [self._softmax(op.name, logits, logarithm=op.type == "LogSoftmax")]
-        return [self._cast(f"{op.name}/narrow_{k}", r, own) for k, r in enumerate(results)] if narrow else results
+        return (
+            [self._cast(f"{op.name}/narrow_{k}", r, result_dtype) for k, r in enumerate(results)] if narrow else results
+        )
 
     def _place(self, op: Op, tensor: Tensor) -> Tensor:
         """Return the place of the largest entry, or the smallest: of several that are equal, the first."""

@@ -51,14 +51,14 @@ def program_on_mesh(
       mesh: its shards, with the axes along which variables lie; see `program_of`.
     """
     state = state or state_of(trace)
-    asked = {name for op in trace.program.ops for name in asked_of(op) or () if name}
-    if not any(map(axis_of, state.divisions.values())) and not asked & dict(mesh.others).keys():
+    wanted_axes = {name for op in trace.program.ops for name in asked_of(op) or () if name}
+    if not any(map(axis_of, state.divisions.values())) and not wanted_axes & dict(mesh.others).keys():
         return program_of(trace, state, reshard, mesh=mesh)
 
     def attempt(whole: dict[str, str]) -> tuple[tuple[Program, State], dict[str, str]]:
         """Let variables lie along axes that no operation takes whole."""
         columns, planned = _Columned(trace, state, whole), (trace.program, state)
-        obstacles = columns.cut(mesh, asked)
+        obstacles = columns.cut(mesh, wanted_axes)
         if not obstacles:
             planned = program_of(trace, columns.state, reshard, columns.given, mesh)
             obstacles = columns.taken_whole(planned[1])
@@ -71,14 +71,14 @@ class _PartOfCapture(NamedTuple):
     """A capture of a program in columns.
 
     Attributes:
-      there: the name of its placeholder.
+      placeholder: its name here.
       number, name: which capture of the trace it is, or is a part of, and its placeholder's name there.
       part: the number of its part, or of the first of them.
       device: where it is, if it lies along an axis and is one.
       division: how it is several, if it is.
     """
 
-    there: str
+    placeholder: str
     number: int
     name: str
     part: int = 0
@@ -100,11 +100,11 @@ class _Columned:
         self._program = trace.program
         self._held: Held = held_by(trace)
         names = [trace.program.ops[i].name for i in trace.program.captures]
-        self._divisions = {name: own for name, own in state.divisions.items() if name not in whole}
+        self._divisions = {name: division for name, division in state.divisions.items() if name not in whole}
         self._captures = [_PartOfCapture(n, k, n, division=self._divisions.get(n)) for k, n in enumerate(names)]
         self._in_place, self._gathered = set[str](), set[str]()
 
-    def cut(self, mesh: Mesh, asked: Set[str]) -> dict[str, str]:
+    def cut(self, mesh: Mesh, wanted_axes: Set[str]) -> dict[str, str]:
         """Write the program along each axis; return the variables that cannot lie along one, and why.
 
         Args:
@@ -114,41 +114,43 @@ class _Columned:
         stride = math.prod(size for _, size in mesh.others)
         for axis, size in mesh.others:
             stride //= size
-            if obstacles := self._cut_along(axis, size, stride, axis in asked):
+            if obstacles := self._cut_along(axis, size, stride, axis in wanted_axes):
                 return obstacles
         return {}
 
     def _cut_along(self, axis: str, size: int, stride: int, is_asked: bool) -> dict[str, str]:
-        lying = {c.there: c.division for c in self._captures if c.division is not None and axis_of(c.division) == axis}
+        lying = {
+            c.placeholder: c.division for c in self._captures if c.division is not None and axis_of(c.division) == axis
+        }
         if not lying and not is_asked:
             return {}
-        laid = {there: layout_along_axis(division) for there, division in lying.items()}
-        found = in_columns(self._program, axis, size, laid, self._held, stride)
-        names = {c.there: c.name for c in self._captures}
-        if found.obstacles:
-            return {names[there]: why for there, why in found.obstacles.items()}
-        self._in_place |= {names[there] for there in lying}
-        self._gathered |= {names[there] for there in found.gathered}
-        there = [found.program.ops[i].name for i in found.program.captures]
-        pairs = zip(there, found.origins, strict=True)
+        laid = {placeholder: layout_along_axis(division) for placeholder, division in lying.items()}
+        columns = in_columns(self._program, axis, size, laid, self._held, stride)
+        names = {c.placeholder: c.name for c in self._captures}
+        if columns.obstacles:
+            return {names[placeholder]: why for placeholder, why in columns.obstacles.items()}
+        self._in_place |= {names[placeholder] for placeholder in lying}
+        self._gathered |= {names[placeholder] for placeholder in columns.gathered}
+        placeholders = [columns.program.ops[i].name for i in columns.program.captures]
+        pairs = zip(placeholders, columns.origins, strict=True)
         self._captures = [self._part(name, self._captures[k], axis, d) for name, (k, d) in pairs]
-        self._program, self._held = found.program, found.held
+        self._program, self._held = columns.program, columns.held
         return {}
 
-    def _part(self, there: str, before: _PartOfCapture, axis: str, d: int) -> _PartOfCapture:
+    def _part(self, placeholder: str, before: _PartOfCapture, axis: str, d: int) -> _PartOfCapture:
         """Return what a capture is in a column along an axis."""
         division = before.division
         if division is None or axis_of(division) != axis:
-            return before._replace(there=there)
+            return before._replace(placeholder=placeholder)
         if isinstance(division, Nested):
             first = before.part + division.firsts[d]
-            return before._replace(there=there, part=first, division=division.rows[d])
-        return before._replace(there=there, part=before.part + d, device=division.devices[d], division=None)
+            return before._replace(placeholder=placeholder, part=first, division=division.rows[d])
+        return before._replace(placeholder=placeholder, part=before.part + d, device=division.devices[d], division=None)
 
     @property
     def given(self) -> tuple[Program, list[tuple[int, int]]]:
         """The program, and of each of its captures which one of the trace it is, and the number of its first part."""
-        return self._program, [(own.number, own.part) for own in self._captures]
+        return self._program, [(capture.number, capture.part) for capture in self._captures]
 
     @property
     def state(self) -> State:
@@ -156,22 +158,24 @@ class _Columned:
         captured = captured_by(self._trace)
         return replace(
             self._state,
-            devices={**self._state.devices, **{own.there: own.device for own in self._captures if own.device}},
+            devices={**self._state.devices, **{c.placeholder: c.device for c in self._captures if c.device}},
             divisions={
                 **self._divisions,
-                **{own.there: own.division for own in self._captures if own.division is not None},
+                **{capture.placeholder: capture.division for capture in self._captures if capture.division is not None},
             },
             whole=self._whole,
             in_place={
-                own.placeholder: own.name or own.placeholder for own in captured if own.placeholder in self._in_place
+                variable.placeholder: variable.name or variable.placeholder
+                for variable in captured
+                if variable.placeholder in self._in_place
             },
             gathered=frozenset(self._gathered),
         )
 
     def taken_whole(self, planned: State) -> dict[str, str]:
         """Return the variables of which an operation takes a column's part whole, and why."""
-        own = [own for own in self._captures if own.there in planned.whole and own.name in self._in_place]
-        return {one.name: planned.whole[one.there] for one in own}
+        captures = [c for c in self._captures if c.placeholder in planned.whole and c.name in self._in_place]
+        return {capture.name: planned.whole[capture.placeholder] for capture in captures}
 
 
 Held = Mapping[str, tuple[tf.DType, tuple[int | None, ...] | None]]
@@ -234,7 +238,7 @@ def in_columns(
 
 def _obstacles(plan: Plan, laid: Mapping[int, Layout]) -> dict[str, str]:
     """Return the variables whose handles would have to move, and the operations that no rule does in parts."""
-    ops, found = plan.program.ops, dict[str, str]()
+    ops, why_by_variable = plan.program.ops, dict[str, str]()
     for move in plan.moves:
         position = move.tensor.op
         while ops[position].type == "Identity":
@@ -244,27 +248,27 @@ def _obstacles(plan: Plan, laid: Mapping[int, Layout]) -> dict[str, str]:
             wrong = next(op for op in readers if plan.steps[op.index].home or not _reads_own(plan, op, move.tensor))
             line = plan.program.line_of(wrong)
             where = f" at {line}" if line else ""
-            found[ops[position].name] = f"{wrong.type} {wrong.name!r}{where} takes it whole"
-    return found
+            why_by_variable[ops[position].name] = f"{wrong.type} {wrong.name!r}{where} takes it whole"
+    return why_by_variable
 
 
 def _gathered(plan: Plan, laid: Mapping[int, Layout]) -> frozenset[str]:
     """Return the variables whose parts are put together: some operation cannot use them where they are."""
-    ops, found = plan.program.ops, set()
+    ops, variables = plan.program.ops, set()
     for move in plan.moves:
         op = ops[move.tensor.op]
         while op.type in ("Identity", "Cast"):
             op = ops[op.inputs[0].op]
         is_read = op.type == "ReadVariableOp" and op.inputs[0].op in laid
         if is_read and not is_whole(move.source) and is_whole(move.target):
-            found.add(ops[op.inputs[0].op].name)
-    return frozenset(found)
+            variables.add(ops[op.inputs[0].op].name)
+    return frozenset(variables)
 
 
 def _reads_own(plan: Plan, op: Op, handle: Tensor) -> bool:
-    shards, made = plan.steps[op.index].shards, plan.steps[handle.op].shards
+    shards, made_handle = plan.steps[op.index].shards, plan.steps[handle.op].shards
     pairs = zip(op.inputs, shards.wants if shards else (), strict=False)
-    return made is not None and all(want == made.gives[0] for tensor, want in pairs if tensor == handle)
+    return made_handle is not None and all(want == made_handle.gives[0] for tensor, want in pairs if tensor == handle)
 
 
 def _read(plan: Plan, graph: EmittedGraph, resources: Held, stride: int) -> Program:
@@ -338,6 +342,8 @@ def _shapes(plan: Plan, graph: EmittedGraph) -> dict[str, Sequence[Described]] |
     if plan.program.symbols or any(op.bodies or tf.variant in op.out_dtypes for op in plan.program.ops):
         return None
     sizes = sizes_of(plan, graph)
-    found = {name: sizes[name] for name in graph.by_name.order}
-    is_known = all(shape is not None and None not in shape for made in found.values() for shape, _ in made)
-    return found if is_known else None
+    results_by_node = {name: sizes[name] for name in graph.by_name.order}
+    is_known = all(
+        shape is not None and None not in shape for results in results_by_node.values() for shape, _ in results
+    )
+    return results_by_node if is_known else None

@@ -78,22 +78,22 @@ class AxisPlanner:
         drawing = 0 if is_function or program.symbols else self.mesh.shards
         program, first = with_cut_classes(program, lambda program: self.forward(program, laid, outputs))
         wanted = tuple(outputs) or (SINGLE_DEVICE,) * len(program.outputs)
-        given = [i for i in program.inputs if program.ops[i].name in laid]
+        laid_inputs = [i for i in program.inputs if program.ops[i].name in laid]
 
         def propagate(plan: Plan) -> Plan:
-            return passes.with_lists_in_place(functools.partial(decide, plan), given)
+            return passes.with_lists_in_place(functools.partial(decide, plan), laid_inputs)
 
         def decide(plan: Plan, kept_home: Mapping[int, str]) -> Plan:
             forward = functools.partial(self.forward, program, laid, outputs)
             natural, cuts = forward(kept_home) if kept_home else first, dict[Tensor, Shard]()
-            found, wishes = backward(plan, natural)
+            best, wishes = backward(plan, natural)
             while more := {tensor: layout for tensor, layout in wishes.items() if tensor not in cuts}:
                 cuts |= more  # (a gradient of which a norm is taken is written in parts, and has never to be whole)
                 other, wishes = backward(plan, forward(kept_home, cuts))
-                if _sent(other) > _sent(found) + COPY_BYTES * len(cuts):
+                if _sent(other) > _sent(best) + COPY_BYTES * len(cuts):
                     break
-                found = other
-            return found
+                best = other
+            return best
 
         def backward(plan: Plan, natural: NaturalForms) -> tuple[Plan, Mapping[Tensor, Shard]]:
             propagation = AxisBackward(
@@ -119,11 +119,11 @@ class AxisPlanner:
         cuts: Mapping[Tensor, Shard] = MappingProxyType({}),
     ) -> NaturalForms:
         """Return the natural forms of a program; see `plan`, and `ForwardPropagation`."""
-        given = (*program.inputs, *program.captures)
+        positions = (*program.inputs, *program.captures)
         in_parts = [isinstance(layout, Shard) for layout in outputs] or [False] * len(program.outputs)
         return AxisForward(
             program,
-            laid={i: laid[name] for i in given if (name := program.ops[i].name) in laid},
+            laid={i: laid[name] for i in positions if (name := program.ops[i].name) in laid},
             axis=self.axis,
             input_layouts=(SINGLE_DEVICE,) * len(program.inputs),
             control_flow=self._answer,
@@ -145,11 +145,11 @@ class AxisPlanner:
     def _found(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         flow, apart = CONTROL_FLOW[op.type], Declined("it has side effects, which happen once")
         handles = tf.resource.as_datatype_enum in op.attr(flow.types).list.type
-        found: Answer = apart if op.stateful or handles else ControlFlowAnswers(self.mesh).answer(op, layouts)
-        if isinstance(found, Sharded) or flow.compiled or not any(isinstance(layout, Shard) for layout in layouts):
-            return found
+        alone: Answer = apart if op.stateful or handles else ControlFlowAnswers(self.mesh).answer(op, layouts)
+        if isinstance(alone, Sharded) or flow.compiled or not any(isinstance(layout, Shard) for layout in layouts):
+            return alone
         together = self._loop(op, layouts) if flow.loops else self._branch(op, layouts)
-        return found if isinstance(together, Declined) else together
+        return alone if isinstance(together, Declined) else together
 
     def _loop(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         condition_name, body_name = function_names(op.node)
@@ -175,23 +175,27 @@ class AxisPlanner:
         lists = [i for i, dtype in enumerate(op.out_dtypes) if dtype == tf.variant]
 
         def attempt(whole: dict[int, str]) -> tuple[Answer, dict[int, str]]:
-            given = [_given(op.bodies[names[0]], i, layout, whole) for i, layout in enumerate(layouts[1:])]
-            if not any(isinstance(layout, Shard) for layout in given):
+            argument_layouts = [_given(op.bodies[names[0]], i, layout, whole) for i, layout in enumerate(layouts[1:])]
+            if not any(isinstance(layout, Shard) for layout in argument_layouts):
                 return Declined("none of its arguments stays cut"), {}
-            outputs = self._agreed(op, names, given, lists)
-            plans = {name: self._plan_function(op.bodies[name], given, outputs) for name in names}
-            return _together(plans, [SINGLE_DEVICE, *given], outputs), _wanted_whole(plans, None, whole)
+            outputs = self._agreed(op, names, argument_layouts, lists)
+            plans = {name: self._plan_function(op.bodies[name], argument_layouts, outputs) for name in names}
+            return _together(plans, [SINGLE_DEVICE, *argument_layouts], outputs), _wanted_whole(plans, None, whole)
 
         return settled(attempt)
 
-    def _agreed(self, op: Op, names: Sequence[str], given: Sequence[Layout], lists: Collection[int]) -> list[Layout]:
+    def _agreed(
+        self, op: Op, names: Sequence[str], argument_layouts: Sequence[Layout], lists: Collection[int]
+    ) -> list[Layout]:
         """Return the layouts of what branches make: cut where all that do not make it whole cut it so."""
-        naturals = [(op.bodies[name], self.forward(op.bodies[name], _laid(op.bodies[name], given))) for name in names]
+        naturals = [
+            (op.bodies[name], self.forward(op.bodies[name], _laid(op.bodies[name], argument_layouts))) for name in names
+        ]
         outputs: list[Layout] = []
         for k in range(len(op.out_shapes)):
-            found = {natural.layout(body.outputs[k]) for body, natural in naturals}
-            cut = {layout for layout in found if isinstance(layout, Shard)}
-            layout = cut.pop() if len(cut) == 1 and (k not in lists or len(found) == 1) else REPLICATE
+            layouts = {natural.layout(body.outputs[k]) for body, natural in naturals}
+            cut = {layout for layout in layouts if isinstance(layout, Shard)}
+            layout = cut.pop() if len(cut) == 1 and (k not in lists or len(layouts) == 1) else REPLICATE
             whole = [body for body, natural in naturals if natural.layout(body.outputs[k]) != layout]
             fit = all(self.mesh.fits(body, body.outputs[k], layout) for body in whole)
             outputs.append(layout if fit else REPLICATE)
@@ -215,8 +219,8 @@ class AxisPlanner:
             if carried == before:
                 return carried
 
-    def _plan_function(self, program: Program, given: Sequence[Layout], outputs: Sequence[Layout]) -> Plan:
-        return self.plan(program, _laid(program, given), outputs, is_function=True)
+    def _plan_function(self, program: Program, argument_layouts: Sequence[Layout], outputs: Sequence[Layout]) -> Plan:
+        return self.plan(program, _laid(program, argument_layouts), outputs, is_function=True)
 
 
 def _dtype(body: Program, i: int) -> tf.DType:
@@ -230,8 +234,8 @@ def _given(body: Program, i: int, layout: Layout, whole: Collection[int]) -> Lay
     return layout if isinstance(layout, Shard) and i not in whole else REPLICATE
 
 
-def _laid(program: Program, given: Sequence[Layout]) -> dict[str, Layout]:
-    pairs = zip(program.inputs, given, strict=True)
+def _laid(program: Program, argument_layouts: Sequence[Layout]) -> dict[str, Layout]:
+    pairs = zip(program.inputs, argument_layouts, strict=True)
     return {program.ops[i].name: layout for i, layout in pairs if layout != SINGLE_DEVICE}
 
 

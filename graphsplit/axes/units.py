@@ -77,34 +77,38 @@ class UnitSearch:
 
     def run(self) -> dict[int, Shard]:
         """Return how captures had better be cut, by position."""
-        found, scopes = dict[int, Shard](), self._scopes({})
-        cost, asked, met, looked_at = self._cost(scopes), self._asked(scopes), set[object](), list[dict[int, Shard]]()
-        while key := next((key for key in asked if key not in met), None):
+        best_cuts, scopes = dict[int, Shard](), self._scopes({})
+        cost, wishes, met, looked_at = self._cost(scopes), self._asked(scopes), set[object](), list[dict[int, Shard]]()
+        while key := next((key for key in wishes if key not in met), None):
             met.add(key)  # (what is asked first may be what keeps others from being asked)
-            best = found, scopes, cost
-            for way in asked[key].values():
-                cuts = {**found, **self._behind(way)}
-                if cuts != found and cuts not in looked_at:
+            best = best_cuts, scopes, cost
+            for way in wishes[key].values():
+                cuts = {**best_cuts, **self._behind(way)}
+                if cuts != best_cuts and cuts not in looked_at:
                     looked_at.append(cuts)
                     other = self._scopes(cuts)
                     best = min(best, (cuts, other, self._cost(other)), key=lambda trial: trial[2])
-            if best[0] is not found:
-                found, scopes, cost = best
-                asked = self._asked(scopes)
-        return found
+            if best[0] is not best_cuts:
+                best_cuts, scopes, cost = best
+                wishes = self._asked(scopes)
+        return best_cuts
 
     def _scopes(self, cuts: Mapping[int, Shard]) -> list[_LaidProgram]:
         """Return the program with variables that are cut so, and the functions in it."""
-        own = {self.program.ops[i].name: self.layout_of(cut) for i, cut in cuts.items()}
-        found = [_LaidProgram(self.program, self.planner.forward(self.program, {**self.laid, **own}))]
-        for scope in found:  # those that are found on the way, too
+        cut_layouts = {self.program.ops[i].name: self.layout_of(cut) for i, cut in cuts.items()}
+        scopes = [_LaidProgram(self.program, self.planner.forward(self.program, {**self.laid, **cut_layouts}))]
+        for scope in scopes:  # those that are found on the way, too
             calls = [op for op in scope.program.ops if op.bodies and not CONTROL_FLOW[op.type].compiled]
-            found += [self._inside(scope, op, body) for op in calls for body in op.bodies.values()]
-        return found
+            scopes += [self._inside(scope, op, body) for op in calls for body in op.bodies.values()]
+        return scopes
 
     def _inside(self, scope: _LaidProgram, op: Op, body: Program) -> _LaidProgram:
-        given, turns = scope.natural.answers[op.index], turns_of(op)
-        wants = given.wants[CONTROL_FLOW[op.type].chooses :] if given is not None else (REPLICATE,) * len(body.inputs)
+        call_answer, turns = scope.natural.answers[op.index], turns_of(op)
+        wants = (
+            call_answer.wants[CONTROL_FLOW[op.type].chooses :]
+            if call_answer is not None
+            else (REPLICATE,) * len(body.inputs)
+        )
         pairs = zip(body.inputs, wants, strict=True)
         laid = {body.ops[i].name: want if isinstance(want, Shard) else REPLICATE for i, want in pairs}
         return _LaidProgram(
@@ -125,8 +129,8 @@ class UnitSearch:
 
     def _asked(self, scopes: Sequence[_LaidProgram]) -> dict[object, dict[object, list[Wish]]]:
         """Return how operations would have what they read cut; for those that are alike, as in layers, together."""
-        found: dict[object, dict[object, list[Wish]]] = {}
-        for scope, op in [(own, op) for own in scopes for op in own.program.ops]:
+        wishes_by_kind: dict[object, dict[object, list[Wish]]] = {}
+        for scope, op in [(laid_program, op) for laid_program in scopes for op in laid_program.program.ops]:
             natural = scope.natural
             layouts = tuple([natural.layout(tensor) for tensor in op.inputs])
             rule = None if op.stateful or op.bodies else rule_of(op.type)
@@ -134,22 +138,22 @@ class UnitSearch:
                 continue
             ways = _ways if natural.answers[op.index] is None else _fitting
             for i, way in ways(rule, op, layouts):
-                group = found.setdefault((op.type, op.in_shapes, layouts), {})
+                group = wishes_by_kind.setdefault((op.type, op.in_shapes, layouts), {})
                 group.setdefault((i, way), []).append((scope, op.inputs[i], way))
-        return found
+        return wishes_by_kind
 
     def _behind(self, wishes: Sequence[Wish]) -> dict[int, Shard]:
         """Return how captures are to be cut for what is made of them to be cut so, where they can be."""
-        found: dict[int, Shard] = {}
+        cuts: dict[int, Shard] = {}
         for wish in wishes:
-            own, left, seen = dict[int, Shard](), [wish], set[Wish]()
+            cuts_of_wish, left, seen = dict[int, Shard](), [wish], set[Wish]()
             while left:
                 scope, tensor, way = left.pop()
                 op, caller = scope.program.ops[tensor.op], scope.caller
                 if not isinstance(way.partition, EvenCut) or len(set(way.blocks)) != 1:
                     more = None  # it has no units, or of several sizes
                 elif caller is None and op.index in self.alike:
-                    if way.axis == self._axis(op) and own.setdefault(op.index, way) == way:
+                    if way.axis == self._axis(op) and cuts_of_wish.setdefault(op.index, way) == way:
                         continue
                     more = None
                 elif caller is not None and op.index in scope.program.inputs:
@@ -159,29 +163,32 @@ class UnitSearch:
                     read = self._read(op, tensor.index, way, scope.natural)
                     more = None if read is None else [(scope, *pair) for pair in read]
                 if more is None:
-                    own = {}
+                    cuts_of_wish = {}
                     break
                 left += [other for other in more if other not in seen]
                 seen.update(more)
-            found |= {k: way for position, way in own.items() for k in self.alike[position]}
-        return found
+            cuts |= {k: way for position, way in cuts_of_wish.items() for k in self.alike[position]}
+        return cuts
 
     def _read(self, op: Op, output: int, way: Shard, natural: NaturalForms) -> Sequence[tuple[Tensor, Shard]] | None:
         """Return how an operation reads what is cut of what it reads, to make what is cut so; None if it cannot."""
-        cut = [(k, t, own) for k, t in enumerate(op.inputs) if isinstance(own := natural.layout(t), Shard)]
+        cut = [(k, t, layout) for k, t in enumerate(op.inputs) if isinstance(layout := natural.layout(t), Shard)]
         if op.type == "ReadVariableOp":
             return [(op.inputs[0], way)]
-        whole = [(tensor, Shard(own.axis, (own.size(0),), EvenCut(1))) for _, tensor, own in cut]
+        whole = [(tensor, Shard(layout.axis, (layout.size(0),), EvenCut(1))) for _, tensor, layout in cut]
         if self.layout_of(way) == REPLICATE:  # each makes the product of a kernel, with its bias, and not a layer
             ranks = [len(op.in_shapes[k] or ()) for k, *_ in cut]
             return whole if ranks.count(len(op.out_shapes[0] or ())) < 2 else None
-        given = _for_output(op, output, way, natural.answers[op.index])
-        if given is None:
+        answer_needed = _for_output(op, output, way, natural.answers[op.index])
+        if answer_needed is None:
             return None
-        if op.provenance.is_gradient and any(not isinstance(given.wants[k], Shard) for k, *_ in cut):
+        if op.provenance.is_gradient and any(not isinstance(answer_needed.wants[k], Shard) for k, *_ in cut):
             return None  # a layer is not copied for what its gradient reads
         wants = zip(cut, whole, strict=True)
-        return [(t, want) if isinstance(want := given.wants[k], Shard) else one for (k, t, _), one in wants]
+        return [
+            (t, want) if isinstance(want := answer_needed.wants[k], Shard) else whole_one
+            for (k, t, _), whole_one in wants
+        ]
 
     def _cost(self, scopes: Sequence[_LaidProgram]) -> tuple[float, int]:
         """Return roughly what bytes cost that move or that every device makes; and how many operations are not cut."""
@@ -191,14 +198,14 @@ class UnitSearch:
 
 def _cost(program: Program, natural: NaturalForms) -> float:
     moved, whole = dict[Tensor, int](), 0
-    for op, given in zip(program.ops, natural.answers, strict=True):
-        whole += sum(op.out_bytes) if given is None or REPLICATE in given.gives else 0
+    for op, answer_given in zip(program.ops, natural.answers, strict=True):
+        whole += sum(op.out_bytes) if answer_given is None or REPLICATE in answer_given.gives else 0
         for i, tensor in enumerate(op.inputs):
             layout = natural.layout(tensor)
-            if isinstance(layout, Shard) and (given is None or given.wants[i] != layout):
+            if isinstance(layout, Shard) and (answer_given is None or answer_given.wants[i] != layout):
                 moved.setdefault(tensor, program.bytes(tensor))
-        for k, made in enumerate(given.gives if given is not None else ()):
-            if isinstance(made, Partial) and not isinstance(natural.seen[op.index][k], Partial):
+        for k, result_layout in enumerate(answer_given.gives if answer_given is not None else ()):
+            if isinstance(result_layout, Partial) and not isinstance(natural.seen[op.index][k], Partial):
                 moved[Tensor(op.index, k)] = 2 * op.out_bytes[k]
     return _LINK * sum(moved.values()) + whole
 
@@ -209,7 +216,7 @@ def _ways(rule: Rule, op: Op, layouts: Sequence[Layout]) -> Iterator[tuple[int, 
         factors = rule.factors(op)
     except UndecidedError:
         return
-    made = op.out_shapes[0] or ()
+    result_shape = op.out_shapes[0] or ()
     for i, layout in enumerate(layouts):
         dims = None if isinstance(factors, Declined) else factors.inputs[i]
         if dims is None or not isinstance(layout, Shard):
@@ -219,7 +226,7 @@ def _ways(rule: Rule, op: Op, layouts: Sequence[Layout]) -> Iterator[tuple[int, 
             for _, outer, inner in merged:
                 if type(outer) is int and type(inner) is int and size > outer * inner:
                     yield i, Shard(axis, (inner,) * outer, EvenCut(size // outer // inner))
-        part = made[axis] if merged is None and len(made) == len(dims) else None
+        part = result_shape[axis] if merged is None and len(result_shape) == len(dims) else None
         if type(part) is int and 1 < part < size and size % part == 0:  # of equal blocks: a split, or a slice
             yield i, Shard(axis, (1,) * (size // part), EvenCut(part))
 
@@ -229,24 +236,27 @@ def _fitting(rule: Rule, op: Op, layouts: Sequence[Layout]) -> Iterator[tuple[in
     known = [REPLICATE if is_whole(layout) else layout for layout in layouts]
     cut = [i for i, layout in enumerate(layouts) if isinstance(layout, Shard)]
     for k in cut:
-        given = with_operand(rule, op, known, k)
-        pairs = [(i, given.wants[i]) for i in cut if i != k] if isinstance(given, Sharded) else []
+        fitting_answer = with_operand(rule, op, known, k)
+        pairs = [(i, fitting_answer.wants[i]) for i in cut if i != k] if isinstance(fitting_answer, Sharded) else []
         yield from [(i, want) for i, want in pairs if isinstance(want, Shard) and want != layouts[i]]
 
 
-def _for_output(op: Op, output: int, way: Shard, given: Sharded | None) -> Sharded | None:
+def _for_output(op: Op, output: int, way: Shard, natural_answer: Sharded | None) -> Sharded | None:
     """Return how an operation can make what is cut so: by its factors, or of the blocks that it takes apart."""
     rule = rule_of(op.type)
     if rule is None or op.stateful or op.bodies:
         return None
-    found, made = answer_for_output(rule, op, output, way), given.gives[output] if given is not None else None
-    if found is not None or given is None or not isinstance(made, Shard):
-        return found
-    each, cut = len(made.blocks), [want for want in given.wants if isinstance(want, Shard)]
+    by_factors, natural_layout = (
+        answer_for_output(rule, op, output, way),
+        natural_answer.gives[output] if natural_answer is not None else None,
+    )
+    if by_factors is not None or natural_answer is None or not isinstance(natural_layout, Shard):
+        return by_factors
+    each, cut = len(natural_layout.blocks), [want for want in natural_answer.wants if isinstance(want, Shard)]
     if any(len(want.blocks) % each for want in cut):
         return None
-    own = {want: way.along(want.axis).repeated(len(want.blocks) // each) for want in cut}
-    wants = [own[want] if isinstance(want, Shard) else want for want in given.wants]
+    way_by_want = {want: way.along(want.axis).repeated(len(want.blocks) // each) for want in cut}
+    wants = [way_by_want[want] if isinstance(want, Shard) else want for want in natural_answer.wants]
     again = answer(rule, op, wants, [0] * len(wants))
     return again if isinstance(again, Sharded) and again.gives[output] == way else None
 
@@ -274,10 +284,10 @@ class Partners:
 
     def of(self, cuts: Mapping[int, Shard]) -> dict[int, Shard]:
         """Return how variables are cut, and with them their partners."""
-        found = dict(cuts)
-        while more := {i: cut for i, cut in self._wishes(found).items() if i not in found}:
-            found |= self._in_units({k: cut for i, cut in more.items() for k in self.alike[i]})
-        return found
+        all_cuts = dict(cuts)
+        while more := {i: cut for i, cut in self._wishes(all_cuts).items() if i not in all_cuts}:
+            all_cuts |= self._in_units({k: cut for i, cut in more.items() for k in self.alike[i]})
+        return all_cuts
 
     def laid(self, cuts: Mapping[int, Shard]) -> dict[str, Layout]:
         """Return how variables lie, by the names of their placeholders."""
@@ -287,34 +297,38 @@ class Partners:
         """Return how variables are cut where the program tells of which units they consist."""
         alike = {i: [k for k in self.alike[i] if k in cuts] for i in cuts}
         search = UnitSearch(self.program, self.planner, self.laid(cuts), alike)
-        found = {i: search.layout_of(cut) for i, cut in search.run().items()}
-        return cuts | {i: own for i, own in found.items() if isinstance(own, Shard)}
+        layout_by_position = {i: search.layout_of(cut) for i, cut in search.run().items()}
+        return cuts | {i: layout for i, layout in layout_by_position.items() if isinstance(layout, Shard)}
 
     def _wishes(self, cuts: Mapping[int, Shard]) -> dict[int, Shard]:
         """Return how variables would be cut that lie whole, for what is read of them to be in parts."""
         natural = self.planner.forward(self.program, self.laid(cuts))
-        found, left = dict[int, Shard](), list[tuple[Tensor, Shard]]()
-        for op, given in zip(self.program.ops, natural.answers, strict=True):
-            pairs = zip(op.inputs, given.wants if given is not None else (), strict=False)
+        wished_cuts, left = dict[int, Shard](), list[tuple[Tensor, Shard]]()
+        for op, needed in zip(self.program.ops, natural.answers, strict=True):
+            pairs = zip(op.inputs, needed.wants if needed is not None else (), strict=False)
             left += [(t, want) for t, want in pairs if isinstance(want, Shard) and is_whole(natural.layout(t))]
         seen = set(left)
         while left:
             tensor, way = left.pop()
             op = self.program.ops[tensor.op]
             if op.type in READS and (cut := self._of_variable(op.inputs[0].op, way)) is not None:
-                found.setdefault(op.inputs[0].op, cut)
+                wished_cuts.setdefault(op.inputs[0].op, cut)
             rule = rule_of(op.type)
             if op.type in READS or natural.answers[op.index] is not None or rule is None or op.stateful or op.bodies:
                 continue
-            given = answer_for_output(rule, op, tensor.index, way)
-            pairs = zip(op.inputs, given.wants if given is not None else (), strict=False)
+            needed = answer_for_output(rule, op, tensor.index, way)
+            pairs = zip(op.inputs, needed.wants if needed is not None else (), strict=False)
             more = [(t, want) for t, want in pairs if isinstance(want, Shard) and (t, want) not in seen]
             seen.update(more)
             left += more
-        return found
+        return wished_cuts
 
     def _of_variable(self, position: int, way: Shard) -> Shard | None:
         """Return how a variable is cut for what is read of it to be cut so; None if it may not be."""
-        own = self.shapes.get(position)
-        is_it = own is not None and way.axis < len(own) and way.size(0) == own[way.axis] >= self.planner.columns
+        variable_shape = self.shapes.get(position)
+        is_it = (
+            variable_shape is not None
+            and way.axis < len(variable_shape)
+            and way.size(0) == variable_shape[way.axis] >= self.planner.columns
+        )
         return way if is_it else None
