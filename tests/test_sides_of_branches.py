@@ -13,7 +13,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.emission import EmittedGraph, check_emitted, emit
 from graphsplit.errors import CheckError
-from graphsplit.planning.device_bytes import traffic
+from graphsplit.planning.device_bytes import live_bytes, traffic
 from graphsplit.planning.tasks import SEND, tasks_of
 from graphsplit.program.program import Tensor
 from graphsplit.program.sides import MERGE, SWITCH, merged_side, sides_of
@@ -459,6 +459,31 @@ def test_of_two_sides_that_one_counts_for_which_more_is_sent():
     of_both = sum(task.bytes[0] for task in tasks_of(plan).tasks if task.kind == SEND)
     assert 0 < sum(traffic(plan).sent.values()) < of_both
     assert sum(traffic(swapped).sent.values()) == sum(traffic(plan).sent.values())
+
+
+def live_bytes_of(then: int, otherwise: int) -> dict[str, int]:
+    """Return what is alive at most on each device, of a step whose sides update so many weights."""
+    weights = variables()[:3]
+    gs.set_variable_layout(weights, "sharded", devices=DEVICES)
+
+    def step(x: tf.Tensor, is_taken: tf.Tensor) -> tf.Tensor:
+        products = [tf.tanh(x @ weight) for weight in weights]
+
+        def update(count: int) -> tf.Tensor:
+            for weight, product in zip(weights[:count], products, strict=False):
+                weight.assign_sub(0.1 * tf.matmul(x, tf.sigmoid(product), transpose_a=True))
+            return tf.reduce_sum(products[0])
+
+        return tf.cond(is_taken, lambda: update(then), lambda: update(otherwise))
+
+    return live_bytes(gs.parallelize(step, devices=DEVICES).plan(numbers(7, 13), tf.constant(True)))
+
+
+def test_of_two_sides_that_one_is_alive_which_has_more():
+    largest = live_bytes_of(3, 0)
+    assert live_bytes_of(3, 2) == live_bytes_of(2, 3) == largest
+    smaller = live_bytes_of(1, 0)
+    assert all(smaller[f"/device:{device}"] < largest[f"/device:{device}"] for device in DEVICES)
 
 
 # Waits, and the checker

@@ -7,6 +7,9 @@ What a kernel needs besides is not known, and an operation that writes its resul
 Everything is there from the task that makes it to the last one that reads it (`tasks`), and what is returned to the
 end; but of a sum that shards of one device give to in turns there is one buffer, to which each adds as it comes.
 
+Of a branch whose operations are the program's (`program/sides.py`), what one side makes is never there together with
+what the other makes. So at each time that side counts which has more.
+
 Traffic is what the plan's moves send.
 """
 
@@ -16,6 +19,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
 
 from graphsplit.core.hosts import host_name
 from graphsplit.core.intervals import alive
@@ -27,7 +32,7 @@ from graphsplit.planning.tasks import COPY, OPERATION, SEND, PlannedTask, Tasks,
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Op, Tensor
 from graphsplit.program.reading.trip_counts import times_run
-from graphsplit.program.sides import EVERYWHERE, Side, Sides, choice, sides_of
+from graphsplit.program.sides import EVERYWHERE, MERGE, Side, Sides, choice, sides_of
 
 _AXIS = {"Split": 0, "SplitV": 2}  # which operand is the axis along which an operation cuts
 _ALIGNED_BYTES = 64
@@ -41,6 +46,7 @@ class LiveBuffer(NamedTuple):
       bytes: how large it is.
       task: what makes it.
       first, last: the numbers of the tasks that make it, and that read it last.
+      side: the innermost side of a branch without which it is not there: a predicate, and its value, 0 or 1.
     """
 
     device: str
@@ -48,6 +54,7 @@ class LiveBuffer(NamedTuple):
     task: PlannedTask
     first: int
     last: int
+    side: tuple[Tensor, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -134,11 +141,23 @@ def _buffers(plan: Decisions, found: Tasks) -> list[LiveBuffer]:
         if k is not None:
             last[k] = n
     _let_pieces_wait(plan, found, of, last)
+    _let_both_sides_wait(plan, found, of, last)
+    inner = [max(side, default=None) for side in _sides_of_tasks(plan, found.tasks) or [EVERYWHERE] * len(found.tasks)]
     return [
-        LiveBuffer(task.device, task.bytes[k] * _times(found, task), task, n, end)
+        LiveBuffer(task.device, task.bytes[k] * _times(found, task), task, n, end, inner[n])
         for (n, k), end in zip(made, last, strict=True)
         if (task := found.tasks[n]).bytes[k]
     ]
+
+
+def _let_both_sides_wait(plan: Decisions, found: Tasks, of: Sequence[Sequence[int | None]], last: list[int]) -> None:
+    """Let what a `Merge` reads be there as long as what it returns: that is one of them."""
+    for task in reversed(found.tasks):
+        if task.kind == OPERATION and task.op is not None and plan.program.ops[task.op].type == MERGE:
+            buffers = [k for r in task.reads if r is not None and (k := of[r.task][r.index]) is not None]
+            end = max([last[k] for k in buffers], default=0)
+            for k in buffers:
+                last[k] = end
 
 
 def _times(found: Tasks, task: PlannedTask) -> int:
@@ -191,9 +210,20 @@ def _are_rows(op: Op) -> bool:
 
 
 def _most(buffers: list[LiveBuffer]) -> Alive:
-    """Return what is alive when most is."""
-    at, _ = max(alive([(b.first, b.last + 1, b.bytes) for b in buffers]), key=lambda step: step[1])
-    return Alive(tuple([b for b in buffers if b.first <= at <= b.last]))
+    """Return what is alive when most is; of the two sides of a branch that which has more then."""
+    times = sorted({time for b in buffers for time in (b.first, b.last + 1)})
+    places = {time: k for k, time in enumerate(times)}
+    nothing = np.zeros(len(times), np.int64)
+    changes: dict[tuple[Tensor, int] | None, np.ndarray] = {}
+    for b in buffers:
+        own = changes.setdefault(b.side, nothing.copy())
+        own[places[b.first]] += b.bytes
+        own[places[b.last + 1]] -= b.bytes
+    sizes = {side: np.cumsum(own) for side, own in changes.items()}
+    pairs = {side[0]: [sizes.get((side[0], n), nothing) for n in (0, 1)] for side in sizes if side is not None}
+    k = int(np.argmax(sum([np.maximum(*pair) for pair in pairs.values()], sizes.get(None, nothing))))
+    there = {None, *[(which, int(pair[1][k] > pair[0][k])) for which, pair in pairs.items()]}
+    return Alive(tuple([b for b in buffers if b.side in there and b.first <= times[k] <= b.last]))
 
 
 def held_bytes(plan: Decisions) -> int:
@@ -224,18 +254,22 @@ def _own(plan: Decisions, op: Op) -> Iterator[Tensor]:
 STAGES = "between stages"
 
 
-def _on_smaller_sides(plan: Decisions, tasks: Sequence[PlannedTask]) -> set[int]:
-    """Return the tasks on those sides of branches for which less is sent than for the other one."""
-    planned = sides_of(plan.program)
-    if not planned.predicates:
-        return set()
-    sides: list[Side] = []
-    sent: dict[tuple[Tensor, int], int] = {}
-    for task in tasks:
+def _sides_of_tasks(plan: Decisions, tasks: Sequence[PlannedTask]) -> list[Side]:
+    """Return on which sides of branches each task is; nothing for a program without a `Switch`."""
+    planned, sides = sides_of(plan.program), list[Side]()
+    for task in tasks if planned.predicates else ():
         read = [sides[r.task] | _choice(planned, tasks[r.task], r.index) for r in task.reads if r is not None]
         is_operation = task.kind == OPERATION and task.op is not None
         sides.append(planned.of_op(task.op or 0) if is_operation else EVERYWHERE.union(*read))
-        for own in sides[-1] if task.kind == SEND else ():
+    return sides
+
+
+def _on_smaller_sides(plan: Decisions, tasks: Sequence[PlannedTask]) -> set[int]:
+    """Return the tasks on those sides of branches for which less is sent than for the other one."""
+    sides = _sides_of_tasks(plan, tasks)
+    sent: dict[tuple[Tensor, int], int] = {}
+    for task, side in zip(tasks, sides, strict=False):
+        for own in side if task.kind == SEND else ():
             sent[own] = sent.get(own, 0) + task.bytes[0]
     smaller = {own for own in sent if (sent[own], own[1]) < (sent.get((own[0], 1 - own[1]), 0), 1 - own[1])}
     return {n for n, side in enumerate(sides) if not smaller.isdisjoint(side)}
