@@ -39,10 +39,10 @@ class AutomaticLayouts(NamedTuple):
 
     def smaller(self, held: int, memory: float) -> AutomaticLayouts:
         """Return what takes less memory: nothing is copied, and what is divided is freed after the forward pass."""
-        layouts = tuple([own and "sharded" for own in self.layouts])
-        said = f"a device that has {format_bytes(int(memory))} would hold {format_bytes(held)}"
+        layouts = tuple([layout and "sharded" for layout in self.layouts])
+        reason = f"a device that has {format_bytes(int(memory))} would hold {format_bytes(held)}"
         return AutomaticLayouts(
-            layouts, _said(f"sharded, and gathered again for the backward pass, as otherwise {said}")
+            layouts, _said(f"sharded, and gathered again for the backward pass, as otherwise {reason}")
         )
 
 
@@ -56,8 +56,14 @@ def choose_layouts(
       trace, devices, options: the function, full names, and what it was asked for.
       slots: the ids of variables that belong to others.
     """
-    variables, own = trace.variables, captured_variables(trace)
-    writes = [own[t.op] for op in trace.program.ops if op.writes for t in op.inputs if t.op in own]
+    variables, variable_of_capture = trace.variables, captured_variables(trace)
+    writes = [
+        variable_of_capture[t.op]
+        for op in trace.program.ops
+        if op.writes
+        for t in op.inputs
+        if t.op in variable_of_capture
+    ]
     written = set(map(id, writes))
     weights = sum([bytes_of_variable(variable) for variable in variables if id(variable) not in slots])
     why = why_they_stay(devices, options)
@@ -80,16 +86,18 @@ def choose_layouts(
         return "replicated" if is_there and not writes else "sharded"
 
     layouts = tuple(map(layout_of, variables))
-    lying = [own for own in map(lies.of, variables) if own.automatic and own.division is not None]
-    chosen = {*layouts, *[own.layout for own in lying]}
-    reshards = any(own.reshards for own in lying)
+    lying = [
+        lying_now for lying_now in map(lies.of, variables) if lying_now.automatic and lying_now.division is not None
+    ]
+    chosen = {*layouts, *[lying_now.layout for lying_now in lying]}
+    reshards = any(lying_now.reshards for lying_now in lying)
     again = " again for the backward pass, to fit into memory" if reshards else " once a call"
     texts = {
         "sharded": f"what the function writes is sharded, and gathered{again}",
         "replicated": "what it only reads is replicated",
     }
-    said = [text for layout, text in texts.items() if layout in chosen]
-    return AutomaticLayouts(layouts, _said("; ".join(said) or "they keep the layouts that they have"))
+    texts_said = [text for layout, text in texts.items() if layout in chosen]
+    return AutomaticLayouts(layouts, _said("; ".join(texts_said) or "they keep the layouts that they have"))
 
 
 def why_they_stay(devices: Sequence[str], options: Options) -> str:
@@ -102,9 +110,9 @@ def why_they_stay(devices: Sequence[str], options: Options) -> str:
         return "the devices are of several kinds"
     if options.stages is not None:
         return "stages have devices of their own"
-    others = [repr(axis) for axis in options.mesh.others]
-    axes = f"{'axis' if len(others) == 1 else 'axes'} {' and '.join(others)}"
-    return f"the mesh has the {axes}, along which you lay them out" if others else ""
+    other_axes = [repr(axis) for axis in options.mesh.others]
+    axes = f"{'axis' if len(other_axes) == 1 else 'axes'} {' and '.join(other_axes)}"
+    return f"the mesh has the {axes}, along which you lay them out" if other_axes else ""
 
 
 def _said(text: str) -> str:

@@ -33,19 +33,21 @@ def divisions_on_mesh(
     Raises:
       ArgumentError: for all that cannot lie so.
     """
-    named = [(v, own) for v, own in zip(variables, wanted, strict=True) if own is not None and own not in WORDS]
+    named = [
+        (v, layout) for v, layout in zip(variables, wanted, strict=True) if layout is not None and layout not in WORDS
+    ]
     layouts = [
-        (v, LayoutOnMesh(spelling_of(own), v.shape.as_list(), mesh, reshard, _units(lies, v, slots)))
-        for v, own in named
+        (v, LayoutOnMesh(spelling_of(layout), v.shape.as_list(), mesh, reshard, _units(lies, v, slots)))
+        for v, layout in named
         if v.shape.is_fully_defined()
     ]
     wrong = [f"{name_of(v)}: its shape is open, {v.shape}" for v, _ in named if not v.shape.is_fully_defined()]
-    wrong += [f"{name_of(variable)}: {why}" for variable, own in layouts for why in own.wrong()]
+    wrong += [f"{name_of(variable)}: {why}" for variable, layout_on_mesh in layouts for why in layout_on_mesh.wrong()]
     wrong += [f"{name_of(v)}: TensorFlow cannot cut {v.dtype.name}" for v, _ in layouts if not can_be_parted(v)]
     if wrong:
         raise ArgumentError(f"These variables cannot have these layouts on mesh {mesh}:\n{bullet_list(wrong)}")
     shared = _shared(layouts, slots, mesh, reshard)
-    return {id(v): own.division(shared[id(v)]) for v, own in layouts}
+    return {id(v): layout_on_mesh.division(shared[id(v)]) for v, layout_on_mesh in layouts}
 
 
 def divisions_in_stage(
@@ -60,14 +62,14 @@ def divisions_in_stage(
     Numbers stay, and integers that are whole: TensorFlow has those of 32 bits on the CPU.
     """
     away = [
-        (v, own)
-        for v, own in zip(variables, wanted, strict=True)
+        (v, layout)
+        for v, layout in zip(variables, wanted, strict=True)
         if can_be_parted(v) and v.shape.rank and not v.dtype.is_integer
         if lies.device_of(v) not in mesh.devices
     ]
-    there = Arrangement(mesh.devices[0])
-    copies = replicated(there, [v for v, own in away if own == "replicated"], mesh.devices, slots)
-    whole = {id(v): Cut(0, v.shape[0], 1, devices=mesh.devices[:1]) for v, own in away if own == "home"}
+    on_stage = Arrangement(mesh.devices[0])
+    copies = replicated(on_stage, [v for v, layout in away if layout == "replicated"], mesh.devices, slots)
+    whole = {id(v): Cut(0, v.shape[0], 1, devices=mesh.devices[:1]) for v, layout in away if layout == "home"}
     return {**whole, **{id(v): how for v, how in copies}}
 
 
@@ -78,24 +80,24 @@ def _shared(
     reshard: bool,
 ) -> dict[int, list[MeshDivision]]:
     """Return how parts are shared out over the devices that axes of a mesh leave each, by the variables' ids."""
-    found: dict[int, list[MeshDivision]] = {id(variable): [] for variable, _ in layouts}
+    divisions: dict[int, list[MeshDivision]] = {id(variable): [] for variable, _ in layouts}
     by_devices: dict[tuple[str, ...], list[tuple[tf.Variable, Sequence[int]]]] = {}
-    for variable, own in layouts:
-        for devices, shape in own.shared:
+    for variable, layout in layouts:
+        for devices, shape in layout.shared:
             by_devices.setdefault(devices, []).append((variable, shape))
     for every, parts in by_devices.items():
         groups = mesh.groups(every)
         devices = groups[0] if groups else every
         wholes = held_of([variable for variable, _ in parts], slots)
-        held = [replace(one, shape=tuple(shape)) for one, (_, shape) in zip(wholes, parts, strict=True)]
+        held = [replace(whole, shape=tuple(shape)) for whole, (_, shape) in zip(wholes, parts, strict=True)]
         for (variable, shape), share in zip(parts, shares(held, len(devices)), strict=True):
             if share is None:  # a few bytes
                 cut = Cut(0, shape[0], 1, devices=devices[:1], groups=groups)
             else:
                 chosen = tuple([devices[k] for k in share.devices])
                 cut = replace(share.cut, reshard=reshard, devices=chosen, groups=groups)
-            found[id(variable)].append(in_groups(cut))
-    return found
+            divisions[id(variable)].append(in_groups(cut))
+    return divisions
 
 
 def _units(
@@ -136,20 +138,20 @@ def divided(
     devices = groups[0] if groups else devices
     chosen = sorted(filter(can_be_parted, variables), key=lambda variable: id(variable) in slots)
     held, owned = held_of(chosen, slots), [loads[device] for device in devices]
-    found: dict[int, tuple[tf.Variable, Cut]] = {}
-    for variable, own, share in zip(chosen, held, shares(held, len(devices), owned), strict=True):
+    cut_by_id: dict[int, tuple[tf.Variable, Cut]] = {}
+    for variable, held_variable, share in zip(chosen, held, shares(held, len(devices), owned), strict=True):
         head = slots.get(id(variable))
         known = None
         if head is not None and head.shape == variable.shape:
-            known = found[id(head)][1] if id(head) in found else lies.cut_of(head, layout)
+            known = cut_by_id[id(head)][1] if id(head) in cut_by_id else lies.cut_of(head, layout)
         if known is None and share is not None:
             on = tuple([devices[d] for d in share.devices])
             known = replace(share.cut, reshard=reshard, devices=on, groups=groups)
         if known is not None:
-            found[id(variable)] = variable, known
+            cut_by_id[id(variable)] = variable, known
             for device, length in zip(known.devices, known.lengths, strict=True):
-                loads[device] = loads.get(device, 0) + own.bytes // known.length * length
-    return list(found.values())
+                loads[device] = loads.get(device, 0) + held_variable.bytes // known.length * length
+    return list(cut_by_id.values())
 
 
 def held_of(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable]) -> list[Held]:
@@ -182,11 +184,11 @@ def replicated(
     movable = [v for v in variables if can_move(v) and (several or v.shape.rank or not v.dtype.is_integer)]
     places = {id(v): lies.device_of(v) for v in movable}
     chosen = [v for v in movable if places[id(v)] in devices and len(devices) > 1]
-    found = []
+    copies = []
     for variable, share in zip(chosen, shares(held_of(chosen, slots), len(devices)), strict=True):
         sums = [places[id(variable)]] if share is None else [devices[d] for d in share.devices]
-        found.append((variable, Replicate(tuple(devices), tuple(sums))))
-    return found
+        copies.append((variable, Replicate(tuple(devices), tuple(sums))))
+    return copies
 
 
 def can_move(variable: tf.Variable) -> bool:

@@ -110,19 +110,19 @@ class Spelling:
     @property
     def named(self) -> dict[str, int]:
         """The dimension that is cut along each axis."""
-        return {own.axis: k for k, axes in enumerate(self.dimensions) for own in axes}
+        return {axis_cut.axis: k for k, axes in enumerate(self.dimensions) for axis_cut in axes}
 
     def cut_along(self, axis: str) -> AxisCut | None:
         """Return how the dimension that is cut along an axis is cut."""
-        return next((own for axes in self.dimensions for own in axes if own.axis == axis), None)
+        return next((axis_cut for axes in self.dimensions for axis_cut in axes if axis_cut.axis == axis), None)
 
     def plain(self, rank: int | None) -> Any:
         """Return the layout of a variable as users write it, always in the same way."""
         if not self.named:
             return self.others
-        named = [tuple([one.plain for one in axes]) for axes in self.dimensions]
-        own: list[Any] = [axes if len(axes) > 1 else next(iter(axes), None) for axes in named]
-        dimensions = (*own, *[None] * ((rank or 0) - len(own)))
+        named = [tuple([axis_cut.plain for axis_cut in axes]) for axes in self.dimensions]
+        entries: list[Any] = [axes if len(axes) > 1 else next(iter(axes), None) for axes in named]
+        dimensions = (*entries, *[None] * ((rank or 0) - len(entries)))
         return dimensions if self.others == "home" else (dimensions, self.others)
 
 
@@ -134,17 +134,17 @@ def spelling_of(layout: VariableLayout) -> Spelling:
     """
     if isinstance(layout, str):
         return Spelling((), ALIASES.get(layout, layout))
-    others = "home"
+    along_others = "home"
     dimensions: Any = layout
     if len(layout) == 2 and _is_several(layout[0]) and layout[1] in (*LAYOUTS, *ALIASES):
-        dimensions, others = layout[0], ALIASES.get(layout[1], layout[1])
-    named = [() if own is None else tuple(own) if _is_several(own) else (own,) for own in dimensions]
-    axes = [tuple([one if isinstance(one, AxisCut) else AxisCut(one) for one in own]) for own in named]
-    return Spelling(tuple(axes), others)
+        dimensions, along_others = layout[0], ALIASES.get(layout[1], layout[1])
+    named = [() if entry is None else tuple(entry) if _is_several(entry) else (entry,) for entry in dimensions]
+    axes = [tuple([axis if isinstance(axis, AxisCut) else AxisCut(axis) for axis in entry]) for entry in named]
+    return Spelling(tuple(axes), along_others)
 
 
-def _is_several(own: Any) -> bool:
-    return isinstance(own, Sequence) and not isinstance(own, str)
+def _is_several(entry: Any) -> bool:
+    return isinstance(entry, Sequence) and not isinstance(entry, str)
 
 
 def is_word(layout: Any, *words: str) -> bool:
@@ -154,8 +154,8 @@ def is_word(layout: Any, *words: str) -> bool:
 
 def check_layout(layout: Any, mesh: DeviceMesh | None = None) -> None:
     """Raise an error unless this is a layout, which may name axes of a mesh if there is one, or layouts by patterns."""
-    for own in layout.values() if isinstance(layout, Mapping) else [layout]:
-        check_one(own, mesh)
+    for one_layout in layout.values() if isinstance(layout, Mapping) else [layout]:
+        check_one(one_layout, mesh)
 
 
 def check_one(layout: Any, mesh: DeviceMesh | None = None) -> None:
@@ -182,7 +182,7 @@ def check_one(layout: Any, mesh: DeviceMesh | None = None) -> None:
             raise ArgumentError(f"Unknown layout {layout!r}.{meant(layout, WORDS)} Layouts: {known}.")
         return
     text = f"The variable layout {layout!r}"
-    if not all(own is None or isinstance(own, (str, AxisCut, Sequence)) for own in layout):
+    if not all(entry is None or isinstance(entry, (str, AxisCut, Sequence)) for entry in layout):
         raise ArgumentError(
             f"{text} names, for each dimension, an axis of a mesh or None: (None, 'model'). Without axes there are "
             f"{known}."
@@ -193,7 +193,7 @@ def check_one(layout: Any, mesh: DeviceMesh | None = None) -> None:
             f"{known}."
         )
     axes, spelling = dict(mesh.sizes), spelling_of(layout)
-    named = [one.axis for own in spelling.dimensions for one in own]
+    named = [axis_cut.axis for cuts in spelling.dimensions for axis_cut in cuts]
     is_pair = len(layout) == 2 and _is_several(layout[0]) and isinstance(layout[1], str)
     if is_pair and layout[1] not in axes and layout[1] not in (*LAYOUTS, *ALIASES):
         known = ", ".join(map(repr, LAYOUTS))
@@ -205,7 +205,7 @@ def check_one(layout: Any, mesh: DeviceMesh | None = None) -> None:
         raise ArgumentError(f"{text}: {layout[1]!r} is no axis of mesh {mesh}, and none of {known}.")
     copies_axis, in_place = (
         mesh.axes.copies_axis,
-        [cut.axis for own in spelling.dimensions for cut in own if cut.in_place],
+        [axis_cut.axis for cuts in spelling.dimensions for axis_cut in cuts if axis_cut.in_place],
     )
     if mesh.axes.copies > 1 and {copies_axis, mesh.batch_axis}.intersection(in_place):
         raise ArgumentError(
@@ -252,7 +252,7 @@ def _axes_elsewhere(layout: Any) -> tuple[Any, ...] | None:
 def names_host(layout: Any) -> bool:
     """Return whether a layout, or one of several by patterns, is the host's memory."""
     layouts = list(layout.values()) if isinstance(layout, Mapping) else [layout]
-    return any(is_word(own, "host") for own in layouts)
+    return any(is_word(one_layout, "host") for one_layout in layouts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,29 +292,29 @@ class LayoutOnMesh:
             return
         division = self._cut(axes[0], shape, ("",) * self.mesh.others[axes[0]])
         assert division is not None
-        for own in dict.fromkeys(part_shapes(division, shape)):
-            yield from itertools.islice(self._wrong_along(axes[1:], own), 1)
+        for part_shape in dict.fromkeys(part_shapes(division, shape)):
+            yield from itertools.islice(self._wrong_along(axes[1:], part_shape), 1)
 
     def _wrong_cut(self, axis: str, shape: Sequence[int]) -> str:
         """Return why a dimension cannot be cut along an axis as it is asked for; "" if it can."""
-        asked, k, count = self.spelling.cut_along(axis), self.spelling.named[axis], self.mesh.others[axis]
-        assert asked is not None
-        size, unit, blocks = shape[k], asked.unit, asked.blocks or 1
+        axis_cut, k, count = self.spelling.cut_along(axis), self.spelling.named[axis], self.mesh.others[axis]
+        assert axis_cut is not None
+        size, unit, blocks = shape[k], axis_cut.unit, axis_cut.blocks or 1
         of_part = "" if size == self.shape[k] else " in a part"
         if isinstance(blocks, tuple):
             if size != unit * sum(blocks):
                 each = f" of {unit}" if unit > 1 else ""
-                own = f"blocks={blocks} units{each} are {unit * sum(blocks)}"
-                return f"dimension {k} has {size} entries{of_part}, and {own}"
+                as_asked = f"blocks={blocks} units{each} are {unit * sum(blocks)}"
+                return f"dimension {k} has {size} entries{of_part}, and {as_asked}"
             if math.gcd(*blocks) >= count:
                 return ""
             return (
                 f"dimension {k} has blocks={blocks}, which are {count_text(math.gcd(*blocks), 'group')} of units, and "
                 f"{axis!r} has {count} devices; take a variable for each block, and gs.cut copies small ones"
             )
-        if not asked.blocks and size < count:
+        if not axis_cut.blocks and size < count:
             in_units = [
-                tuple([replace(one, blocks=1) if one == asked else one for one in axes])
+                tuple([replace(other, blocks=1) if other == axis_cut else other for other in axes])
                 for axes in self.spelling.dimensions
             ]
             copied_layout = replace(self.spelling, dimensions=tuple(in_units)).plain(len(shape))
@@ -332,17 +332,17 @@ class LayoutOnMesh:
 
     def _cut(self, axis: str, shape: Sequence[int], devices: tuple[str, ...]) -> Division | None:
         """Return how it is cut along an axis that is not the batch's, if it is; copied where it has few units."""
-        asked = self.spelling.cut_along(axis)
-        if asked is None:
+        axis_cut = self.spelling.cut_along(axis)
+        if axis_cut is None:
             return None
-        k, unit, blocks = self.spelling.named[axis], asked.unit, asked.blocks or 1
+        k, unit, blocks = self.spelling.named[axis], axis_cut.unit, axis_cut.blocks or 1
         if isinstance(blocks, tuple):
             cut, groups = Cut(k, 0, len(devices), unit, devices=devices, along=axis), math.gcd(*blocks)
             times = tuple([block // groups for block in blocks])
             return replace(cut, length=groups, blocks=len(blocks), times=times)
-        found = self.units.get((axis, len(devices)))
-        if found is not None and (found.axis, unit, blocks, found.size(0)) == (k, 1, 1, shape[k]):
-            unit, blocks = found.blocks[0], len(found.blocks)
+        learned = self.units.get((axis, len(devices)))
+        if learned is not None and (learned.axis, unit, blocks, learned.size(0)) == (k, 1, 1, shape[k]):
+            unit, blocks = learned.blocks[0], len(learned.blocks)
         units = shape[k] // unit // blocks
         if units < len(devices):
             return Replicate(devices, devices, why=f"it has fewer units, as heads, than {len(devices)} devices")
@@ -351,10 +351,10 @@ class LayoutOnMesh:
     @property
     def shared(self) -> list[tuple[tuple[str, ...], Sequence[int]]]:
         """The devices and the shape of each part that is shared out by bytes, as `"sharded"` shares variables out."""
-        found: list[tuple[tuple[str, ...], Sequence[int]]] = []
+        parts: list[tuple[tuple[str, ...], Sequence[int]]] = []
         if self.spelling.others == "sharded" and self.mesh.batch_axis not in self.spelling.named:
-            self._along(self.mesh.table, list(self.mesh.others), self.shape, lambda *part: found.append(part))
-        return found
+            self._along(self.mesh.table, list(self.mesh.others), self.shape, lambda *part: parts.append(part))
+        return parts
 
     def division(self, shares: Iterable[MeshDivision]) -> MeshDivision:
         """Return how the variable is several.
@@ -362,17 +362,21 @@ class LayoutOnMesh:
         Args:
           shares: how each of the parts in `shared` is shared out.
         """
-        row, others, own = self.spelling.named.get(self.mesh.batch_axis), self.spelling.others, iter(shares)
+        row, along_others, next_share = (
+            self.spelling.named.get(self.mesh.batch_axis),
+            self.spelling.others,
+            iter(shares),
+        )
 
         def in_rows(devices: tuple[str, ...], shape: Sequence[int]) -> MeshDivision | None:
             if row is not None:
                 return self._gathered(row, shape, devices)
-            if others == "sharded":
-                return next(own)
-            return Replicate(devices, devices) if others == "replicated" else None
+            if along_others == "sharded":
+                return next(next_share)
+            return Replicate(devices, devices) if along_others == "replicated" else None
 
-        found = self._along(self.mesh.table, list(self.mesh.others), self.shape, in_rows)
-        return found or self._gathered(row or 0, self.shape, self.mesh.devices[:1])
+        division = self._along(self.mesh.table, list(self.mesh.others), self.shape, in_rows)
+        return division or self._gathered(row or 0, self.shape, self.mesh.devices[:1])
 
     def _along(
         self,
@@ -399,19 +403,21 @@ class LayoutOnMesh:
                 return self._along(np.moveaxis(table, 1, -1), axes[1:], shape, in_rows)
             columns = Replicate(firsts, firsts)
         shapes = part_shapes(columns, shape)
-        rows = [self._along(table[:, d], axes[1:], own, in_rows) for d, own in enumerate(shapes)]
-        if isinstance(columns, Cut) and all(own is None for own in rows):
+        rows = [self._along(table[:, d], axes[1:], part_shape, in_rows) for d, part_shape in enumerate(shapes)]
+        if isinstance(columns, Cut) and all(row is None for row in rows):
             return columns
-        wholes = [Cut(0, own[0], 1, devices=(device,)) for own, device in zip(shapes, firsts, strict=True)]
-        return Nested(axes[0], columns, tuple([own or whole for own, whole in zip(rows, wholes, strict=True)]))
+        wholes = [
+            Cut(0, part_shape[0], 1, devices=(device,)) for part_shape, device in zip(shapes, firsts, strict=True)
+        ]
+        return Nested(axes[0], columns, tuple([row or whole for row, whole in zip(rows, wholes, strict=True)]))
 
     def _gathered(self, k: int, shape: Sequence[int], devices: Sequence[str]) -> MeshDivision:
         """Return how a dimension is cut over devices that put it together before they use it. None has no part."""
         groups = self.mesh.groups(devices)
         devices = groups[0] if groups else devices
         count = max(min(len(devices), shape[k]), 1)
-        asked = self.spelling.cut_along(self.mesh.batch_axis)
-        stays = asked is not None and asked.in_place
+        axis_cut = self.spelling.cut_along(self.mesh.batch_axis)
+        stays = axis_cut is not None and axis_cut.in_place
         cut = Cut(k, shape[k], count, reshard=self.reshard, devices=tuple(devices[:count]), stays=stays, groups=groups)
         return in_groups(cut)
 

@@ -43,10 +43,10 @@ def slots_in(trace: Trace) -> dict[int, tf.Variable]:
     Slots are updated together with their variable. Of what is updated by itself, names tell.
     """
     groups = _groups(trace)
-    told = {id(slot): group[0] for group in groups for slot in group[1:]}
+    head_of_slot = {id(slot): group[0] for group in groups for slot in group[1:]}
     known = {id(variable) for group in groups for variable in group}
     named = slots_by_name(list(trace.variables)).items()
-    return {**told, **{slot: told.get(id(head), head) for slot, head in named if slot not in known}}
+    return {**head_of_slot, **{slot: head_of_slot.get(id(head), head) for slot, head in named if slot not in known}}
 
 
 def _groups(trace: Trace) -> list[list[tf.Variable]]:
@@ -55,7 +55,10 @@ def _groups(trace: Trace) -> list[list[tf.Variable]]:
     Slots that somebody made may be trainable, too, as variables of TensorFlow are; then it is the one that is used.
     """
     captured = captured_variables(trace)
-    numbers, variables = {i: id(own) for i, own in captured.items()}, {id(own): own for own in captured.values()}
+    numbers, variables = (
+        {i: id(variable) for i, variable in captured.items()},
+        {id(variable): variable for variable in captured.values()},
+    )
     groups, used = updated_together(trace.program, numbers), used_beyond_updates(trace.program, numbers)
     return [
         [variables[k] for k in sorted(g, key=lambda k: (not variables[k].trainable, k not in used))] for g in groups
@@ -82,7 +85,7 @@ def _said(moved: Sequence[tf.Variable], where: str) -> tuple[str, ...]:
 def _new_slots(lies: Arrangement, trace: Trace) -> list[tf.Variable]:
     """Give slots without a layout the one that was asked for their variables; return them."""
     heads, together = slots_in(trace), dict[tuple[Any, ...], list[tuple[tf.Variable, Any]]]()
-    for slot in [own for own in trace.variables if id(own) in heads and lies.of(own).wish is None]:
+    for slot in [variable for variable in trace.variables if id(variable) in heads and lies.of(variable).wish is None]:
         head = heads[id(slot)]
         layout, *how = lies.of(head).wish or ("home", ())
         is_there = layout != "replicated" or lies.device_of(slot) in how[0]  # (one of the copies is the slot)
@@ -109,14 +112,16 @@ def lie_as_asked(
       ArgumentError: if a pattern fits no variable, and there are variables to be laid out.
     """
     variables, slots = list(trace.variables), slots_in(trace)
-    new, said = [v for v in variables if not lies.of(v).has_layout], f"variables={layout!r}"
+    new, argument = [v for v in variables if not lies.of(v).has_layout], f"variables={layout!r}"
     if new:
         wanted = wanted_layouts(variables, layout, slots, mesh)
-        layouts = [None if lies.of(v).has_layout else own for v, own in zip(variables, wanted, strict=True)]
+        layouts = [
+            None if lies.of(v).has_layout else one_layout for v, one_layout in zip(variables, wanted, strict=True)
+        ]
         decide_in_stages(lies, variables, layouts, slots, devices if mesh is None else mesh.devices, mesh, True)
-        lies.reason = said
+        lies.reason = argument
     kept = len(variables) - len(new)
-    return (f"{said}; {count_text(kept, 'variable')} that had a layout keep it" if kept else said,)
+    return (f"{argument}; {count_text(kept, 'variable')} that had a layout keep it" if kept else argument,)
 
 
 def _lie_together(
@@ -164,13 +169,13 @@ def lie_in_stages(lies: Arrangement, trace: Trace, mesh: DeviceMesh) -> tuple[st
     places, slots = places_in_stages(lies, trace, mesh), slots_in(trace)
     moved = [v for v in trace.variables if (place := places[id(v)]) and _is_elsewhere(lies, v, place)]
     for devices in mesh.stages:
-        own = [v for v in moved if places[id(v)] == devices]
-        before = [lies.of(v) for v in own]
-        for variable in own:
+        variables = [v for v in moved if places[id(v)] == devices]
+        before = [lies.of(v) for v in variables]
+        for variable in variables:
             lies.decide(variable, stays="")
-        reshards = all(one.reshards for one in before if one.division is not None)
-        stage_mesh, layouts = mesh.of_stage(devices), [one.named for one in before]
-        decide(lies, own, layouts, slots, devices, stage_mesh, reshard_after_forward=reshards)
+        reshards = all(lying.reshards for lying in before if lying.division is not None)
+        stage_mesh, layouts = mesh.of_stage(devices), [lying.named for lying in before]
+        decide(lies, variables, layouts, slots, devices, stage_mesh, reshard_after_forward=reshards)
     for variable in trace.variables:
         lies.decide(variable, stage=places[id(variable)])
     return _said(moved, "the devices of their stages")
@@ -178,21 +183,24 @@ def lie_in_stages(lies: Arrangement, trace: Trace, mesh: DeviceMesh) -> tuple[st
 
 def places_in_stages(lies: Arrangement, trace: Trace, mesh: DeviceMesh) -> dict[int, tuple[str, ...]]:
     """Return the devices of the stage to which each variable of a traced function belongs, none for one of no stage."""
-    found, slots = stages_of_variables(trace), slots_in(trace)
+    stage_by_variable, slots = stages_of_variables(trace), slots_in(trace)
     devices_of = {
-        stage: next((own for own in mesh.stages if {*own} == {*stage.devices}), ()) for stage in found.values()
+        stage: next((stage_devices for stage_devices in mesh.stages if {*stage_devices} == {*stage.devices}), ())
+        for stage in stage_by_variable.values()
     }
     places: dict[int, tuple[str, ...]] = {}
     for variable in trace.variables:
         known = stage_known(lies, variable, mesh) or stage_known(lies, slots.get(id(variable)), mesh)
-        places[id(variable)] = known or (devices_of[found[id(variable)]] if id(variable) in found else ())
+        places[id(variable)] = known or (
+            devices_of[stage_by_variable[id(variable)]] if id(variable) in stage_by_variable else ()
+        )
     return places
 
 
 def stages_of_variables(trace: Trace) -> dict[int, Stage]:
     """Return the stages to which variables of a traced function belong, by the variables' ids."""
     captured = captured_variables(trace)
-    found: dict[int, Stage] = {}
+    stage_by_variable: dict[int, Stage] = {}
     read: list[set[int]] = []  # by each operation beside all stages: the variables that it follows from, and the stages
     after: list[set[Stage]] = []
     written: dict[int, set[Stage]] = {}
@@ -202,18 +210,30 @@ def stages_of_variables(trace: Trace) -> dict[int, Stage]:
         if op.index in captured:
             variables = {id(captured[op.index])}
         if op.stage is not None:
-            found.update({variable: op.stage for variable in variables if variable not in found})
+            stage_by_variable.update(
+                {variable: op.stage for variable in variables if variable not in stage_by_variable}
+            )
             variables, stages = set(), {op.stage}
         elif is_write(op.type) and sources and sources[0] in captured:
             written.setdefault(id(captured[sources[0]]), set()).update(stages)
         read.append(variables)
         after.append(stages)
-    found = {**{variable: next(iter(own)) for variable, own in written.items() if len(own) == 1}, **found}
+    stage_by_variable = {
+        **{
+            variable: next(iter(stages_of_variable))
+            for variable, stages_of_variable in written.items()
+            if len(stages_of_variable) == 1
+        },
+        **stage_by_variable,
+    }
     slots = slots_in(trace)
     for slot, head in slots.items():  # (any of those that are updated together may be the one that is read)
-        if slot in found:
-            found.setdefault(id(head), found[slot])
-    return {**found, **{slot: found[id(head)] for slot, head in slots.items() if id(head) in found}}
+        if slot in stage_by_variable:
+            stage_by_variable.setdefault(id(head), stage_by_variable[slot])
+    return {
+        **stage_by_variable,
+        **{slot: stage_by_variable[id(head)] for slot, head in slots.items() if id(head) in stage_by_variable},
+    }
 
 
 def _is_elsewhere(lies: Arrangement, variable: tf.Variable, devices: Sequence[str]) -> bool:
@@ -234,11 +254,15 @@ def stays(variable: tf.Variable, layout: VariableLayout) -> bool:
 def lie_in_units(lies: Arrangement, trace: Trace, mesh: DeviceMesh) -> None:
     """Let those variables of a traced function lie otherwise of whose units it tells; see `learn_units`."""
     divisions = lies.divisions(captured_variables(trace))
-    told, slots = _learn_units(lies, trace, divisions, mesh), slots_in(trace)
+    learned, slots = _learn_units(lies, trace, divisions, mesh), slots_in(trace)
     for alike in mesh.alike:
-        found = [(v, own) for v in told if (own := lies.of(v)).division and {*own.division.devices} <= {*alike.devices}]
-        variables, layouts = [v for v, _ in found], [own.layout for _, own in found]
-        reshard = all(own.reshards for _, own in found)
+        lying_on_mesh = [
+            (v, lying)
+            for v in learned
+            if (lying := lies.of(v)).division and {*lying.division.devices} <= {*alike.devices}
+        ]
+        variables, layouts = [v for v, _ in lying_on_mesh], [lying.layout for _, lying in lying_on_mesh]
+        reshard = all(lying.reshards for _, lying in lying_on_mesh)
         decide(lies, variables, layouts, slots, alike.devices, alike, reshard_after_forward=reshard)
 
 
@@ -253,27 +277,34 @@ def _learn_units(
       divisions: how its variables are several, by the positions of their placeholders.
       mesh: the mesh on which it is to run.
     """
-    found = [own for axis in mesh.others for own in _learn_along(lies, trace, divisions, axis, mesh.others[axis])]
-    return list({id(own): own for own in found}.values())
+    learned = [
+        variable for axis in mesh.others for variable in _learn_along(lies, trace, divisions, axis, mesh.others[axis])
+    ]
+    return list({id(variable): variable for variable in learned}.values())
 
 
 def _learn_along(
     lies: Arrangement, trace: Trace, divisions: Mapping[int, MeshDivision], axis: str, columns: int
 ) -> list[tf.Variable]:
     """Do what `_learn_units` does along one axis, of variables that are not cut along another one before it."""
-    along = {i: along_axis(own) for i, own in divisions.items() if axis_of(own) == axis}
-    laid, ops = {i: layout_along_axis(own) for i, own in along.items()}, trace.program.ops
-    in_entries = {i for i, own in along.items() if isinstance(own, Cut) and own.block == own.blocks == 1}
+    along = {i: along_axis(division) for i, division in divisions.items() if axis_of(division) == axis}
+    laid, ops = {i: layout_along_axis(division) for i, division in along.items()}, trace.program.ops
+    in_entries = {
+        i for i, division in along.items() if isinstance(division, Cut) and division.block == division.blocks == 1
+    }
     if columns == 1 or not in_entries:
         return []
-    free = {i: (own, laid[i]) for i, own in captured_variables(trace).items() if i in in_entries}
+    free = {i: (variable, laid[i]) for i, variable in captured_variables(trace).items() if i in in_entries}
     heads = slots_in(trace)
     groups: dict[Any, list[int]] = {}  # a variable and its slots; what a gradient reads by itself is captured once more
-    for i, (own, layout) in free.items():
-        groups.setdefault((id(heads.get(id(own), own)), layout), []).append(i)
-    alike, named = {i: group for group in groups.values() for i in group}, {ops[i].name: own for i, own in laid.items()}
-    found = UnitSearch(trace.program, AxisPlanner(axis, columns), named, alike).run()
-    for i, cut in found.items():
+    for i, (variable, layout) in free.items():
+        groups.setdefault((id(heads.get(id(variable), variable)), layout), []).append(i)
+    alike, named = (
+        {i: group for group in groups.values() for i in group},
+        {ops[i].name: layout for i, layout in laid.items()},
+    )
+    cut_by_capture = UnitSearch(trace.program, AxisPlanner(axis, columns), named, alike).run()
+    for i, cut in cut_by_capture.items():
         variable = free[i][0]
         lies.decide(variable, units={**lies.of(variable).units, (axis, columns): cut})
-    return [free[i][0] for i in found]
+    return [free[i][0] for i in cut_by_capture]

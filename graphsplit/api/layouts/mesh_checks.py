@@ -33,14 +33,16 @@ def check_mesh(traced: Trace, mesh: DeviceMesh | None) -> None:
         axis = axis_of(parts.division) if parts is not None else ""
         if parts is None or not axis:
             continue
-        if mesh is None or not any(_lies_on(parts.division, own.table, list(mesh.others)) for own in mesh.alike):
+        if mesh is None or not any(_lies_on(parts.division, alike.table, list(mesh.others)) for alike in mesh.alike):
             where = ", ".join(map(short_name, parts.devices))
             wrong.append(f"{parts.path} along {axis!r} on {where}")
     if wrong:
         rows = " and ".join([", ".join(map(short_name, row)) for row in mesh.rows]) if mesh else ""
-        own = f"mesh {mesh} with the {'rows' if mesh and len(mesh.rows) > 1 else 'row'} {rows}" if mesh else "no mesh"
+        mesh_text = (
+            f"mesh {mesh} with the {'rows' if mesh and len(mesh.rows) > 1 else 'row'} {rows}" if mesh else "no mesh"
+        )
         raise ArgumentError(
-            f"The function runs on {own}, but these variables are cut along an axis of another mesh:\n"
+            f"The function runs on {mesh_text}, but these variables are cut along an axis of another mesh:\n"
             f"{bullet_list(wrong)}\n"
             "Pass parallelize the same mesh and devices as set_variable_layout, or set the layout of the variables "
             "again."
@@ -55,10 +57,10 @@ def check_mesh(traced: Trace, mesh: DeviceMesh | None) -> None:
 
 def mesh_lain_on(traced: Trace, devices: Sequence[str]) -> MeshAxes:
     """Return the mesh of these devices along whose axis variables of a function lie; none if none, or several, are."""
-    found = {axis for handle in traced.captures if (parts := parts_of(handle)) for axis in _axes_of(parts.division)}
-    if len(found) != 1:
+    axes = {axis for handle in traced.captures if (parts := parts_of(handle)) for axis in _axes_of(parts.division)}
+    if len(axes) != 1:
         return MeshAxes()
-    [(axis, columns)] = found
+    [(axis, columns)] = axes
     rows = len(devices) // columns
     sizes = (*([(BATCH_AXIS, rows)] if rows > 1 else []), (axis, columns))
     return MeshAxes(sizes if rows * columns == len(devices) else ())
@@ -80,14 +82,16 @@ def check_asked(program: Program, mesh: DeviceMesh) -> list[str]:
       UnsupportedError: for a dimension of unknown length along another axis than the batch's.
     """
     ops = [op for op in program.ops if not is_of_gradient(op)]  # (whose layouts are those of what they are of)
-    asked = [(op, axes) for op in ops if (axes := asked_of(op)) is not None]
-    wrong = [text for op, axes in asked for name in axes if name and (text := _misfit(program, op, name, axes, mesh))]
+    axes_by_op = [(op, axes) for op in ops if (axes := asked_of(op)) is not None]
+    wrong = [
+        text for op, axes in axes_by_op for name in axes if name and (text := _misfit(program, op, name, axes, mesh))
+    ]
     if wrong:
         raise ArgumentError(f"with_layout does not fit mesh {mesh}:\n{bullet_list(list(dict.fromkeys(wrong)))}")
-    said = Counter(f"with_layout {_described(program, op)}" for op, _ in asked)
-    inside = [op for op in ops if any(asked_of(own) for body in op.bodies.values() for own in body.ops)]
+    count_by_text = Counter(f"with_layout {_described(program, op)}" for op, _ in axes_by_op)
+    inside = [op for op in ops if any(asked_of(inner_op) for body in op.bodies.values() for inner_op in body.ops)]
     return [
-        *[f"{text}, {count} times" if count > 1 else text for text, count in said.items()],
+        *[f"{text}, {count} times" if count > 1 else text for text, count in count_by_text.items()],
         *[f"with_layout inside of {op.type} {op.name!r} is not followed" for op in inside],
     ]
 
@@ -127,6 +131,6 @@ def _lies_on(division: MeshDivision, table: np.ndarray[Any, Any], axes: Sequence
     k = axes.index(axis)
     tables = [table.take(d, 1 + k) for d in range(table.shape[1 + k])]
     if not isinstance(division, Nested):
-        return division.devices == tuple([own.flat[0] for own in tables])
-    others = [*axes[:k], *axes[k + 1 :]]
-    return all(_lies_on(own, part, others) for own, part in zip(division.rows, tables, strict=True))
+        return division.devices == tuple([part_table.flat[0] for part_table in tables])
+    other_axes = [*axes[:k], *axes[k + 1 :]]
+    return all(_lies_on(row, part, other_axes) for row, part in zip(division.rows, tables, strict=True))

@@ -63,11 +63,11 @@ def variable_layout(
     names = names if mesh_devices is None else mesh_devices.devices
     check_layout(layout, mesh_devices)
     new = NewVariables(names, reshard_after_forward, mesh_devices)
-    made: list[str] = []
+    names_made: list[str] = []
 
     def lay(variable: tf.Variable) -> None:
         head = new.add(variable)
-        made.append(name_of(variable))
+        names_made.append(name_of(variable))
         if isinstance(layout, Mapping):
             new.lay_out(variable, layout_by_name(variable, layout, head), head)
         else:
@@ -76,7 +76,7 @@ def variable_layout(
     with laid_out_when_made(lay):
         yield
     if isinstance(layout, Mapping):
-        check_patterns(layout, made)
+        check_patterns(layout, names_made)
 
 
 @contextlib.contextmanager
@@ -141,13 +141,13 @@ def laid_out_when_made(lay: Callable[[tf.Variable], None] | None, only: Any = No
     """
 
     def create(make: Callable[..., Any], **options: Any) -> Any:
-        others = [creator for creator in variable_creators() if creator not in _ours]
+        other_creators = [creator for creator in variable_creators() if creator not in _ours]
         value = options.get("initial_value")
         is_other = (only is not None and value is not only) or (lay is None and are_laid_out_when_made())
         if is_other or not tf.executing_eagerly():
             return make(**options)
         first = None
-        if not others and not options.get("caching_device"):
+        if not other_creators and not options.get("caching_device"):
             first = initial_value(value, options.get("dtype"), options.get("shape"))
         if isinstance(first, InitialValue):
             return _made(first, new_variable_of(value), lay, options)
@@ -168,9 +168,9 @@ def _made(
     variable = variable_without_value(shape=first.shape, dtype=first.dtype, **known)
     if of_keras is not None:
         call_by_path(variable, of_keras[1].path)
-    asked = any(_ours.get(creator) is False for creator in variable_creators())
+    is_asked = any(_ours.get(creator) is False for creator in variable_creators())
     is_weight = first.dtype.is_floating or first.dtype.size == 1  # (seeds and counters are whole numbers of more bytes)
-    waits = asked and is_weight and bool(first.shape) and not first.is_made
+    waits = is_asked and is_weight and bool(first.shape) and not first.is_made
     if waits:
         first.wait(variable)
     if lay is not None:
@@ -205,8 +205,8 @@ class NewVariables:
     def lay_out(self, variable: tf.Variable, layout: VariableLayout | None, head: tf.Variable | None) -> None:
         """Lay a new variable out; a sharded slot goes to where the variable lies to which it belongs, its head."""
         slots = {} if head is None else {id(variable): head}
-        given = [variable], [layout], slots, self._devices, self._mesh
-        lay_out(*given, reshard_after_forward=self._reshard, loads=self._loads)
+        arguments = [variable], [layout], slots, self._devices, self._mesh
+        lay_out(*arguments, reshard_after_forward=self._reshard, loads=self._loads)
 
 
 class _Trained:
@@ -232,9 +232,9 @@ class _Trained:
 def slots_for_host(variables: Sequence[tf.Variable]) -> tuple[str, ...]:
     """Return the names of the slots among variables that can lie on the host; no other variable has such a name."""
     slots = slots_by_name(variables)
-    others = {name_of(variable) for variable in variables if id(variable) not in slots}
+    other_names = {name_of(variable) for variable in variables if id(variable) not in slots}
     names = dict.fromkeys([name_of(v) for v in variables if id(v) in slots and can_be_parted(v)])
-    return tuple([name for name in names if name not in others])
+    return tuple([name for name in names if name not in other_names])
 
 
 def slots_by_name(variables: Sequence[tf.Variable]) -> dict[int, tf.Variable]:

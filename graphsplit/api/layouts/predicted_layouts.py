@@ -30,7 +30,7 @@ def layout_name(layout: Layout) -> str:
 
 
 def lying_elsewhere(
-    here: Arrangement, trace: Trace, devices: Sequence[str], mesh: DeviceMesh | None = None, at_home: bool = False
+    as_here: Arrangement, trace: Trace, devices: Sequence[str], mesh: DeviceMesh | None = None, at_home: bool = False
 ) -> Arrangement:
     """Return how the variables of a traced function lie on devices that need not exist: as they do here.
 
@@ -44,15 +44,15 @@ def lying_elsewhere(
     Raises:
       ArgumentError: for variables on more devices here than there, and for those along axes without that axis.
     """
-    variables, there, number_of = list(trace.variables), Arrangement(devices[0], here), _numbers_of_devices()
-    along = [None] * len(variables) if at_home else _elsewhere(here, variables, mesh)
+    variables, elsewhere, number_of = list(trace.variables), Arrangement(devices[0], as_here), _numbers_of_devices()
+    along = [None] * len(variables) if at_home else _elsewhere(as_here, variables, mesh)
     wrong = list[str]()
     for variable, layout in zip(variables, along, strict=True):
-        division = here.of(variable).division
+        division = as_here.of(variable).division
         if at_home:
-            there.decide(variable, division=None, stays="", wish=None)
+            elsewhere.decide(variable, division=None, stays="", wish=None)
         elif layout is not None:
-            there.decide(variable, division=None)
+            elsewhere.decide(variable, division=None)
         if division is None or at_home or layout is not None:
             continue
         assert isinstance(division, (Cut, Replicate))  # (of others the layout says how they lie)
@@ -64,7 +64,7 @@ def lying_elsewhere(
         division = replace(division, devices=tuple([named[device] for device in division.devices]))
         if isinstance(division, Replicate):
             division = replace(division, sums=tuple([named[device] for device in division.sums]))
-        there.decide(variable, division=division, over=division.devices)
+        elsewhere.decide(variable, division=division, over=division.devices)
     if wrong:
         raise ArgumentError(
             f"These variables are on more devices than the {len(devices)} of the prediction:\n"
@@ -72,44 +72,49 @@ def lying_elsewhere(
             'Predict for more devices, or pass another layout, variables="home".'
         )
     if any(along):
-        decide_in_stages(there, variables, along, slots_in(trace), devices, mesh, True)
-    return there
+        decide_in_stages(elsewhere, variables, along, slots_in(trace), devices, mesh, True)
+    return elsewhere
 
 
 def _elsewhere(
-    here: Arrangement, variables: Sequence[tf.Variable], mesh: DeviceMesh | None
+    as_here: Arrangement, variables: Sequence[tf.Variable], mesh: DeviceMesh | None
 ) -> list[VariableLayout | None]:
     """Return the layouts, as users write them, of variables along axes of a mesh or on the host; None of others.
 
     Raises:
       ArgumentError: if there are some along axes, and no mesh.
     """
-    lying = [here.of(v) for v in variables]
-    found: list[VariableLayout | None] = [
-        None if own.division is None or (own.layout in LAYOUTS and not own.groups) else own.layout for own in lying
+    lying = [as_here.of(v) for v in variables]
+    layouts: list[VariableLayout | None] = [
+        None
+        if lying_here.division is None or (lying_here.layout in LAYOUTS and not lying_here.groups)
+        else lying_here.layout
+        for lying_here in lying
     ]
     if mesh is not None:
-        check_layout({k: own for k, own in enumerate(found) if own is not None}, mesh)
-    along = [(v, own) for v, own in zip(variables, found, strict=True) if own is not None and own != "host"]
+        check_layout({k: layout for k, layout in enumerate(layouts) if layout is not None}, mesh)
+    along = [
+        (v, layout) for v, layout in zip(variables, layouts, strict=True) if layout is not None and layout != "host"
+    ]
     if mesh is None and along:
-        named = [f"{name_of(v)}: {own!r}" for v, own in along]
+        named = [f"{name_of(v)}: {layout!r}" for v, layout in along]
         raise ArgumentError(
             "These variables are cut along axes of a mesh, and the prediction has no mesh:\n"
             f"{bullet_list(named)}\n"
             'Pass the mesh, mesh={"batch": 2, "model": 4}, or another layout, variables="home".'
         )
-    return found
+    return layouts
 
 
 def notes_on_layout(
-    here: Arrangement, trace: Trace, layout: Layout, devices: Sequence[str], mesh: DeviceMesh | None = None
+    as_here: Arrangement, trace: Trace, layout: Layout, devices: Sequence[str], mesh: DeviceMesh | None = None
 ) -> tuple[str, ...]:
     """Return what to say of where variables are predicted.
 
     It is said if they could lie on more of the devices than they do, and of the host's memory if the devices have it.
     """
-    held = [(own.layout, own.division) for v in trace.variables if (own := here.of(v)).division is not None]
-    is_on_host = names_host(layout) or (layout is None and any(own == "host" for own, _ in held))
+    held = [(record.layout, record.division) for v in trace.variables if (record := as_here.of(v)).division is not None]
+    is_on_host = names_host(layout) or (layout is None and any(kept_layout == "host" for kept_layout, _ in held))
     if is_on_host and set(host_devices(devices)) & set(devices):
         return (
             "the devices are CPUs, whose memory is the host's: variables with layout 'host' count as those of "
@@ -119,10 +124,10 @@ def notes_on_layout(
         return ()
     notes = []
     for kind, what in ((Cut, "sharded"), (Replicate, "replicated")):
-        lying = [division for own, division in held if type(division) is kind and own != "host"]
+        lying = [division for kept_layout, division in held if type(division) is kind and kept_layout != "host"]
         if not lying:
             continue
-        number_of, would = _numbers_of_devices(), lying_elsewhere(here, trace, devices, at_home=True)
+        number_of, would = _numbers_of_devices(), lying_elsewhere(as_here, trace, devices, at_home=True)
         lie_as_asked(would, trace, what, devices, None)
         used = {0, *[number_of(device) for division in lying for device in division.devices]}
         could = {devices[0], *[device for variable in trace.variables for device in would.devices_of(variable)]}

@@ -160,7 +160,7 @@ def _decide_slots(
     """Decide how the slots of an optimizer lie, as `set_variable_layout` was told before it had any."""
     optimizer = reference()
     variables = variables_of(optimizer)
-    slots = slots_of(optimizer, [own for variable in trained if (own := variable()) is not None])
+    slots = slots_of(optimizer, [alive_variable for variable in trained if (alive_variable := variable()) is not None])
     patterns = layout if isinstance(layout, Mapping) else {"*": layout}
     wanted = [layout_by_name(variable, patterns, slots.get(id(variable))) for variable in variables]
     decide_in_stages(lies, variables, wanted, slots, devices, mesh, reshard_after_forward)
@@ -183,18 +183,18 @@ def decide_in_stages(
 ) -> None:
     """Decide how variables lie, those that are known to belong to a stage on its devices; see `decide`."""
     known = [(stage_known(lies, v, mesh), stage_known(lies, slots.get(id(v)), mesh)) for v in variables]
-    places = [own or of_head or tuple(devices) for own, of_head in known]
+    places = [own_place or of_head or tuple(devices) for own_place, of_head in known]
     for place in dict.fromkeys(places):
-        own = [k for k, other in enumerate(places) if other == place]
-        stage_mesh, laid = None if mesh is None else mesh.of_stage(place), [variables[k] for k in own]
-        layouts = [wanted[k] for k in own]
+        numbers = [k for k, other in enumerate(places) if other == place]
+        stage_mesh, laid = None if mesh is None else mesh.of_stage(place), [variables[k] for k in numbers]
+        layouts = [wanted[k] for k in numbers]
         decide(lies, laid, layouts, slots, place, stage_mesh, reshard_after_forward=reshard_after_forward)
 
 
 def _check_no_slots(layout: Mapping[str, VariableLayout]) -> None:
-    if asked := [pattern for pattern in layout if pattern.startswith(SLOTS)]:
+    if patterns := [pattern for pattern in layout if pattern.startswith(SLOTS)]:
         raise ArgumentError(
-            f"{asked[0]!r} is for the slots of an optimizer, and the target has none. Pass the optimizer, too: "
+            f"{patterns[0]!r} is for the slots of an optimizer, and the target has none. Pass the optimizer, too: "
             "[model, optimizer]. For slots of your own, call set_variable_layout on them."
         )
 
@@ -205,11 +205,11 @@ def check_eager() -> None:
         raise UnsupportedError("set_variable_layout is called while a graph is built. Call it outside of tf.function.")
 
 
-def lay_out(*given: Any, **options: Any) -> None:
+def lay_out(*arguments: Any, **options: Any) -> None:
     """Lay variables out, each as it is wanted; see `decide`."""
     lies = Arrangement()
     with calls.lock:  # no call of another thread begins until all of them lie as they are wanted
-        decide(lies, *given, **options)
+        decide(lies, *arguments, **options)
         lies.apply()
 
 
@@ -241,41 +241,50 @@ def decide(
     if mesh is not None and tuple(devices) in mesh.stages:
         on_mesh |= divisions_in_stage(lies, variables, wanted, mesh, slots)  # (numbers stay, wherever they were made)
     else:
-        copied = [v for v, own in zip(variables, wanted, strict=True) if own == "replicated"]
+        copied = [v for v, layout_wanted in zip(variables, wanted, strict=True) if layout_wanted == "replicated"]
         check_may_be_copies(lies, copied, devices)
-    for variable, own in zip(variables, wanted, strict=True):
-        if own is None:
+    for variable, layout_wanted in zip(variables, wanted, strict=True):
+        if layout_wanted is None:
             continue
         before, division = lies.of(variable), on_mesh.get(id(variable))
-        over, groups = tuple(PLACES.get(own, tuple)(devices)), groups_for(own, mesh)
+        over, groups = tuple(PLACES.get(layout_wanted, tuple)(devices)), groups_for(layout_wanted, mesh)
         lies_so = before.division is not None and (
-            (before.layout, before.over, before.groups) == (own, over, groups)
+            (before.layout, before.over, before.groups) == (layout_wanted, over, groups)
             if division is None
             else before.division == division
         )
         if not lies_so:
             lies.decide(variable, division=None, layout="home", over=())
-        elif own in PLACES:
+        elif layout_wanted in PLACES:
             lies.decide(variable, division=before.resharding(reshard_after_forward).division)  # it stays where it is
-        if groups or own != before.stays:
+        if groups or layout_wanted != before.stays:
             lies.decide(variable, stays="")
-    free = [(v, own) for v, own in zip(variables, wanted, strict=True) if lies.of(v).division is None]
-    for variable, own in free:
+    free = [
+        (v, layout_wanted) for v, layout_wanted in zip(variables, wanted, strict=True) if lies.of(v).division is None
+    ]
+    for variable, layout_wanted in free:
         if (division := on_mesh.get(id(variable))) is not None:
-            lies.divide(variable, division, own)
-    copied = [variable for variable, own in free if own == "replicated" and id(variable) not in on_mesh]
+            lies.divide(variable, division, layout_wanted)
+    copied = [
+        variable for variable, layout_wanted in free if layout_wanted == "replicated" and id(variable) not in on_mesh
+    ]
     for variable, how in replicated(lies, copied, devices, slots):
         lies.divide(variable, how, "replicated")
     for layout, places in PLACES.items():
-        new = [variable for variable, own in free if own == layout and lies.cut_of(variable, layout) is None]
+        new = [
+            variable
+            for variable, layout_wanted in free
+            if layout_wanted == layout and lies.cut_of(variable, layout) is None
+        ]
         owned = lies.owned_bytes(variables, places(devices)) if loads is None else loads
         over, groups = tuple(places(devices)), groups_for(layout, mesh)
         for variable, cut in divided(lies, new, over, slots, owned, layout, reshard_after_forward, groups):
             lies.share_out(variable, cut, layout, over)
-    for variable, own in zip(variables, wanted, strict=True):
-        if own is not None:
-            asked = own, tuple(devices), mesh, reshard_after_forward
-            lies.decide(variable, automatic=own if is_automatic else "", wish=asked)  # for slots yet to be made
+    for variable, layout_wanted in zip(variables, wanted, strict=True):
+        if layout_wanted is not None:
+            wish = layout_wanted, tuple(devices), mesh, reshard_after_forward
+            # for slots yet to be made
+            lies.decide(variable, automatic=layout_wanted if is_automatic else "", wish=wish)
 
 
 def wanted_layouts(
@@ -303,17 +312,17 @@ def layout_by_name(
 ) -> VariableLayout | None:
     """Return the layout of the first pattern that fits a variable, or the one that it is a slot of; None: of none."""
     names = name_of(variable), None if head is None else name_of(head)
-    own = next((own for pattern, own in layout.items() if fits_variable(*names, pattern)), None)
-    if own is not None and not isinstance(own, str) and head is not None and head.shape != variable.shape:
-        own = "home"  # what an optimizer keeps of rows and columns is small
-    return None if own is None else spelling_of(own).plain(variable.shape.rank)
+    fitting = next((fitting for pattern, fitting in layout.items() if fits_variable(*names, pattern)), None)
+    if fitting is not None and not isinstance(fitting, str) and head is not None and head.shape != variable.shape:
+        fitting = "home"  # what an optimizer keeps of rows and columns is small
+    return None if fitting is None else spelling_of(fitting).plain(variable.shape.rank)
 
 
 def check_patterns(layout: Mapping[str, VariableLayout], names: Sequence[str]) -> None:
     """Raise `ArgumentError` if a pattern fits none of the names. (It may fit no slot: some optimizers have none.)"""
     if idle := idle_patterns(layout, names):
         alike = {pattern: near(pattern.removeprefix(SLOTS), scopes_and_names(names)) for pattern in idle}
-        lines = [f"\nSimilar to {p!r}: {', '.join(map(repr, found))}." for p, found in alike.items() if found]
+        lines = [f"\nSimilar to {p!r}: {', '.join(map(repr, similar))}." for p, similar in alike.items() if similar]
         raise ArgumentError(
             f"No variable's name fits {', '.join(map(repr, idle))}. The variables are:\n{bullet_list(names, 8)}"
             + "".join(lines)
@@ -353,7 +362,7 @@ def variables_of(target: Any) -> list[tf.Variable]:
 
 def variables_with_owners(target: Any) -> list[tuple[tf.Variable, Any]]:
     """Return `variables_of(target)`, each with the variable of Keras 3 that it is the value of, else itself."""
-    found: dict[int, tuple[tf.Variable, Any]] = {}
+    owner_by_id: dict[int, tuple[tf.Variable, Any]] = {}
     for variable in _all(target):
         value = plain_variable(variable)
         if value is not variable and isinstance(value, tf.Variable):
@@ -367,17 +376,17 @@ def variables_with_owners(target: Any) -> list[tuple[tf.Variable, Any]]:
                 )
         if not is_plain:
             raise UnsupportedError(f"{variable!r} is not a variable that can have a layout: it has no handle.")
-        found.setdefault(id(value), (value, variable))
-    return list(found.values())
+        owner_by_id.setdefault(id(value), (value, variable))
+    return list(owner_by_id.values())
 
 
 def slots_of(target: Any, variables: Sequence[tf.Variable]) -> dict[int, tf.Variable]:
     """Return the variable that each slot belongs to, by the slot's id, as the optimizers of a target have it."""
-    found = {}
+    head_by_slot = {}
     for optimizer in optimizers_of(target):
         for slot, variable in keras_internals.slots_of(optimizer, variables):
-            found[id(plain_variable(slot))] = plain_variable(variable)
-    return found
+            head_by_slot[id(plain_variable(slot))] = plain_variable(variable)
+    return head_by_slot
 
 
 def optimizers_of(target: Any) -> Iterable[Any]:
@@ -388,8 +397,8 @@ def optimizers_of(target: Any) -> Iterable[Any]:
     elif hasattr(type(target), "apply_gradients"):
         yield target
     elif hasattr(target, "variables"):
-        found = [own for value in getattr(target, "__dict__", {}).values() for own in _entries(value)]
-        yield from [own for own in found if hasattr(type(own), "apply_gradients")]
+        values = [entry for value in getattr(target, "__dict__", {}).values() for entry in _entries(value)]
+        yield from [entry for entry in values if hasattr(type(entry), "apply_gradients")]
 
 
 def _entries(value: Any) -> Iterable[Any]:
@@ -410,9 +419,9 @@ def _all(target: Any) -> Iterable[Any]:
         for value in _entries(target):
             yield from _all(value)
     elif hasattr(target, "variables"):
-        own = target.variables
-        yield from own() if callable(own) else own  # a method in old tf_keras optimizers
-        yield from _all([own for own in optimizers_of(target) if own is not target])
+        own_variables = target.variables
+        yield from own_variables() if callable(own_variables) else own_variables  # a method in old tf_keras optimizers
+        yield from _all([other_optimizer for other_optimizer in optimizers_of(target) if other_optimizer is not target])
         yield from _all(getattr(target, "metrics", None) or ())
     elif hasattr(target, "assign_add"):  # a variable of Keras 3 (whose optimizers have such a method, too)
         yield target
