@@ -135,7 +135,9 @@ def why_too_many(call: PredictedCall, devices: int, layout: Layout) -> str:
 def _stays(layout: VariableLayout, options: Options) -> bool:
     """Return whether a variable that lies so is cut along the axis of a mesh that is not the batch's, and only so."""
     spelling = spelling_of(layout)
-    return spelling.others == "home" and bool(spelling.named) and spelling.named.keys() <= options.mesh.others.keys()
+    return (
+        spelling.along_others == "home" and bool(spelling.named) and spelling.named.keys() <= options.mesh.others.keys()
+    )
 
 
 def _count(options: Options, devices: int | None, machine: Machine) -> int:

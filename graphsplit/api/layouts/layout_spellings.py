@@ -101,11 +101,11 @@ class Spelling:
 
     Attributes:
       dimensions: the axes of the mesh along which each dimension is cut, and how; empty if none is.
-      others: one of `WORDS`: how the variable lies along the axes that no dimension names.
+      along_others: one of `WORDS`: how the variable lies along the axes that no dimension names.
     """
 
     dimensions: tuple[tuple[AxisCut, ...], ...]
-    others: str
+    along_others: str
 
     @property
     def named(self) -> dict[str, int]:
@@ -119,11 +119,11 @@ class Spelling:
     def plain(self, rank: int | None) -> Any:
         """Return the layout of a variable as users write it, always in the same way."""
         if not self.named:
-            return self.others
+            return self.along_others
         named = [tuple([axis_cut.plain for axis_cut in axes]) for axes in self.dimensions]
         entries: list[Any] = [axes if len(axes) > 1 else next(iter(axes), None) for axes in named]
         dimensions = (*entries, *[None] * ((rank or 0) - len(entries)))
-        return dimensions if self.others == "home" else (dimensions, self.others)
+        return dimensions if self.along_others == "home" else (dimensions, self.along_others)
 
 
 def spelling_of(layout: VariableLayout) -> Spelling:
@@ -234,9 +234,9 @@ def check_one(layout: Any, mesh: DeviceMesh | None = None) -> None:
             f"{text} names axis {twice[0]!r} twice; each axis cuts one dimension of a variable. Write None for the "
             "other one."
         )
-    if spelling.others != "home" and {*named} == axes.keys() - {mesh.axes.copies_axis}:
+    if spelling.along_others != "home" and {*named} == axes.keys() - {mesh.axes.copies_axis}:
         raise ArgumentError(
-            f"{text}: the dimensions name all axes of mesh {mesh}, so {spelling.others!r} applies to no axis. Leave it "
+            f"{text}: the dimensions name all axes of mesh {mesh}, so {spelling.along_others!r} applies to no axis. Leave it "
             "out."
         )
 
@@ -352,7 +352,7 @@ class LayoutOnMesh:
     def shared(self) -> list[tuple[tuple[str, ...], Sequence[int]]]:
         """The devices and the shape of each part that is shared out by bytes, as `"sharded"` shares variables out."""
         parts: list[tuple[tuple[str, ...], Sequence[int]]] = []
-        if self.spelling.others == "sharded" and self.mesh.batch_axis not in self.spelling.named:
+        if self.spelling.along_others == "sharded" and self.mesh.batch_axis not in self.spelling.named:
             self._along(self.mesh.table, list(self.mesh.others), self.shape, lambda *part: parts.append(part))
         return parts
 
@@ -364,7 +364,7 @@ class LayoutOnMesh:
         """
         row, along_others, next_share = (
             self.spelling.named.get(self.mesh.batch_axis),
-            self.spelling.others,
+            self.spelling.along_others,
             iter(shares),
         )
 
@@ -394,12 +394,12 @@ class LayoutOnMesh:
           in_rows: returns how a part is several over the other devices, those that are meant.
         """
         if not axes:
-            used = table if self.spelling.others == "sharded" else table.reshape(len(table), -1)[:, 0]
+            used = table if self.spelling.along_others == "sharded" else table.reshape(len(table), -1)[:, 0]
             return in_rows(tuple(used.ravel().tolist()), shape) if used.size > 1 else None
         firsts = tuple(table.reshape(*table.shape[:2], -1)[0, :, 0].tolist())
         columns = self._cut(axes[0], shape, firsts)
         if columns is None:
-            if self.spelling.others != "replicated" or len(firsts) == 1:
+            if self.spelling.along_others != "replicated" or len(firsts) == 1:
                 return self._along(np.moveaxis(table, 1, -1), axes[1:], shape, in_rows)
             columns = Replicate(firsts, firsts)
         shapes = part_shapes(columns, shape)

@@ -25,7 +25,7 @@ Layout = VariableLayout | Mapping[str, VariableLayout] | None
 def layout_name(layout: Layout) -> str:
     """Return what a prediction calls a layout: "" for as the variables lie."""
     if layout is None or isinstance(layout, str):
-        return spelling_of(layout or "").others
+        return spelling_of(layout or "").along_others
     return "by patterns" if isinstance(layout, Mapping) else str(layout)
 
 
