@@ -79,17 +79,17 @@ def _alone(batches: Iterable[Any]) -> Iterator[list[Any]]:
 def _read(pipeline: HostPipeline, hosts: tuple[str, ...]) -> Iterator[list[Any]]:
     """Yield batches as all hosts have them."""
     for number in itertools.count():
-        found = pipeline.read(number, hosts)
-        if not found:
+        batches = pipeline.read(number, hosts)
+        if not batches:
             return
-        yield found
+        yield batches
 
 
 def _results(function: Any, batches: Iterator[list[Any]], count: int, readers: tuple[str, ...]) -> Iterator[Any]:
     """Yield results for batches as each of the readers has them; without readers, as this process has them."""
 
-    def prepare(found: list[Any]) -> tuple[Any, Any, Any, Any]:
-        tensors, tree = _flatten(function, found)
+    def prepare(batches: list[Any]) -> tuple[Any, Any, Any, Any]:
+        tensors, tree = _flatten(function, batches)
         planned = function._find(tree)  # new signatures are traced by the user's own thread
         planned = planned if planned is None or readers else planned.on(tensors)
         sends = planned is not None and planned.sends(readers)
@@ -124,13 +124,13 @@ class ReadCall:
 
 
 def _run(tensors: Any, readers: tuple[str, ...], sender: Any, pieces: Any, planned: Any) -> list[tf.Tensor]:
-    found: list[tf.Tensor] = planned.run_sent(tensors, pieces if planned is sender else None, readers)
-    return found
+    results: list[tf.Tensor] = planned.run_sent(tensors, pieces if planned is sender else None, readers)
+    return results
 
 
-def _flatten(function: Any, found: list[Any]) -> tuple[list[tf.Tensor], structures.Container]:
+def _flatten(function: Any, batches: list[Any]) -> tuple[list[tf.Tensor], structures.Container]:
     """Return the tensors of a batch, of one reader after the other, and its structure, which is that of each."""
-    flat = [function._flatten(arguments_of(batch), {}) for batch in found]
+    flat = [function._flatten(arguments_of(batch), {}) for batch in batches]
     return [tensor for tensors, _ in flat for tensor in tensors], flat[0][1]
 
 
@@ -254,9 +254,9 @@ def _all_on(device: str, concrete: Any) -> Callable[[], Any]:
     name = f"graphsplit_read_{next(_serial)}"
     definition = function_definition(name, graph.node, inputs, outputs, effects)
     specs, outs = (list(map(tf.TensorSpec.from_tensor, tensors)) for tensors in (concrete.inputs, concrete.outputs))
-    function, given = RuntimeFunction(definition, graph.library.function, specs, outs), concrete.captured_inputs
+    function, captured = RuntimeFunction(definition, graph.library.function, specs, outs), concrete.captured_inputs
     packed = functools.partial(tf.nest.pack_sequence_as, concrete.structured_outputs, expand_composites=True)
-    return lambda: packed(function(given))
+    return lambda: packed(function(captured))
 
 
 class HostPipeline:
@@ -279,9 +279,11 @@ class HostPipeline:
         """
         elements = self._elements(number, hosts)
         prints = [element and element[1:] for element in elements]
-        others = [host for host, own in zip(hosts, prints, strict=True) if own != prints[0]]
-        if others:
-            names = ", ".join([str(self._readers[host]) for host in others])
+        different_hosts = [
+            host for host, print_of_host in zip(hosts, prints, strict=True) if print_of_host != prints[0]
+        ]
+        if different_hosts:
+            names = ", ".join([str(self._readers[host]) for host in different_hosts])
             raise UnsupportedError(
                 f"{self._name}.map: batch {number} of {names} is not that of {self._readers[hosts[0]]}. Each host runs "
                 "the pipeline and takes its rows of each batch, so all must read the same data in the same order. Pass "
@@ -306,9 +308,9 @@ class HostPipeline:
         return workers.read(f"{self._name}.map", tuple(tasks), read)
 
     def _reader(self, host: str, number: int) -> _HostReader:
-        found = self._readers.get(host)
-        if found is None or not found.can_read(number):
-            found = _HostReader(self._name, host, number)
-            found.start(self._make)
-            self._readers[host] = found
-        return found
+        reader = self._readers.get(host)
+        if reader is None or not reader.can_read(number):
+            reader = _HostReader(self._name, host, number)
+            reader.start(self._make)
+            self._readers[host] = reader
+        return reader

@@ -144,8 +144,8 @@ class Options:
     @property
     def asks_for_plan(self) -> str:
         """The option that lets a plan be searched for, as users write it."""
-        asked = self.machine.name if self.machine is not None else self.plan
-        return f"memory={int(self.memory or 0)}" if asked is None else f"plan={asked!r}"
+        plan = self.machine.name if self.machine is not None else self.plan
+        return f"memory={int(self.memory or 0)}" if plan is None else f"plan={plan!r}"
 
     @property
     def machine(self) -> Machine | None:
@@ -178,8 +178,8 @@ class Options:
     @property
     def count(self) -> int | None:
         """How many devices are asked for; None for all there are."""
-        asked = [self.asked] if isinstance(self.asked, str) else self.asked
-        return asked if asked is None or isinstance(asked, int) else len(asked)
+        devices = [self.asked] if isinstance(self.asked, str) else self.asked
+        return devices if devices is None or isinstance(devices, int) else len(devices)
 
     def _agree_on_stages(self) -> None:
         """Let the axis of stages and `stages` say the same: the stages, each on a mesh of the other axes.
@@ -187,20 +187,20 @@ class Options:
         Raises:
           ArgumentError: if they disagree.
         """
-        asked = self.stages.count if isinstance(self.stages, Beginnings) else self.stages
+        stage_count = self.stages.count if isinstance(self.stages, Beginnings) else self.stages
         mesh, is_interleaved = self.mesh, self.schedule == "interleaved"
         if is_interleaved and not mesh.stages:
             raise ArgumentError(
                 f"mesh={mesh.asked!r} with schedule='interleaved': say on how many groups of devices the stages take "
                 f"turns, mesh={ {STAGE_AXIS: 2, **mesh.asked}!r}."
             )
-        if not is_interleaved and asked and mesh.stages not in (0, asked):
+        if not is_interleaved and stage_count and mesh.stages not in (0, stage_count):
             raise ArgumentError(
                 f"mesh={mesh.asked!r} has {count_text(mesh.stages, 'stage')}, and stages={self.stages} "
-                f"{'is' if asked == 1 else 'are'} {asked}. Give the same number, or leave out stages."
+                f"{'is' if stage_count == 1 else 'are'} {stage_count}. Give the same number, or leave out stages."
             )
         self._set(
-            mesh=mesh if mesh.stages else replace(mesh, stages=asked or 0, stage_at=0),
+            mesh=mesh if mesh.stages else replace(mesh, stages=stage_count or 0, stage_at=0),
             stages=self.stages or mesh.stages,
         )
 
@@ -239,26 +239,26 @@ USUAL: Tuning = {
 """What holds for keys that are left out."""
 
 
-def tuning_asked(asked: object) -> Tuning:
+def tuning_asked(tuning: object) -> Tuning:
     """Return all keys, checked.
 
     Raises:
       ArgumentError: for a key that there is not, or a value that cannot be meant.
     """
-    if asked is not None and not isinstance(asked, Mapping):
-        raise ArgumentError(f"tuning must map names to values, {{'reduce_retracing': True}}, got {asked!r}.")
-    for key in asked or ():
+    if tuning is not None and not isinstance(tuning, Mapping):
+        raise ArgumentError(f"tuning must map names to values, {{'reduce_retracing': True}}, got {tuning!r}.")
+    for key in tuning or ():
         if key not in USUAL:
             instead = f" {REMOVED[key]}" if key in REMOVED else meant(key, USUAL)
             raise ArgumentError(f"tuning has no key {key!r}.{instead} It has {', '.join(map(repr, USUAL))}.")
-    found: Tuning = {**USUAL, **(asked or {})}  # type: ignore[typeddict-item]  # (checked below)
-    count, device = found["bucket_bytes"], found["default_device"]
+    checked: Tuning = {**USUAL, **(tuning or {})}  # type: ignore[typeddict-item]  # (checked below)
+    count, device = checked["bucket_bytes"], checked["default_device"]
     if count is not None and not is_count(count, 0):
         raise ArgumentError(
             f"bucket_bytes must be a number of bytes, at least 0, got {count!r}. Small gradients are sent together in "
             "buckets of at most that size; 0 sends each alone, None chooses."
         )
-    exchange = found["exchange_bytes"]
+    exchange = checked["exchange_bytes"]
     if exchange is not None and not is_count(exchange, 0):
         raise ArgumentError(
             f"exchange_bytes must be a number of bytes, at least 0, got {exchange!r}. A sum that shards wait for goes "
@@ -267,8 +267,8 @@ def tuning_asked(asked: object) -> Tuning:
         )
     if device is not None:
         canonical_name(device, "default_device")
-    check_flag("reduce_retracing", found["reduce_retracing"])
-    return found
+    check_flag("reduce_retracing", checked["reduce_retracing"])
+    return checked
 
 
 _BYTES = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B\s*$", re.IGNORECASE)
@@ -316,17 +316,17 @@ def check_strict(strict: object) -> None:
         )
 
 
-def recompute_asked(asked: object) -> Recompute:
+def recompute_asked(recompute: object) -> Recompute:
     """Return what is to be recomputed, checked."""
-    if asked is None or asked == "blocks":
-        return asked  # type: ignore[return-value]
-    if isinstance(asked, (list, tuple)) and asked and all(isinstance(pattern, str) for pattern in asked):
-        return tuple(asked)
-    if _is_share(asked) and 0 < float(asked) <= 1:  # type: ignore[arg-type]
-        return float(asked)  # type: ignore[arg-type]
+    if recompute is None or recompute == "blocks":
+        return recompute  # type: ignore[return-value]
+    if isinstance(recompute, (list, tuple)) and recompute and all(isinstance(pattern, str) for pattern in recompute):
+        return tuple(recompute)
+    if _is_share(recompute) and 0 < float(recompute) <= 1:  # type: ignore[arg-type]
+        return float(recompute)  # type: ignore[arg-type]
     raise ArgumentError(
         f"recompute must be 'blocks'; patterns of names of layers, ['block_*']; the share of the activations to "
-        f"recompute, 0.5; or None, which stores all. Got {asked!r}."
+        f"recompute, 0.5; or None, which stores all. Got {recompute!r}."
     )
 
 
@@ -335,12 +335,12 @@ def shares_asked(shares: Sequence[float] | None) -> tuple[float, ...] | None:
     if shares is None:
         return None
     try:
-        found = tuple(shares)
+        checked = tuple(shares)
     except TypeError as error:
         raise ArgumentError(f"shares must be a number for each device, [3, 1], got {shares!r}.") from error
-    if not all(map(_is_share, found)) or not sum(found) > 0:
-        raise ArgumentError(f"shares must be finite numbers of at least 0, not all of them 0, got {list(found)}.")
-    return found
+    if not all(map(_is_share, checked)) or not sum(checked) > 0:
+        raise ArgumentError(f"shares must be finite numbers of at least 0, not all of them 0, got {list(checked)}.")
+    return checked
 
 
 def shares_message(shares: Sequence[float], count: int, what: str = "device") -> str:
@@ -357,16 +357,20 @@ def parse_memory(memory: object) -> float | None:
     """
     if memory is None:
         return None
-    found = memory
+    memory_bytes = memory
     if match := _BYTES.match(memory) if isinstance(memory, str) else None:
-        found = float(match[1]) * (1024 if match[3] else 1000) ** _UNITS.index(match[2].upper() or " ")
-    if isinstance(found, bool) or not isinstance(found, (int, float, np.number)) or not 0 < found < float("inf"):
+        memory_bytes = float(match[1]) * (1024 if match[3] else 1000) ** _UNITS.index(match[2].upper() or " ")
+    if (
+        isinstance(memory_bytes, bool)
+        or not isinstance(memory_bytes, (int, float, np.number))
+        or not 0 < memory_bytes < float("inf")
+    ):
         raise ArgumentError(
             f"memory must be the bytes that each device may hold, a number above 0, '40GB' or '40GiB', got {memory!r}."
         )
-    if found is memory and found < _LEAST_BYTES:
+    if memory_bytes is memory and memory_bytes < _LEAST_BYTES:
         raise ArgumentError(f"memory={memory!r} is a number of bytes. Write memory='{memory}GB'.")
-    return float(found)
+    return float(memory_bytes)
 
 
 def plan_asked(plan: str | os.PathLike[str] | Machine | None) -> str | Machine | None:

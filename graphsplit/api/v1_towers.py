@@ -44,13 +44,13 @@ def make_parallel_in_graph(
     return tf.nest.pack_sequence_as(towers[0], joined)
 
 
-def _check_shared(made: list[str]) -> None:
+def _check_shared(new_variables: list[str]) -> None:
     """Raise `ArgumentError` if a tower after the first has made variables."""
-    if made:
+    if new_variables:
         raise ArgumentError(
             "make_parallel runs the function once for each device, and each run made new variables, so devices would "
             "train different models.\n"
-            f"{bullet_list(made)}\n"
+            f"{bullet_list(new_variables)}\n"
             "Make them with tf.compat.v1.get_variable or tf.compat.v1.layers, which share them by name, or before and "
             "outside of the function."
         )

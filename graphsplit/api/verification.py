@@ -165,9 +165,9 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
     if is_model and not args:
         raise ArgumentError("verify runs a step of the model: give it a batch, x and y.")
     runs = _Runs(function, args, kwargs)
-    expected, found = runs.on_one_device(), runs.on_devices()
+    expected, computed = runs.on_one_device(), runs.on_devices()
     names = runs.names(len(expected))
-    apart = list(map(difference_of, names, expected, found))
+    apart = list(map(difference_of, names, expected, computed))
     again = [replace(difference, relative=0.0) for difference in apart]
     most = [ROUNDED * max(last_place(value.dtype), runs.last_place) for value in expected]
     if any(difference.relative > explained for difference, explained in zip(apart, most, strict=True)):
@@ -217,15 +217,15 @@ _JUMPS = frozenset({"ArgMax", "ArgMin", "Bucketize", "Ceil", "Floor", "Rint", "R
 def _causes(plan: Plan) -> tuple[str, ...]:
     """Return what of a function can make more of a rounding error, or gives other numbers each time."""
     jumps = dict.fromkeys((op.type, plan.program.line_of(op)) for op in plan.program.ops if op.type in _JUMPS)
-    found = [
+    causes = [
         f"{kind}{f' at {where}' if where else ''}: between equal candidates, or at an edge, a rounding error decides"
         for kind, where in list(jumps)[:_SHOWN]
     ]
-    found.append(
+    causes.append(
         "Python code that does something else each time it is traced: it is traced for one device and for several"
     )
-    found.append("a defect of graphsplit: please report it with the plan, print(function.plan(...))")
-    return tuple(found)
+    causes.append("a defect of graphsplit: please report it with the plan, print(function.plan(...))")
+    return tuple(causes)
 
 
 class _Runs:
