@@ -560,6 +560,7 @@ def test_the_page_has_these_commands():
         ["python", "-m", "benchmarks.operations"],
         ["python", "-m", "benchmarks.fitting"],
         ["graphsplit", "inspect", "module:function"],
+        ["graphsplit", "validate", "module:function"],
     ]
 
 
