@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.sizes import Shape, is_same
+from graphsplit.core.sizes import Shape, has_sizes, is_same
 from graphsplit.planning.costs.families import FREE, PASSED_ON, family_of
 from graphsplit.program.flops import count_flops, has_flops
 from graphsplit.program.graph.graph import reached
@@ -198,6 +198,24 @@ def _follows_from_variables(op: Op, program: Program) -> bool:
     return any(tf.resource in ops[i].out_dtypes for i in behind)
 
 
+def may_repeat(program: Program, op: Op, bytes_for_it: int) -> bool:
+    """Return whether several devices may compute what one could: nobody can tell, and it is little work.
+
+    Args:
+      program, op: an operation of it.
+      bytes_for_it: of what it makes, and of what it reads if that counts too: the work is little beside these.
+    """
+    shapes = [*op.in_shapes, *op.out_shapes]
+    if op.stateful or op.controls or op.bodies or op.device or op.index in program.inputs or op.symbols:
+        return False
+    if any(shape is None or None in shape or has_sizes(shape) for shape in shapes):
+        return False
+    if not {tf.resource, tf.variant, tf.string}.isdisjoint([*op.out_dtypes, *map(program.dtype, op.inputs)]):
+        return False
+    entry_bytes = max([dtype.size for dtype in op.out_dtypes], default=1)
+    return flops_of(op) * entry_bytes <= MOST_FLOPS_REPEATED * bytes_for_it
+
+
 SMALL_BYTES = 16_384
 """Up to this size tensors travel packed. `python -m benchmarks.packing`: a fifth faster on 8 devices; of four times the
 size, even. Nor is what is smaller sent in another way to save bytes: rows of a table, columns in exchange for rows."""
@@ -215,7 +233,7 @@ FEWEST_IN_BUCKET = 4
 """A bucket of fewer takes as many nodes as it saves."""
 
 MOST_FLOPS_REPEATED = 32
-"""For each byte, or each entry, that something small is made of: more is work, and is done once."""
+"""For each entry that something small is made of: more is work, and is done once."""
 
 FLOPS_PER_BYTE = 1
 """That must be spread for each byte moved: a product with four columns pays, with one it does not."""

@@ -18,7 +18,7 @@ import tensorflow as tf
 from graphsplit.core.layouts import PARTIAL_MEAN, PARTIAL_SUM, REPLICATE, Layout, Shard, is_whole
 from graphsplit.core.sizes import has_sizes
 from graphsplit.planning.costs.exchanges import has_few_bytes, is_exchanged
-from graphsplit.planning.costs.work import COPY_BYTES, MOST_FLOPS_REPEATED, flops_of
+from graphsplit.planning.costs.work import COPY_BYTES, may_repeat
 from graphsplit.planning.propagation.forward_propagation import NaturalForms
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import RowsMoved, Step
@@ -238,8 +238,7 @@ class BackwardPropagation:
         """Return whether each shard may compute something instead of one device: it is small, and little work."""
         tensors = [*op.inputs, *[Tensor(op.index, k) for k in range(len(op.out_shapes))]]
         is_small = all(has_few_bytes(self.program, tensor, self.few_bytes) for tensor in tensors)
-        is_free = self._may_repeat(op) and not op.bodies
-        return is_small and is_free and flops_of(op) * 4 <= MOST_FLOPS_REPEATED * sum(op.out_bytes)
+        return is_small and self._may_repeat(op) and may_repeat(self.program, op, sum(op.out_bytes))
 
     def _has_copies(self, op: Op) -> bool:
         """Return whether something of which every shard has a copy leads to an op."""

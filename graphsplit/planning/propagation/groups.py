@@ -12,11 +12,8 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import tensorflow as tf
-
 from graphsplit.core.layouts import PARTIAL_SUM, Replicate
-from graphsplit.core.sizes import has_sizes
-from graphsplit.planning.costs.work import MOST_FLOPS_REPEATED, flops_of
+from graphsplit.planning.costs.work import may_repeat
 from graphsplit.planning.propagation.shared_numbers import behind_shards
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step
@@ -85,15 +82,10 @@ class _GroupFinder:
         return group if self._cost(large, group) <= size + sum(map(self._added_up, inputs)) else None
 
     def _may_repeat(self, op: Op) -> bool:
-        if not self.steps[op.index].home or op.device or op.index in self.program.inputs:
-            return False
-        unknown = op.symbols or any(shape is None or has_sizes(shape) or None in shape for shape in op.out_shapes)
-        opaque = not {tf.resource, tf.variant}.isdisjoint(op.out_dtypes)
-        if op.stateful or op.controls or op.bodies or unknown or opaque:
+        if not self.steps[op.index].home:
             return False
         read = sum(map(self.program.bytes, op.inputs)) if self.waits and op.type in _NORMS else 0
-        most = MOST_FLOPS_REPEATED * (sum(op.out_bytes) + read)
-        return flops_of(op) * max(map(_item_bytes, op.out_dtypes), default=1) <= most
+        return may_repeat(self.program, op, sum(op.out_bytes) + read)
 
     def _cost(self, tensors: Iterable[Tensor], group: Replicate) -> int:
         """Return the bytes that each device of a group is sent of some values."""
@@ -120,7 +112,3 @@ class _GroupFinder:
 
 
 _DEEPEST = 24
-
-
-def _item_bytes(dtype: tf.DType) -> int:
-    return int(dtype.size or 1)

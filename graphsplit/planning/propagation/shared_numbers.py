@@ -10,11 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-import tensorflow as tf
-
 from graphsplit.core.layouts import Replicate
-from graphsplit.core.sizes import has_sizes
-from graphsplit.planning.costs.work import MOST_FLOPS_REPEATED, flops_of
+from graphsplit.planning.costs.work import may_repeat
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
 
@@ -61,13 +58,5 @@ def behind_shards(program: Program, steps: Sequence[Step]) -> list[bool]:
 def _is_small(program: Program, op: Op, devices: int, exchange_bytes: int) -> bool:
     """Return whether an operation may run on each device that it serves: that takes a single way, and no work."""
     tensors = [*op.inputs, *[Tensor(op.index, k) for k in range(len(op.out_shapes))]]
-    shapes = [program.shape(tensor) for tensor in tensors]
-    if op.stateful or op.controls or op.bodies or op.device or op.index in program.inputs:
-        return False
-    if any(shape is None or None in shape or has_sizes(shape) for shape in shapes):
-        return False
-    opaque = {program.dtype(tensor) for tensor in tensors} & {tf.resource, tf.variant, tf.string}
-    sent = max(map(program.bytes, tensors)) * (devices - 1)
-    return (
-        not opaque and sent <= exchange_bytes and flops_of(op) <= MOST_FLOPS_REPEATED * sum(map(program.bytes, tensors))
-    )
+    sizes = [program.bytes(tensor) for tensor in tensors]
+    return max(sizes) * (devices - 1) <= exchange_bytes and may_repeat(program, op, sum(sizes))
