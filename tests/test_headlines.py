@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.amounts import count_text, format_bytes
 from graphsplit.planning.device_bytes import traffic_of_call
 from graphsplit.planning.work_shares import shares_of
 from tests.helpers.law import rows
@@ -134,3 +134,20 @@ def test_steps_in_a_loop_count_as_often_as_they_run(known: bool):
     assert f" {'' if known else 'at least '}{format_bytes(sent)} sent a step" in headline(plan)
     assert re.search(rf"    {turns}: \d+ operations .* on every shard; .* 2 reduces; .* sent\n", text + "\n"), text
     assert "on every shard: 0 operations, outside of loops and branches" in text
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_row_is_not_sharded(count: int):
+    """Nor are variables of a few bytes, though that was asked for, with an update in a branch."""
+    weight = tf.Variable(tf.ones((4, 2)))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        loss = tf.reduce_mean(tf.tanh(x @ weight))
+        return tf.cond(loss > 0, lambda: weight.assign_sub(0.1 * loss * weight), lambda: weight + 0.0)
+
+    text = str(gs.parallelize(step, devices=["GPU:0", "GPU:1"], variables="sharded").plan(tf.ones((count, 4))))
+    how, where = ("in one shard,", "in one shard, on one device") if count == 1 else ("sharded", "sharded")
+    assert f"% of the FLOPs {how} on {count_text(count, 'device')}" in text.splitlines()[0]
+    assert f"  all work on the batch is {where}\n" in text
+    assert "note: variables='sharded': all stay where they are, as each is small, or no number" in text
+    assert "variables sharded:" not in text

@@ -120,6 +120,8 @@ def lie_as_asked(
         ]
         decide_in_stages(lies, variables, layouts, slots, devices if mesh is None else mesh.devices, mesh, True)
         lies.reason = argument
+        if layout != "home" and all(lies.of(v).division is None for v in new):
+            argument += ": all stay where they are, as each is small, or no number"
     kept = len(variables) - len(new)
     return (f"{argument}; {count_text(kept, 'variable')} that had a layout keep it" if kept else argument,)
 

@@ -28,7 +28,13 @@ def headline(plan: Decisions, shares: Shares, sends: Traffic) -> str:
         return "Plan: nothing is sharded"
     where = f"{count_text(len(sharding_devices(plan)), 'device')}{_balance_text(plan, shares)}"
     amounts = f"{_alone_text(plan, shares)}{_sent_text(plan, sends)}{_limit_text(plan, shares, sends)}"
-    return f"Plan: {sharded_text(shares)} on {where}, {amounts}"
+    work = sharded_text(shares) if is_divided(plan) else sharded_text(shares).replace("sharded", "in one shard,")
+    return f"Plan: {work} on {where}, {amounts}"
+
+
+def is_divided(plan: Decisions) -> bool:
+    """Return whether work on the batch is divided at all: among devices, or into turns of one."""
+    return plan.mesh.shards > 1 or len(sharding_devices(plan)) > 1
 
 
 def _balance_text(plan: Decisions, shares: Shares) -> str:

@@ -18,7 +18,7 @@ from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Cut, MeshDivision, Nested, Replicate, along_axis, axis_of
 from graphsplit.inspect.plans.advice import advice_on
-from graphsplit.inspect.plans.headlines import headline
+from graphsplit.inspect.plans.headlines import headline, is_divided
 from graphsplit.inspect.plans.held_text import held_text
 from graphsplit.inspect.plans.sections import (
     compiled_text,
@@ -77,7 +77,8 @@ def describe(plan: Decisions) -> str:
     shares, tasks = shares_of(plan), few_tasks_of(plan)
     sends = traffic_of_call(plan, tasks)
     once = [*_for_rows(plan), *_rows_kept(plan)]
-    nothing = [f"  all {'other ' * bool(once)}work on the batch is sharded"] if plan.mesh.shards else []
+    how = "sharded" if is_divided(plan) else "in one shard, on one device"
+    nothing = [f"  all {'other ' * bool(once)}work on the batch is {how}"] if plan.mesh.shards else []
     at_home = [*once, *([*_at_home(plan), *_following(plan, shares)] or nothing), *_without_rows(plan, shares)]
     burden = burden_of_variables(plan, tasks)
     more = [f"  {burden}"] if burden is not None else []
