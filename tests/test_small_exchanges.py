@@ -195,6 +195,19 @@ def test_statistics_of_all_kinds(spread: Callable[[tf.Tensor], Any], tolerance: 
     assert_merged(make, (2, 7), 1, tolerance=tolerance)
 
 
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_mean_that_is_broadcast_along_another_axis(devices: int):
+    """Rows as many as columns, each less the mean of another row: no square is around its own mean."""
+
+    def step(x: tf.Tensor) -> Any:
+        mean = tf.reduce_mean(x, 1)
+        return tf.reduce_mean((x - mean) ** 2, 1), x * mean[:, None]
+
+    calls = [(rows(4, 4),)]
+    plan = assert_law(lambda: (step, []), calls, devices=devices, split={"x": 1}, tuning=AT_ONCE, at_home=None)
+    assert merged(plan) == 0
+
+
 def test_every_device_has_the_same_bits():
     """Each adds up in the same order."""
     x = tf.random.stateless_normal((7, 33), [1, 2])

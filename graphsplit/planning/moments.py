@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import MOMENTS, Shard
 from graphsplit.core.protos import constant_value, make_node
+from graphsplit.core.sizes import is_one
 from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.costs.exchanges import has_few_bytes
 from graphsplit.planning.program_writing import ProgramWriter
@@ -56,7 +57,7 @@ def _mean_of(program: Program, variance: Op) -> Tensor | None:
     while mean.type in _PASSED_ON and not mean.controls:
         mean = program.ops[mean.inputs[0].op]
     is_alike = mean.type == "Mean" and mean.inputs[0] == x and mean.out_dtypes[0] in _EXACT
-    if not is_alike or not mean.out_shapes[0] or program.shape(x) is None:
+    if not is_alike or not mean.out_shapes[0] or program.shape(x) is None or varies_along(program, around, variance):
         return None
     axes, other_axes = (op.constants.get(1) for op in (mean, variance))
     if axes is None or other_axes is None or not np.array_equal(np.ravel(axes), np.ravel(other_axes)):
@@ -76,6 +77,15 @@ def _squared(program: Program, squares: Op) -> tuple[Tensor, Tensor] | None:
         return None
     difference = program.ops[squares.inputs[0].op]
     return (difference.inputs[0], difference.inputs[1]) if difference.type == "Sub" else None
+
+
+def varies_along(program: Program, tensor: Tensor, reduction: Op) -> bool:
+    """Return whether a tensor, broadcast to what an operation reduces, may differ along the axes of the reduction."""
+    shape, axes, rank = program.shape(tensor), reduction.constants.get(1), len(reduction.in_shapes[0] or ())
+    if shape is None or axes is None:
+        return True
+    first = rank - len(shape)
+    return any(axis % rank >= first and not is_one(shape[axis % rank - first]) for axis in np.ravel(axes))
 
 
 def averaged_over(steps: Sequence[Step], collective: Collective) -> Shard | None:
