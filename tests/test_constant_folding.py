@@ -187,6 +187,12 @@ def split_v(rng: np.random.Generator) -> Sample:
     return [x, sizes, np.int32(axis)], {"num_split": len(sizes)}
 
 
+def unpack(rng: np.random.Generator) -> Sample:
+    x = integers(rng, rng.integers(1, 3))
+    axis = int(rng.integers(-x.ndim, x.ndim))
+    return [x], {"axis": axis, "num": x.shape[axis]}
+
+
 def squeeze(rng: np.random.Generator) -> Sample:
     x = integers(rng)
     ones = [i if rng.random() < 0.5 else i - x.ndim for i, size in enumerate(x.shape) if size == 1]
@@ -264,12 +270,15 @@ SAMPLERS: dict[str, Callable[[np.random.Generator], Sample]] = {
     "Sub": elementwise(),
     "Sum": reduction,
     "Tile": tile,
+    "Unpack": unpack,
 }
 
 
 def make(op_type: str, operands: list[Any], attributes: dict[str, Any]) -> list[tf.Tensor]:
     """Run or build exactly this op."""
     function = getattr(tf.raw_ops, op_type)
+    if op_type == "Unpack":
+        attributes = {"num": operands[0].shape[0], **attributes}
     result = function(**dict(zip(inspect.signature(function).parameters, operands, strict=False)), **attributes)
     return list(result) if isinstance(result, (list, tuple)) else [result]
 
@@ -379,6 +388,7 @@ ON_SHAPES: dict[str, Callable[[Any, Any, int], list[Any]]] = {
     "Sub": lambda a, b, n: [a, b],
     "Sum": lambda a, b, n: [a, 0],
     "Tile": lambda a, b, n: [a, [2]],
+    "Unpack": lambda a, b, n: [a],
 }
 # The broadcast of one row to one: an axis more or less of size 1 is summed over.
 FROM_TWO_ROWS = {"BroadcastGradientArgs"}

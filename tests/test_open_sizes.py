@@ -412,7 +412,31 @@ def first_of_many(x: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
     return 2 * x[:30_000]
 
 
-@pytest.mark.parametrize("make", [longer_of_two, even, halved_and_doubled, first_of_many])
+def longer_than_five(x: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+    return x[:, : tf.where(tf.shape(x)[1] > 5, tf.shape(x)[1], 1)]
+
+
+def twice_the_other(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return 2 * x[:, : 2 * tf.shape(y)[1]]
+
+
+def squared(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return 2 * x[:, : tf.shape(y)[1] ** 2]
+
+
+def all_but_one_rest(x: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+    return 2 * x[:, : tf.cond(tf.shape(x)[1] % 840 == 9, lambda: 1, lambda: tf.shape(x)[1])]
+
+
+def none_of_few(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return tf.tile(x, [1, tf.math.floormod(-((tf.shape(y)[1] // 4 + 4) // 5) * 5, 3) % 4])
+
+
+SOMETIMES = [longer_of_two, even, halved_and_doubled, first_of_many, longer_than_five, twice_the_other]
+SOMETIMES += [squared, all_but_one_rest, none_of_few]
+
+
+@pytest.mark.parametrize("make", SOMETIMES)
 def test_nothing_is_a_length_that_is_one_only_sometimes(make: Callable[..., tf.Tensor]) -> None:
     """Neither the longer one of two, nor one that is padded to an even number, nor the end of a slice."""
 
@@ -423,9 +447,22 @@ def test_nothing_is_a_length_that_is_one_only_sometimes(make: Callable[..., tf.T
             loss = tf.reduce_mean(made**2) * tf.cast(tf.size(made), made.dtype)
         return loss, tape.gradient(loss, x), tf.reduce_mean(tf.tanh(y))
 
-    sizes = [((7, 5), (7, 8)), ((4, 9), (4, 3)), ((5, 6), (5, 6)), ((30_003, 1), (30_003, 2))]
+    sizes = [((7, 5), (7, 8)), ((4, 9), (4, 2)), ((5, 6), (5, 6)), ((30_003, 1), (30_003, 2))]
     calls = [(numbers(*x), numbers(*y)) for x, y in sizes]
     function = tf.function(step, input_signature=[spec(None, None)] * 2)
+    assert_law(lambda: (function, []), calls, sharded=["Tanh"], at_home=None)
+
+
+def test_how_much_there_is_follows_from_no_stand_in() -> None:
+    """`tf.where(a > 5, a, b)` was taken for `a`, and so was what `tf.size` says behind it: wrong, without an error."""
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> Any:
+        rows, others = tf.shape(x)[0], tf.shape(y)[0]
+        chosen = y[: tf.where(others > 5, others, rows)]
+        return tf.cast(tf.size(chosen), x.dtype) * tf.reduce_sum(chosen), tf.tanh(x)
+
+    calls = [(numbers(a, 3), numbers(b, 3)) for a, b in ((3, 5), (4, 9), (1, 4), (6, 2), (2, 1))]
+    function = tf.function(step, input_signature=[spec(None, 3), spec(None, 3)])
     assert_law(lambda: (function, []), calls, sharded=["Tanh"], at_home=None)
 
 

@@ -258,13 +258,14 @@ def symbols_in(shapes: Sequence[Shape | None]) -> tuple[Symbol, ...]:
 
 
 def witnesses(symbols: Sequence[Symbol], largest: int = 0) -> list[Point]:
-    """Return sizes for which shapes are inferred: one of each, many rows, long sequences of two rows, and other ones.
+    """Return sizes for which shapes are inferred: one of each, each of them alone large, long sequences of two rows.
 
     What is the same for all of them is constant, and `x[:10]`, which has 1 row and 10, follows from nothing. (That
     there is one at least is taken for granted.) Rows and lengths that would be broadcast to each other fit for none.
 
-    Lengths are primes in one of them, and have many divisors in another one, where they are in the opposite order: so
-    neither the longer one of two, nor one that is padded to an even number, is taken for a length, or one and a few.
+    Lengths are primes where all are large, and have many divisors where they alone are: so neither the longer one of
+    two, nor what is the first only where it is less than twice the second, nor one that is padded to an even number, is
+    taken for a length, or one and a few.
 
     Args:
       symbols: the sizes that are not known.
@@ -278,8 +279,7 @@ def witnesses(symbols: Sequence[Symbol], largest: int = 0) -> list[Point]:
         if largest >= ROWS.large:
             points.append({**small, ROWS: ROWS.large * (largest // ROWS.large + 1)})
     if lengths:
-        most = largest // _DIVISIBLE + len(lengths) + 1
-        points.append(small | {symbol: _DIVISIBLE * (most - k) for k, symbol in enumerate(lengths)})
+        points += [{**small, symbol: _DIVISIBLE * (largest // _DIVISIBLE + 2)} for symbol in lengths]
         points.append({symbol: 2 if symbol == ROWS else symbol.large for symbol in symbols})
     return points
 

@@ -181,6 +181,7 @@ _FOLD: dict[str, Callable[[Any, Values], list[np.ndarray] | None]] = {
     "Sub": _elementwise(np.subtract),
     "Sum": _reduce(np.sum),
     "Tile": lambda op, v: [np.tile(v[0], v[1])],
+    "Unpack": lambda op, v: [*np.moveaxis(v[0], op.attr("axis").i, 0)],
 }
 _FROM_SHAPE: dict[str, Callable[[Sequence[Any]], Any]] = {
     "Rank": len,
@@ -209,6 +210,8 @@ def fold(op: Any, symbols: Mapping[int, np.ndarray]) -> list[np.ndarray] | None:
     except UndecidedError:
         return None
     if not values or any(np.size(value) > MOST_ELEMENTS for value in values):
+        return None
+    if any(entry is None for value in values for entry in np.ravel(np.asarray(value, object))):
         return None
     return [_typed(v, d.as_numpy_dtype) for v, d in zip(values, op.out_dtypes, strict=True)]
 

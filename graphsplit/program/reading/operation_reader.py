@@ -80,6 +80,8 @@ class OperationReader:
         self._lists = Lists(self.found)
         self._counting: dict[Tensor, InOrder] = {}  # lists that loops made, onto which each turn pushed its number
         self._row_numbers = RowNumbers(self.ops, self._known)
+        self._guessed: set[Tensor] = set()  # what follows from unknown sizes, and no polynomial says how
+        self._doubted: set[Tensor] = set()  # what follows from tensors of which too much was known
         self._symbols: dict[Tensor, np.ndarray] = {}  # of those known: values that depend on the number of rows
         self._constants: dict[tuple[tf.DType, Shape, bytes], int] = {}
         self._replaced: dict[Tensor, Tensor] = {}  # outputs of an op with several, each now a constant of its own
@@ -95,6 +97,35 @@ class OperationReader:
         operation = cases[-1]
         if HELPER not in operation.name:
             self.read_as(operation.name, self._inferred(cases), [output.dtype for output in operation.outputs])
+            if len(cases) > 1:
+                self._doubt(cases)
+
+    def _doubt(self, cases: Sequence[tf.Operation]) -> None:
+        """Note of what TensorFlow knows more for each choice of sizes than is so for all of them.
+
+        It would go on from numbers that are equal, or like a polynomial, by chance: those of max(a, b), or of a % 3.
+        Only the first one is noted of what follows from each other: TensorFlow is asked again.
+        """
+        node = self._nodes[cases[-1].name]
+        operands = {reference: self.tensor(reference) for reference in node.input if reference[0] != "^"}
+        is_doubted = not self._doubted.isdisjoint(operands.values())
+        for reference, tensor in operands.items():
+            if tensor in self._guessed - self._doubted and (node.op == "Range" or self._dtype(tensor).is_integer):
+                self.found.doubted[split_reference(reference)] = self._dtype(tensor), self._shape(tensor)
+                is_doubted = True
+        follows = any(tensor in self._guessed or tensor in self._symbols for tensor in operands.values())
+        is_guess = follows and all(t in self._guessed or self.ops[t.op].is_constant for t in operands.values())
+        for k, output in enumerate(cases[-1].outputs):
+            tensor = self.tensor(f"{output.op.name}:{k}")
+            shapes = [known_shape(case.outputs[k].shape) for case in cases]
+            is_shaped = output.dtype not in (tf.variant, tf.resource)
+            if is_guess and tensor not in self._known:
+                self._guessed.add(tensor)
+            if not is_doubted and is_shaped and _says_more(shapes, self._shape(tensor)):
+                self.found.doubted[output.op.name, k] = output.dtype, self._shape(tensor)
+                self._doubted.add(tensor)
+            elif is_doubted:
+                self._doubted.add(tensor)
 
     def read_as(self, name: str, shapes: Sequence[Shape | None], dtypes: Sequence[tf.DType]) -> None:
         """Append an operation to the program, given what it makes."""
@@ -169,6 +200,9 @@ class OperationReader:
     def _shape(self, tensor: Tensor) -> Shape | None:
         return self.ops[tensor.op].out_shapes[tensor.index]
 
+    def _dtype(self, tensor: Tensor) -> tf.DType:
+        return self.ops[tensor.op].out_dtypes[tensor.index]
+
     def _append(self, op: Op) -> None:
         """Append an operation, or constants in its place if its values are known."""
         values = self._values(op)
@@ -198,6 +232,10 @@ class OperationReader:
         if op.type == "TensorListLength":
             count = self._lists.counts.get(op.inputs[0])
             return None if count is None else [_entry(count, np.int32)]
+        if op.type == "StridedSlice" and self.ops[op.inputs[0].op].type == "Shape":  # of sizes some are known, perhaps
+            sizes = self._shape(self.ops[op.inputs[0].op].inputs[0])
+            known = np.array([as_exact(size) for size in sizes or ()], object)
+            op = replace(op, constants={**op.constants, 0: known}, symbols={0: known}) if sizes else op
         return fold(op, op.symbols) if op.type in FOLDABLE and not op.controls else None
 
     def _read_through(self, op: Op) -> None:
@@ -310,6 +348,13 @@ class OperationReader:
 def _entry(number: int, dtype: Any) -> np.ndarray:
     """Return a number, or a size that follows from unknown ones, as an array without axes."""
     return np.array(as_exact(number), object if isinstance(number, Size) else dtype)
+
+
+def _says_more(cases: Sequence[Shape | None], shape: Shape | None) -> bool:
+    """Return whether each of some shapes has a size that another one leaves open."""
+    if shape is None:
+        return None not in cases
+    return any(size is None and all(case and case[k] is not None for case in cases) for k, size in enumerate(shape))
 
 
 def _bytes(dtype: tf.DType, shape: Shape | None) -> int:

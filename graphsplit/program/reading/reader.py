@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -112,6 +113,7 @@ def build_program(
     def infer(known: Findings) -> Any:
         points = witnesses(*sizes) if point is None else [point]
         known = known.joined(Findings(values=given_values))
+        known = known if point is None else replace(known, doubted={})
         return [import_for_shapes(nodes, versions, resources, given, known, point) for point in points]
 
     if shapes is not None:

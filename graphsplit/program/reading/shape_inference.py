@@ -64,6 +64,8 @@ class Findings:
       elements: of lists, by the names of the ops that make or read them.
       counts: how many elements a list has that is stacked, by the names of the ops that do.
       values: of tensors, by the node that makes them and the number of its output.
+      doubted: what is known of tensors of which TensorFlow knows more for each choice of sizes than is so for all:
+        the dtype and shape, by the same.
       carried: elements of the lists that loops carry, by the loop and the number. (Nothing is inferred from these.)
     """
 
@@ -71,6 +73,7 @@ class Findings:
     elements: dict[str, Shape | None] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     values: dict[tuple[str, int], Integers] = field(default_factory=dict)
+    doubted: dict[tuple[str, int], tuple[tf.DType, Shape | None]] = field(default_factory=dict)
     carried: dict[tuple[str, int], Shape | None] = field(default_factory=dict, compare=False)
 
     def joined(self, more: Findings) -> Findings:
@@ -140,10 +143,15 @@ def import_for_shapes(
         for i, reference in enumerate(node.input):
             if (tensor := split_reference(reference)) in findings.values:
                 _replace_input(copy, i, _value_name(*tensor))
+            elif tensor in findings.doubted and reference[0] != "^":
+                _replace_input(copy, i, _doubt_name(*tensor))
             elif tensor[0] in ensured and reference[0] != "^":
                 _replace_input(copy, i, _shape_name(tensor[0]))
     for tensor, value in findings.values.items():
         graph_def.node.append(constant_node(_value_name(*tensor), value.at(point), value.dtype))
+    for tensor, (dtype, shape) in findings.doubted.items():
+        known = tf.compat.v1.AttrValue(shape=tf.TensorShape(shape_at(shape, point)).as_proto())
+        graph_def.node.append(make_node(_doubt_name(*tensor), "Placeholder", [], dtype=dtype, shape=known))
     try:
         return import_operations(graph_def)
     except ValueError as error:
@@ -168,6 +176,10 @@ def _shape_name(name: str) -> str:
 
 def _value_name(name: str, index: int) -> str:
     return f"{name}{HELPER}value_{index}"
+
+
+def _doubt_name(name: str, index: int) -> str:
+    return f"{name}{HELPER}doubted_{index}"
 
 
 def known_shape(shape: tf.TensorShape) -> Shape | None:
