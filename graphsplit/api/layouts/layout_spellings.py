@@ -236,8 +236,8 @@ def check_one(layout: Any, mesh: DeviceMesh | None = None) -> None:
         )
     if spelling.along_others != "home" and {*named} == axes.keys() - {mesh.axes.copies_axis}:
         raise ArgumentError(
-            f"{text}: the dimensions name all axes of mesh {mesh}, so {spelling.along_others!r} applies to no axis. Leave it "
-            "out."
+            f"{text}: the dimensions name all axes of mesh {mesh}, so {spelling.along_others!r} applies to no axis. "
+            "Leave it out."
         )
 
 
