@@ -19,7 +19,7 @@ from graphsplit.core.tensorflow_internals import is_compiled_function, is_retrac
 from graphsplit.errors import ArgumentError
 from graphsplit.planning.costs.machine import Machine
 
-Given = ParamSpec("Given")  # the options
+OptionsP = ParamSpec("OptionsP")  # the options
 
 
 class Decorator(Protocol):
@@ -30,17 +30,19 @@ class Decorator(Protocol):
         ...
 
 
-class _Parallelize(Protocol[Given]):
+class _Parallelize(Protocol[OptionsP]):
     """The type of `parallelize`, which is called with a function or without one; its options are listed once, there."""
 
     @overload
-    def __call__(self, *args: Given.args, **options: Given.kwargs) -> Decorator: ...
+    def __call__(self, *args: OptionsP.args, **options: OptionsP.kwargs) -> Decorator: ...
 
     @overload
-    def __call__(self, fn: Callable[P, R], *args: Given.args, **options: Given.kwargs) -> ParallelFunction[P, R]: ...
+    def __call__(
+        self, fn: Callable[P, R], *args: OptionsP.args, **options: OptionsP.kwargs
+    ) -> ParallelFunction[P, R]: ...
 
 
-def _typed(function: Callable[Concatenate[Any, Given], Any]) -> _Parallelize[Given]:
+def _typed(function: Callable[Concatenate[Any, OptionsP], Any]) -> _Parallelize[OptionsP]:
     return function  # type: ignore[return-value]
 
 

@@ -98,7 +98,7 @@ class _Columned:
     def __init__(self, trace: Trace, state: State, whole: Mapping[str, str]):
         self._trace, self._state, self._whole = trace, state, whole
         self._program = trace.program
-        self._held: Held = held_by(trace)
+        self._held: HeldShapes = held_by(trace)
         names = [trace.program.ops[i].name for i in trace.program.captures]
         self._divisions = {name: division for name, division in state.divisions.items() if name not in whole}
         self._captures = [_PartOfCapture(n, k, n, division=self._divisions.get(n)) for k, n in enumerate(names)]
@@ -178,7 +178,7 @@ class _Columned:
         return {capture.name: planned.whole[capture.placeholder] for capture in captures}
 
 
-Held = Mapping[str, tuple[tf.DType, tuple[int | None, ...] | None]]
+HeldShapes = Mapping[str, tuple[tf.DType, tuple[int | None, ...] | None]]
 
 
 @dataclass(frozen=True)
@@ -197,11 +197,11 @@ class Columns:
     origins: tuple[tuple[int, int], ...]
     obstacles: Mapping[str, str]
     gathered: frozenset[str] = frozenset()
-    held: Held = field(default_factory=dict)
+    held: HeldShapes = field(default_factory=dict)
 
 
 def in_columns(
-    program: Program, axis: str, columns: int, laid: Mapping[str, Layout], held: Held, stride: int = 1
+    program: Program, axis: str, columns: int, laid: Mapping[str, Layout], held: HeldShapes, stride: int = 1
 ) -> Columns:
     """Return a program in columns.
 
@@ -271,7 +271,7 @@ def _reads_own(plan: Plan, op: Op, handle: Tensor) -> bool:
     return made_handle is not None and all(want == made_handle.gives[0] for tensor, want in pairs if tensor == handle)
 
 
-def _read(plan: Plan, graph: EmittedGraph, resources: Held, stride: int) -> Program:
+def _read(plan: Plan, graph: EmittedGraph, resources: HeldShapes, stride: int) -> Program:
     """Return what was written for the axis as a program."""
     before, shapes = plan.program, _shapes(plan, graph)
     provenances = {name: _provenance(*body, _arguments(body[1]), stride) for name, body in graph.bodies.items()}

@@ -43,7 +43,7 @@ def machines_like(incomplete: str) -> list[str]:
     return sorted(name for name in [*names, *files_here] if name.startswith(incomplete))
 
 
-Machine = Annotated[
+MachineOption = Annotated[
     str,
     typer.Option(
         "--machine",
@@ -57,7 +57,7 @@ MicroBatches = Annotated[int | None, number("--micro-batches", "Parts of each de
 
 def predict(
     target: Target,
-    machine: Machine,
+    machine: MachineOption,
     spec: Specs = None,
     devices: Annotated[
         str, typer.Option("--devices", metavar="NUMBERS", help="Numbers of devices, with commas: 1,2,4,8.")
@@ -168,7 +168,7 @@ def calibrate(
 
 def validate(
     target: Target,
-    machine: Machine,
+    machine: MachineOption,
     spec: Specs = None,
     devices: Annotated[int, number("--devices", "How many devices.")] = 2,
     micro_batches: Annotated[int, number("--micro-batches", "Parts of each device's rows.")] = 1,

@@ -32,7 +32,7 @@ from graphsplit.core.protos import (
 from graphsplit.core.tensorflow_internals import import_operations
 from graphsplit.errors import ArgumentError
 from graphsplit.inspect.records import NO_DATA, Edge, PlacedOp, Shape
-from graphsplit.inspect.sources import PlacementSource, Value
+from graphsplit.inspect.sources import HeldValue, PlacementSource
 from graphsplit.program.flops import count_flops
 from graphsplit.program.graph.function_calls import (
     CONTROL_FLOW,
@@ -44,7 +44,7 @@ from graphsplit.program.graph.function_calls import (
 )
 from graphsplit.program.reading.shape_inference import known_shape
 
-Outputs = Mapping[str, Sequence[tuple[Shape | None, str, int]]]
+OutputsByName = Mapping[str, Sequence[tuple[Shape | None, str, int]]]
 _NO_KERNELS = frozenset({"Placeholder"})  # of an argument: the caller placed it
 _NO_VALUE = tf.compat.v1.AttrValue()
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableV2", "VarHandleOp"})
@@ -65,7 +65,7 @@ def read_ops(source: PlacementSource, flat: Sequence[FlatNode]) -> tuple[list[Pl
 
 
 def _read_op(
-    node: FlatNode, source: PlacementSource, outputs: Outputs, stand_ins: Mapping[str, str], default: str
+    node: FlatNode, source: PlacementSource, outputs: OutputsByName, stand_ins: Mapping[str, str], default: str
 ) -> PlacedOp:
     reason, gathered = source.at_home.get(node.name, (home_reason_of(node.node), 0))
     shapes = tuple(shape for shape, _, _ in outputs[node.name])
@@ -101,7 +101,7 @@ def _read_op(
     )
 
 
-def _outputs(source: PlacementSource, flat: Iterable[FlatNode]) -> Outputs:
+def _outputs(source: PlacementSource, flat: Iterable[FlatNode]) -> OutputsByName:
     """Return shape, dtype and bytes of every output of every operation.
 
     TensorFlow infers the shapes: all nodes, bodies included, stand side by side in one graph for that.
@@ -176,7 +176,7 @@ def _held_bytes(held: tuple[tf.DType, tf.TensorShape] | None) -> int:
     return int(held[1].num_elements() or 0) * int(held[0].size)
 
 
-def _edges(node: FlatNode, outputs: Outputs, stand_ins: Mapping[str, str]) -> list[Edge]:
+def _edges(node: FlatNode, outputs: OutputsByName, stand_ins: Mapping[str, str]) -> list[Edge]:
     edges = []
     for operand, reference in enumerate((*node.data, *node.results)):
         while (name := source_of(reference)) in stand_ins:
@@ -203,7 +203,7 @@ def _resource_devices(source: PlacementSource, flat: Sequence[FlatNode]) -> dict
     return devices
 
 
-def _named(node: FlatNode) -> Value | None:
+def _named(node: FlatNode) -> HeldValue | None:
     """Return what a variable holds that the graph itself names: a copy of a weight, in a transpiled SavedModel."""
     if node.node.op != "VarHandleOp":
         return None

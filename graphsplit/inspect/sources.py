@@ -35,7 +35,7 @@ from graphsplit.tracing.trace import Trace, source_locator
 _serial = itertools.count()
 _INFERENCE = re.compile(r"__inference_(.+)_\d+")
 _WRITTEN = re.compile(r"((shard_*\d*|graphsplit_*/[a-z_]+\d+)/(?=.))*")  # of a shard or column, of a move
-Value = tuple[tf.DType, tf.TensorShape]
+HeldValue = tuple[tf.DType, tf.TensorShape]
 
 
 class Planned(NamedTuple):
@@ -82,7 +82,7 @@ class PlacementSource:
     outputs: Sequence[str] | None = None
     effects: Sequence[str] = ()
     inputs: Sequence[str] = ()
-    held: Mapping[str, Value] = field(default_factory=dict)
+    held: Mapping[str, HeldValue] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, str] = field(default_factory=dict)
     resource_devices: Mapping[str, str] = field(default_factory=dict)
@@ -313,7 +313,7 @@ def _resources(names: Sequence[str], symbols: Sequence[Any], captures: Sequence[
 
 
 def _state(
-    names: Sequence[str], held: Mapping[str, Value], handles: Sequence[tf.Tensor]
+    names: Sequence[str], held: Mapping[str, HeldValue], handles: Sequence[tf.Tensor]
 ) -> list[tuple[tf.Tensor, tf.DType]]:
     """Return the handles of captured variables, with their dtypes; those of a graph that is being built have none."""
     pairs = zip(names, handles, strict=True)

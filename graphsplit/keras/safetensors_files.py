@@ -26,9 +26,9 @@ SUFFIXES = (".safetensors", ".safetensors.index.json")
 _AT_A_TIME = 1 << 24  # bytes that are read at once
 _SHOWN = 20  # names in an error
 
-Source: TypeAlias = str | tuple[str, Sequence[int]]
+TensorSource: TypeAlias = str | tuple[str, Sequence[int]]
 """The name of a tensor; or that and the order in which the variable has the tensor's axes, as numpy transposes."""
-Names: TypeAlias = Mapping[str, Source] | Callable[[str], Source]
+Names: TypeAlias = Mapping[str, TensorSource] | Callable[[str], TensorSource]
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _kind(dtype: Any) -> tuple[bool, bool, bool, bool]:
     return tf_dtype.is_floating, tf_dtype.is_integer, tf_dtype.is_complex, tf_dtype.is_bool
 
 
-def _source(name: str, names: Names | None) -> Source:
+def _source(name: str, names: Names | None) -> TensorSource:
     if names is None:
         return name
     return names.get(name, "") if isinstance(names, Mapping) else names(name)

@@ -7,11 +7,11 @@ from typing import TypeVar
 
 from graphsplit.errors import CheckError
 
-Result = TypeVar("Result")
-Key = TypeVar("Key")
+SettledT = TypeVar("SettledT")
+ObstacleKey = TypeVar("ObstacleKey")
 
 
-def settled(attempt: Callable[[dict[Key, str]], tuple[Result, Mapping[Key, str]]]) -> Result:
+def settled(attempt: Callable[[dict[ObstacleKey, str]], tuple[SettledT, Mapping[ObstacleKey, str]]]) -> SettledT:
     """Return what an attempt makes in whose way nothing stands.
 
     Args:
@@ -21,7 +21,7 @@ def settled(attempt: Callable[[dict[Key, str]], tuple[Result, Mapping[Key, str]]
     Raises:
       CheckError: if an attempt finds nothing but what was known to it.
     """
-    known: dict[Key, str] = {}
+    known: dict[ObstacleKey, str] = {}
     while True:
         result, found = attempt(dict(known))
         if not found:

@@ -19,7 +19,7 @@ from graphsplit.core.protos import make_node
 from graphsplit.program.graph.function_calls import CALL_TYPES
 from graphsplit.program.program import Op
 
-Axes = tuple[str | None, ...]
+AskedAxes = tuple[str | None, ...]
 """For each dimension the axis of the mesh along which it is cut, or None."""
 
 _MARK = "graphsplit_with_layout_{}_axes"
@@ -30,7 +30,7 @@ _ATTRIBUTE, _OF_GRADIENT = "_graphsplit_layout", "_graphsplit_of_gradient"
 
 
 @functools.lru_cache(maxsize=1024)
-def marked(axes: Axes) -> Callable[[tf.Tensor], tf.Tensor]:
+def marked(axes: AskedAxes) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return a function that returns a tensor as it is and, where a graph is built, leaves the mark."""
 
     def call(x: tf.Tensor) -> tf.Tensor:
@@ -40,7 +40,7 @@ def marked(axes: Axes) -> Callable[[tf.Tensor], tf.Tensor]:
     return tf.function(call, autograph=False)  # type: ignore[no-any-return]  # without type stubs
 
 
-def _spelled(axes: Axes) -> str:
+def _spelled(axes: AskedAxes) -> str:
     return ",".join([axis or "" for axis in axes])
 
 
@@ -67,7 +67,7 @@ def _passes_on(function: Any) -> bool:
     return is_one and all(node.op in _PASSING_ON for node in function.node_def)
 
 
-def asked_of(op: Op) -> Axes | None:
+def asked_of(op: Op) -> AskedAxes | None:
     """Return the layout that is asked for of what an operation makes; None if none is."""
     if op.type != "Identity" or _ATTRIBUTE not in op.node.attr:
         return None

@@ -35,7 +35,7 @@ _AHEAD = frozenset({"scatter", "sizes", RELAY_ROLE})  # what cuts, and counts wh
 _STAYS = frozenset({tf.resource.as_datatype_enum, tf.variant.as_datatype_enum})
 
 
-Pieces = dict[tuple[str, str], str]  # what is read, and on which device -> the name of the piece
+PieceNames = dict[tuple[str, str], str]  # what is read, and on which device -> the name of the piece
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class CutAhead:
 
     nodes: list[Any]
     given: Sequence[str]
-    pieces: Pieces
+    pieces: PieceNames
     cutting: set[str]
     dead: DeadTensors
 
@@ -100,7 +100,7 @@ def make_fed_executable(
     return feed, with_captures(run, trace, plan, layouts)
 
 
-def _arguments(graph: EmittedGraph, ahead: CutAhead, home: str) -> tuple[list[Any], Pieces]:
+def _arguments(graph: EmittedGraph, ahead: CutAhead, home: str) -> tuple[list[Any], PieceNames]:
     """Return the nodes that stand for the pieces where the rest of a graph takes them, and what it reads of these."""
     nodes, taken = [], dict(ahead.pieces)
     for (reference, device), piece in ahead.pieces.items():
@@ -129,7 +129,7 @@ def _sources(node: Any) -> set[str]:
     return set(map(source_of, node.input))
 
 
-def _pieces(graph: EmittedGraph, cutting: set[str], home: str) -> Pieces:
+def _pieces(graph: EmittedGraph, cutting: set[str], home: str) -> PieceNames:
     """Return a piece for everything that the rest of the graph reads of the cut arguments, and each reader's device."""
     reads = [(r, node.device) for node in graph.nodes if node.name not in cutting for r in node.input if r[0] != "^"]
     reads += [(reference, home) for reference in (*graph.outputs, *graph.present)]
@@ -137,7 +137,7 @@ def _pieces(graph: EmittedGraph, cutting: set[str], home: str) -> Pieces:
     return {key: f"{graph.scope}/piece_{i}" for i, key in enumerate(wanted)}
 
 
-def _sent(pieces: Pieces, by_name: Graph, alive: Mapping[str, str]) -> list[Any]:
+def _sent(pieces: PieceNames, by_name: Graph, alive: Mapping[str, str]) -> list[Any]:
     """Return the nodes that take each piece (by `alive`, what can be returned of it) to its device. Handles stay."""
     nodes = []
     for (reference, device), piece in pieces.items():
@@ -152,7 +152,7 @@ def _type(reference: str, by_name: Graph) -> int:
     return output_type(by_name[name], index)
 
 
-def _reading(node: Any, pieces: Pieces, cutting: set[str]) -> Any:
+def _reading(node: Any, pieces: PieceNames, cutting: set[str]) -> Any:
     """Return `node` reading pieces instead of cut arguments."""
     inputs = [pieces.get((r, node.device), r) for r in node.input if r[0] != "^" or r[1:] not in cutting]
     return with_inputs(node, inputs)

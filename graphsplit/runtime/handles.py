@@ -20,7 +20,7 @@ from graphsplit.planning.plan import Plan
 from graphsplit.runtime.connected_workers import connected_workers
 from graphsplit.tracing.trace import Trace
 
-Found = TypeVar("Found")
+ArrivedT = TypeVar("ArrivedT")
 
 
 class LayoutsChangedError(UnsupportedError):
@@ -107,7 +107,7 @@ def held_captures(trace: Trace, plan: Plan, layouts: Layouts | None = None) -> I
             raise LayoutsChangedError(trace.function.name)
         return _arrived(trace, plan) if are_any_parts() else list(trace.captures)
 
-    def ask(settled: Callable[[], Found]) -> Found:
+    def ask(settled: Callable[[], ArrivedT]) -> ArrivedT:
         return asked_of_workers(trace, settled) if are_any_parts() else settled()
 
     check_values(trace.captures)
@@ -133,7 +133,7 @@ def captured(trace: Trace, plan: Plan) -> list[tf.Tensor]:
     return asked_of_workers(trace, lambda: _arrived(trace, plan))
 
 
-def asked_of_workers(trace: Trace, ask: Callable[[], Found]) -> Found:
+def asked_of_workers(trace: Trace, ask: Callable[[], ArrivedT]) -> ArrivedT:
     """Return what somebody asks of a function's variables, some of which may be on worker processes.
 
     Raises:

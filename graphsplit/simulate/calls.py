@@ -19,7 +19,7 @@ from graphsplit.api.calls.compilation import Called, trace_call, variables_elsew
 from graphsplit.api.calls.parallel_function import ParallelFunction, Stepping, step_of
 from graphsplit.api.calls.plan_requests import PlanRequest
 from graphsplit.api.layouts.layout_spellings import VariableLayout, spelling_of
-from graphsplit.api.layouts.predicted_layouts import Layout, layout_name, notes_on_layout
+from graphsplit.api.layouts.predicted_layouts import VariableLayouts, layout_name, notes_on_layout
 from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import mesh_as_if, mesh_axes
@@ -46,7 +46,7 @@ def predict(
     machine: str | os.PathLike[str] | Machine,
     devices: int | None = None,
     mesh: Mapping[str, int] | None = None,
-    variables: Layout = None,
+    variables: VariableLayouts = None,
     micro_batches: int | None = None,
     stages: int | None = None,
     schedule: str | None = None,
@@ -101,7 +101,7 @@ def predict_call(
     call: PredictedCall,
     machine: Machine,
     devices: int,
-    layout: Layout = None,
+    layout: VariableLayouts = None,
     unknown_size: int | None = None,
 ) -> Prediction:
     """Return the prediction of a call that was traced; see `predict`."""
@@ -115,7 +115,7 @@ def predict_call(
     return dataclasses.replace(prediction, notes=notes)
 
 
-def why_too_many(call: PredictedCall, devices: int, layout: Layout) -> str:
+def why_too_many(call: PredictedCall, devices: int, layout: VariableLayouts) -> str:
     """Return why a call runs too much for a prediction; "" if it does not.
 
     Where variables are several, each device sends to each; what lies along an axis of a mesh is not sent.
@@ -219,7 +219,9 @@ class PredictedCall:
         return replace(_call_of(self.function, self.options, wide, self.seen, self.notes), arrange=self.arrange)
 
     @collection_paused()
-    def plan(self, devices: Sequence[str], layout: Layout = None, memory: float | None = None, **options: Any) -> Plan:
+    def plan(
+        self, devices: Sequence[str], layout: VariableLayouts = None, memory: float | None = None, **options: Any
+    ) -> Plan:
         """Return the plan for some devices, full names; they need not exist.
 
         Args:

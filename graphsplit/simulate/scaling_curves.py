@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from graphsplit.api.calls.parallel_function import step_of
-from graphsplit.api.layouts.predicted_layouts import Layout, layout_name
+from graphsplit.api.layouts.predicted_layouts import VariableLayouts, layout_name
 from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import BATCH_AXIS, mesh_axes
 from graphsplit.core.notebooks import text_html
@@ -35,7 +35,7 @@ def scaling(
     machine: str | os.PathLike[str] | Machine,
     devices: Sequence[int],
     mesh: Mapping[str, int] | None = None,
-    variables: Sequence[Layout] | None = None,
+    variables: Sequence[VariableLayouts] | None = None,
     kinds: Sequence[str] = KINDS,
     micro_batches: int | None = None,
     unknown_size: int | None = None,

@@ -32,7 +32,7 @@ _BETWEEN_S = 1.0  # workers that are away are asked for once a second
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _LayoutBefore:
     """How a variable was laid out when all workers were there, and over which devices."""
 
     layout: Any
@@ -63,7 +63,7 @@ class Resilient(Generic[P, R]):
         self._programs = 0  # how many were looked at
         self._functions: dict[tuple[str, ...], ParallelFunction[P, R]] = {step.devices: step}
         self._asked_s = 0.0
-        self._layouts: dict[int, _Layout] = {}
+        self._layouts: dict[int, _LayoutBefore] = {}
         self._known: dict[int, tf.Variable] = {}
         self._since: list[Callable[[ParallelFunction[P, R]], Any]] = []  # the calls since the checkpoint that counts
         self._behind: list[Callable[[ParallelFunction[P, R]], Any]] = []  # those of them that are to be repeated
@@ -211,7 +211,7 @@ class Resilient(Generic[P, R]):
         self._known.update({id(variable): variable for variable in function._variables_so_far()})
         if not self._lost:
             lying = [(key, record) for key, v in self._known.items() if (record := lying_now(v)).division is not None]
-            self._layouts = {key: _Layout(record.layout, record.over, record.reshards) for key, record in lying}
+            self._layouts = {key: _LayoutBefore(record.layout, record.over, record.reshards) for key, record in lying}
 
     def _lose(self, error: WorkerLostError) -> None:
         """Note which workers are lost, and let each variable hold its value itself.
@@ -308,7 +308,7 @@ class Resilient(Generic[P, R]):
         mesh = self._function()._options.mesh
         for variable in self._known.values():
             forget_stage(variable)  # (its devices are another stage's by now; it is known again with the plan)
-        groups: dict[_Layout, list[tf.Variable]] = {}
+        groups: dict[_LayoutBefore, list[tf.Variable]] = {}
         for key, known in self._layouts.items():
             variable, over = self._known[key], self.devices if mesh else tuple(self._alive(known.over))
             is_chosen = not mesh and not isinstance(known.layout, str)  # by an automatic plan, which will choose again

@@ -63,7 +63,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _WrittenStep:
     """A call that writes, as far as it is undone.
 
     Attributes:
@@ -110,7 +110,7 @@ class UndoLog:
         self._watch = Watch(cluster)
         self._lock = threading.RLock()
         self._now = _Connected(cluster.connections)
-        self._pending: tuple[Call[Any], _Step] | None = None
+        self._pending: tuple[Call[Any], _WrittenStep] | None = None
 
     @property
     def connections(self) -> int:
@@ -157,10 +157,10 @@ class UndoLog:
         except Frozen as frozen:
             raise lost_error(self.cluster, frozen.tasks, name, True, frozen.since_s) from None
         except tf.errors.OpError as error:
-            self._raise_if_lost(_Step(name, tasks, self.cluster.incarnations), error)
+            self._raise_if_lost(_WrittenStep(name, tasks, self.cluster.incarnations), error)
             raise
 
-    def write(self, step: _Step, run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+    def write(self, step: _WrittenStep, run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
         """Run what keeps the values of variables before it writes them; if it fails, they have them again.
 
         Raises:
@@ -200,7 +200,7 @@ class UndoLog:
         self._pending = None
         self._take_back(step)
 
-    def _take_back(self, step: _Step) -> None:
+    def _take_back(self, step: _WrittenStep) -> None:
         """Let variables on the workers that are left have the values that they had before a call."""
         lost = self._lost(step)
 
@@ -225,11 +225,11 @@ class UndoLog:
                 raise lost_error(self.cluster, frozen.tasks, step.name, False, frozen.since_s) from None
             call.result()
 
-    def _lost(self, step: _Step) -> set[int]:
+    def _lost(self, step: _WrittenStep) -> set[int]:
         now, lost = self.cluster.incarnations, set(self.cluster.health().lost)
         return {task for task in step.tasks if task in lost or now[task] != step.incarnations[task]}
 
-    def _raise_if_lost(self, step: _Step, error: BaseException) -> None:
+    def _raise_if_lost(self, step: _WrittenStep, error: BaseException) -> None:
         if isinstance(error, (tf.errors.OpError, WorkerLostError)) and (lost := self._lost(step)):
             raise lost_error(self.cluster, sorted(lost), step.name, True, 0.0) from error
 
@@ -277,7 +277,7 @@ class ClusterFunction:
         self._kept = tuple([log.kept(arguments[w.argument], t) for w, t in zip(written, dtypes, strict=True)])
         counters = [log.counter(device) for device in devices]
         inputs = [*arguments, *[kept.variable.handle for kept in self._kept], *counters]
-        step = _Step(self._name, self._tasks, log.cluster.incarnations, self._kept, devices)
+        step = _WrittenStep(self._name, self._tasks, log.cluster.incarnations, self._kept, devices)
         return log.write(step, lambda: function(inputs))
 
     def _as_it_is(self) -> RuntimeFunction:

@@ -14,7 +14,7 @@ from graphsplit.api.layouts.automatic import AutomaticLayouts, choose_layouts
 from graphsplit.api.layouts.layout_spellings import AUTO
 from graphsplit.api.layouts.learned_layouts import lie_as_asked, lie_in_stages, lie_in_units, slots_in
 from graphsplit.api.layouts.mesh_checks import check_asked
-from graphsplit.api.layouts.predicted_layouts import Layout as AskedLayout
+from graphsplit.api.layouts.predicted_layouts import VariableLayouts as AskedLayout
 from graphsplit.api.layouts.predicted_layouts import lying_elsewhere
 from graphsplit.api.layouts.variable_layouts import decide
 from graphsplit.api.options import Options

@@ -89,22 +89,22 @@ class Traces:
         return max(ran, key=lambda planned: planned.runs, default=None)
 
 
-Value = TypeVar("Value")
+ValueT = TypeVar("ValueT")
 
 
-class PerInstance(Generic[Value]):
+class PerInstance(Generic[ValueT]):
     """One value for each instance of a class.
 
     Instances are told apart by identity: they need not be hashable, equal ones share nothing, and a copy has a value
     of its own. A value must not refer to its instance, or neither would ever be freed.
     """
 
-    def __init__(self, make: Callable[[], Value]):
+    def __init__(self, make: Callable[[], ValueT]):
         self._make = make
         self._lock = threading.Lock()
-        self._found: dict[int, tuple[weakref.ref[Any], Value]] = {}
+        self._found: dict[int, tuple[weakref.ref[Any], ValueT]] = {}
 
-    def of(self, instance: Any, name: str) -> Value:
+    def of(self, instance: Any, name: str) -> ValueT:
         """Return the value for `instance`; `name` is that of the method, for messages.
 
         Raises:

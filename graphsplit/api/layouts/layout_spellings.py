@@ -85,8 +85,8 @@ def cut(axis: str, *, unit: int = 1, blocks: int | Sequence[int] = 1, in_place: 
     return AxisCut(axis, unit, several if len(set(several)) > 1 else len(several), in_place)
 
 
-Axes = str | AxisCut | Sequence[str | AxisCut] | None
-Dimensions = Sequence[Axes]
+DimensionAxes = str | AxisCut | Sequence[str | AxisCut] | None
+Dimensions = Sequence[DimensionAxes]
 AUTO = "auto"
 WORDS = (*LAYOUTS, "host")
 """The layouts that are a word: those that a part along an axis of a mesh may have, and the host's memory."""

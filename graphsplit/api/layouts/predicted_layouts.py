@@ -19,10 +19,10 @@ from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.tracing.trace import Trace
 
-Layout = VariableLayout | Mapping[str, VariableLayout] | None
+VariableLayouts = VariableLayout | Mapping[str, VariableLayout] | None
 
 
-def layout_name(layout: Layout) -> str:
+def layout_name(layout: VariableLayouts) -> str:
     """Return what a prediction calls a layout: "" for as the variables lie."""
     if layout is None or isinstance(layout, str):
         return spelling_of(layout or "").along_others
@@ -107,7 +107,7 @@ def _elsewhere(
 
 
 def notes_on_layout(
-    as_here: Arrangement, trace: Trace, layout: Layout, devices: Sequence[str], mesh: DeviceMesh | None = None
+    as_here: Arrangement, trace: Trace, layout: VariableLayouts, devices: Sequence[str], mesh: DeviceMesh | None = None
 ) -> tuple[str, ...]:
     """Return what to say of where variables are predicted.
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from graphsplit.errors import UnsupportedError
 
-Found = TypeVar("Found")
+ReadsT = TypeVar("ReadsT")
 
 _PATIENCE_S = 10.0  # of Python code that TensorFlow runs, perhaps in the very call that it waits for
 
@@ -38,9 +38,9 @@ class RunningCalls:
         self,
         call: object,
         handles: Sequence[Any],
-        find: Callable[[], Found],
-        ask: Callable[[Callable[[], tuple[Found, int]]], tuple[Found, int]],
-    ) -> Found:
+        find: Callable[[], ReadsT],
+        ask: Callable[[Callable[[], tuple[ReadsT, int]]], tuple[ReadsT, int]],
+    ) -> ReadsT:
         """Return what a call reads; until its `end` no value behind the handles moves.
 
         Args:
@@ -50,7 +50,7 @@ class RunningCalls:
           ask: runs a function, perhaps in another thread.
         """
 
-        def settled() -> tuple[Found, int]:
+        def settled() -> tuple[ReadsT, int]:
             with self.lock:
                 while True:
                     waits = self._waits

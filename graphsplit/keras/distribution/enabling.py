@@ -40,7 +40,7 @@ class KerasDistribution:
     without a block, switches nothing off.
     """
 
-    def __init__(self, running: _Running, was_enabled: bool):
+    def __init__(self, running: _RunningDistribution, was_enabled: bool):
         self._running = running
         self._was_enabled = was_enabled
 
@@ -105,7 +105,7 @@ class KerasDistribution:
         return stand_in
 
 
-_enabled: list[_Running] = []  # at most one
+_enabled: list[_RunningDistribution] = []  # at most one
 
 
 def enable_distribution() -> KerasDistribution:
@@ -137,13 +137,13 @@ def enable_distribution() -> KerasDistribution:
     """
     was_enabled = bool(_enabled)
     if not was_enabled:
-        running = _Running()
+        running = _RunningDistribution()
         running.start()
         _enabled.append(running)
     return KerasDistribution(_enabled[0], was_enabled)
 
 
-class _Running:
+class _RunningDistribution:
     """What runs while it is enabled: the replaced names of Keras call it."""
 
     def __init__(self) -> None:

@@ -157,7 +157,7 @@ def make_schedule(kind: str, stages: int, shards: int, chunks: int = 1) -> Sched
       device 1: .  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .
       device 2: .  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .
     """
-    devices = [_Device(kind, d, stages, shards, chunks) for d in range(stages // chunks)]
+    devices = [_PipelineDevice(kind, d, stages, shards, chunks) for d in range(stages // chunks)]
     starts: dict[Slot, int] = {}
     time, total = 0, stages * shards * (3 if kind == "zero-bubble" else 2)
     while len(starts) < total:
@@ -180,7 +180,7 @@ def _needs(slot: Slot, stages: int) -> Iterator[Slot]:
         yield Slot(stage, "B", shard)
 
 
-class _Device:
+class _PipelineDevice:
     """What a device has still to run, and the rule of what comes next."""
 
     def __init__(self, kind: str, number: int, stages: int, shards: int, chunks: int):

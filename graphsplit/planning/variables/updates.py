@@ -99,17 +99,17 @@ def _followed(program: Program, written: Tensor) -> Iterator[int]:
                 yield from _outside(program, given.inputs[i])
 
 
-class _Given(NamedTuple):
+class _Called(NamedTuple):
     """A function that an operation calls, and what is handed to it by the positions of its arguments."""
 
     body: Program
     inputs: Mapping[int, Tensor]
 
 
-def _given(op: Op) -> Iterator[_Given]:
+def _given(op: Op) -> Iterator[_Called]:
     handed = op.inputs[CONTROL_FLOW[op.type].chooses :] if op.bodies else ()
     for body in op.bodies.values():
-        yield _Given(body, dict(zip(body.inputs, handed, strict=True)))
+        yield _Called(body, dict(zip(body.inputs, handed, strict=True)))
 
 
 def _is_elementwise(op: Op) -> bool:

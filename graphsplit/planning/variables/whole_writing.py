@@ -18,7 +18,7 @@ from graphsplit.planning.variables.row_writing import RowWriter
 from graphsplit.program.program import Op, Program, Tensor
 
 
-class _Kept(NamedTuple):
+class _KeptWhole(NamedTuple):
     """A whole value, and the operations that have read it, by position."""
 
     value: Tensor
@@ -39,7 +39,7 @@ class WholeWriter(RowWriter):
         self._finder = finder
         self._parts: dict[tuple[Tensor, Shard], list[Tensor]] = {}
         self._again = again
-        self._kept: dict[int | None, dict[Tensor, _Kept]] = {}  # there; what was read last comes last
+        self._kept: dict[int | None, dict[Tensor, _KeptWhole]] = {}  # there; what was read last comes last
         self._gates: dict[int | None, int] = {}  # what has run when all have read what was there before
 
     @functools.cached_property
@@ -73,7 +73,7 @@ class WholeWriter(RowWriter):
                     waits += kept.pop(other).readers
             if waits:
                 self._write_gate(column, waits)
-            own = _Kept(self._put_together(tensor, self._gates.get(column)), [])
+            own = _KeptWhole(self._put_together(tensor, self._gates.get(column)), [])
         own.readers.append(op.index)
         kept[tensor] = own
         return own.value

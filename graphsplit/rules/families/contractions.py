@@ -18,7 +18,7 @@ from graphsplit.rules.families.elementwise import broadcast_dims, result_dims
 from graphsplit.rules.known import ranked, shape_if_known, shape_operand
 from graphsplit.rules.registry import register
 
-Sizes = Sequence[Any] | np.ndarray | None
+KnownSizes = Sequence[Any] | np.ndarray | None
 """What is known of a shape, which may be the value of an operand."""
 
 _M, _N, _K = 0, 1, 2
@@ -100,7 +100,7 @@ def _images(op: Op, rank: int, channel: int | None) -> Dims:
     return tuple(dims)
 
 
-def _channels(op: Op, rank: int, images: Sizes, kernel: Sizes) -> tuple[int | None, int | None, Dims]:
+def _channels(op: Op, rank: int, images: KnownSizes, kernel: KnownSizes) -> tuple[int | None, int | None, Dims]:
     """Return the factors of the channels that a convolution reads and makes, and the dims of its filter.
 
     Those that it reads are summed for each that it makes. They have none, and must be whole, in groups, where a filter

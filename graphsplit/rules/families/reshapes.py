@@ -66,8 +66,8 @@ def factor_shapes(before: Shape, after: Shape) -> tuple[Dims, Dims]:
     return _dims(parts_before), _dims(parts_after)
 
 
-_Size = Any  # a number or a polynomial
-_Span = tuple[int, _Size, _Size]  # an axis, and the running products of the group's sizes before and after it
+_AnySize = Any  # a number or a polynomial
+_Span = tuple[int, _AnySize, _AnySize]  # an axis, and the running products of the group's sizes before and after it
 
 
 def _groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
@@ -80,8 +80,8 @@ def _groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
             if before[i] is not after[j] or before[i + 1 :].count(None) != after[j + 1 :].count(None):
                 return groups
         else:
-            p: _Size = before[i]
-            q: _Size = after[j]
+            p: _AnySize = before[i]
+            q: _AnySize = after[j]
             while not is_same(p, q):
                 shorter = _precedes(p, q)
                 side, shape, k = (left, before, i + 1) if shorter else (right, after, j + 1)
@@ -100,14 +100,14 @@ def _groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
     return groups
 
 
-def _precedes(a: _Size, b: _Size) -> bool | None:
+def _precedes(a: _AnySize, b: _AnySize) -> bool | None:
     """Return which of two running products comes first, or None if that depends on sizes."""
     if is_at_least(b, a) or is_at_least(a, b):
         return is_at_least(b, a)
     return True if quotient(b, a) is not None else False if quotient(a, b) is not None else None
 
 
-def _compare(a: _Size, b: _Size) -> int:
+def _compare(a: _AnySize, b: _AnySize) -> int:
     first = _precedes(a, b)
     if first is None:
         raise UndecidedError(f"whether {a} is less than {b}")
@@ -119,20 +119,20 @@ _IN_ORDER = functools.cmp_to_key(_compare)
 
 def _spans(shape: Shape, group: Sequence[int]) -> list[_Span]:
     spans = []
-    product: _Size = 1
+    product: _AnySize = 1
     for axis in group:
         first, product = product, product * shape[axis]
         spans.append((axis, first, product))
     return spans
 
 
-def _candidates(before: Sequence[_Span], after: Sequence[_Span]) -> list[tuple[_Size, _Size]]:
+def _candidates(before: Sequence[_Span], after: Sequence[_Span]) -> list[tuple[_AnySize, _AnySize]]:
     """Return neighbouring positions; and, for axes of size 1 (one row is a batch too), a position twice."""
-    positions: list[_Size] = []
+    positions: list[_AnySize] = []
     for position in sorted([1, *[last for _, _, last in (*before, *after)]], key=_IN_ORDER):
         if not positions or not is_same(position, positions[-1]):
             positions.append(position)
-    found: list[tuple[_Size, _Size]] = []
+    found: list[tuple[_AnySize, _AnySize]] = []
     for position, following in itertools.zip_longest(positions, positions[1:]):
         if any(is_same(first, last) and is_same(first, position) for _, first, last in (*before, *after)):
             found.append((position, position))
@@ -141,7 +141,7 @@ def _candidates(before: Sequence[_Span], after: Sequence[_Span]) -> list[tuple[_
     return found
 
 
-def _find(spans: Sequence[_Span], first: _Size, last: _Size) -> list[tuple[int, _Size, _Size]]:
+def _find(spans: Sequence[_Span], first: _AnySize, last: _AnySize) -> list[tuple[int, _AnySize, _AnySize]]:
     """Return the axis that contains what lies between two positions, and how many entries are outside and inside.
 
     There are several if they have size 1, and none if the positions do not divide the axis.

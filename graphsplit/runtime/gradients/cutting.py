@@ -46,7 +46,7 @@ class CutGraph:
         return function([*[known[r] for r in read], *seeds])
 
 
-class _Part(NamedTuple):
+class _BackwardPart(NamedTuple):
     """What of an emitted graph belongs to a group.
 
     Attributes:
@@ -106,19 +106,19 @@ def cut_graph(
 
 def _parts(
     graph: EmittedGraph, arguments: int, outputs: int, groups: Sequence[tuple[int, int]], late: Collection[str]
-) -> list[_Part]:
+) -> list[_BackwardPart]:
     parts, first_seed, first_result = [], arguments, outputs
     later = graph.by_name.after(late) - {*late, *graph.by_name.after(graph.inputs[arguments:])}
     for seeds, results in groups:
         own_seeds = graph.inputs[first_seed : first_seed + seeds]
         own_results = graph.outputs[first_result : first_result + results]
-        parts.append(_Part(own_seeds, own_results, graph.by_name.after(own_seeds) | later))
+        parts.append(_BackwardPart(own_seeds, own_results, graph.by_name.after(own_seeds) | later))
         first_seed, first_result = first_seed + seeds, first_result + results
     return parts
 
 
 def _backward(
-    graph: EmittedGraph, constant: set[str], part: _Part, crossing: Sequence[str], dead: DeadTensors, name: str
+    graph: EmittedGraph, constant: set[str], part: _BackwardPart, crossing: Sequence[str], dead: DeadTensors, name: str
 ) -> tuple[Sequence[str], Function]:
     """Return the backward part of a group."""
     read = list(dict.fromkeys([*crossing, *graph.present]))

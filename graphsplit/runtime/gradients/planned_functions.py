@@ -40,7 +40,7 @@ from graphsplit.runtime.gradients.kept_values import KeptValues
 from graphsplit.runtime.handles import Layouts, LayoutsChangedError, captured, held_captures, origins_of, watches
 from graphsplit.tracing.trace import Trace
 
-Key = TypeVar("Key")
+MadeKey = TypeVar("MadeKey")
 Made = TypeVar("Made")
 
 
@@ -140,7 +140,7 @@ class PlannedFunction:
                 self._executable = self._executable or make_executable(self.trace, self.plan, self.name, self.layouts)
         return self._executable
 
-    def made_once(self, made: dict[Key, Made], key: Key, make: Callable[[], Made]) -> Made:
+    def made_once(self, made: dict[MadeKey, Made], key: MadeKey, make: Callable[[], Made]) -> Made:
         """Return what is there by a key, made by the first thread that asks."""
         if key not in made:
             with self.trace.lock:

@@ -15,7 +15,17 @@ import tensorflow as tf
 
 from graphsplit.core.hosts import host_device, host_name
 from graphsplit.planning.costs.machine import Curve, Device, Host, Link, Machine
-from graphsplit.simulate.measuring.timing import Call, Probe, Step, chain, chains, figures, operation, reference, traced
+from graphsplit.simulate.measuring.timing import (
+    Probe,
+    TimedCall,
+    TimedStep,
+    chain,
+    chains,
+    figures,
+    operation,
+    reference,
+    traced,
+)
 
 TURNS_S = 75.0
 _LONG = 12
@@ -26,7 +36,7 @@ _LOGICAL_DEVICES = 64  # as many as one likes
 _VARIABLES = 128
 _BESIDE_SIDE, _BESIDE_ENTRIES, _BESIDE_IMAGE, _BESIDE_IMAGES = 512, 250_000, (8, 16, 64), 4
 
-_Key = tuple[str, str, float]
+_ProbeName = tuple[str, str, float]
 """What a probe is of: a figure, the family or dtype, how much work; "" and 0 where there is none."""
 
 
@@ -39,7 +49,7 @@ def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> M
       least_s: for which all is timed in turns.
     """
     first, is_gpu = devices[0], not threads
-    probes: dict[_Key, Probe] = {
+    probes: dict[_ProbeName, Probe] = {
         ("overhead", "", 0): operation(lambda v: v + 1.0, tf.constant([1.0]), first, _TINY_LONG),
         ("call", "", 0): Probe((chain(lambda v: v + 1.0, tf.constant([1.0]), [first]),), sum),
         ("argument", "", 0): _argument(first),
@@ -117,16 +127,16 @@ def _latency(first: str, second: str, entries: int, length: int = _TINY_LONG // 
     return Probe(tuple([chain(lambda v: v + 1.0, x, part) for part in lengths]), difference)
 
 
-def _slowdown_probes(devices: Sequence[str], threads: int) -> dict[_Key, Probe]:
+def _slowdown_probes(devices: Sequence[str], threads: int) -> dict[_ProbeName, Probe]:
     """Return what tells how many times as long operations take while 2, 3, ... threads work on such, by family.
 
     Each thread has a device of its own if possible. What only reads and writes has the memory in common.
     """
-    probes: dict[_Key, Probe] = {}
+    probes: dict[_ProbeName, Probe] = {}
     if threads < 2:
         return probes
 
-    def add(family: str, of_count: Callable[[int], Call]) -> None:
+    def add(family: str, of_count: Callable[[int], TimedCall]) -> None:
         alone = of_count(1)
         for count in range(2, threads + 1):
             probes["slowdown", family, count] = Probe((alone, of_count(count)), _ratio)
@@ -147,7 +157,7 @@ def _ratio(seconds: Sequence[float]) -> float:
     return together_s / alone_s
 
 
-def _slowdowns(ratio_by_probe: Mapping[_Key, float]) -> dict[str, tuple[float, ...]]:
+def _slowdowns(ratio_by_probe: Mapping[_ProbeName, float]) -> dict[str, tuple[float, ...]]:
     """Return slowdowns by family, of 1, 2, ... threads.
 
     Where each operation has all cores to itself, two at a time take twice as long; never more, as one could run after
@@ -180,7 +190,7 @@ def _argument(device: str) -> Probe:
     with tf.device(device):
         variables = [tf.Variable(float(k)) for k in range(_VARIABLES)]
 
-    def sums(read: Sequence[tf.Variable]) -> Call:
+    def sums(read: Sequence[tf.Variable]) -> TimedCall:
         def run(value: tf.Tensor) -> tf.Tensor:
             with tf.device(device):
                 for variable in read:
@@ -193,13 +203,13 @@ def _argument(device: str) -> Probe:
     return Probe(calls, lambda seconds: (seconds[1] - seconds[0]) / (_VARIABLES - 1))
 
 
-def _products(devices: Sequence[str], count: int, side: int, length: int) -> Call:
+def _products(devices: Sequence[str], count: int, side: int, length: int) -> TimedCall:
     """Return a call of so many chains of products that do not wait for each other."""
     x = tf.ones([side, side]) / side
     return chains(devices, count, x, length, lambda value, _: tf.linalg.matmul(value, x))
 
 
-def _moved(step: Step, devices: Sequence[str], count: int, operands: Sequence[tf.Tensor]) -> Call:
+def _moved(step: TimedStep, devices: Sequence[str], count: int, operands: Sequence[tf.Tensor]) -> TimedCall:
     """Return a call of so many chains of a step whose operands no cache has."""
     each = len(operands) // count
 
@@ -210,7 +220,7 @@ def _moved(step: Step, devices: Sequence[str], count: int, operands: Sequence[tf
     return chains(devices, count, operands[0], min(each, _LONG * 8), after)
 
 
-def _without_number(step: Step, value: tf.Tensor, _: int) -> tf.Tensor:
+def _without_number(step: TimedStep, value: tf.Tensor, _: int) -> tf.Tensor:
     return step(value)
 
 
@@ -222,7 +232,7 @@ _IMAGES = ((2, 8, 16), (8, 8, 32), (8, 16, 64), (8, 32, 64), (4, 16, 256))  # ro
 _ENTRIES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000)
 _OTHER_DTYPES = {"float64": (tf.float64, 512)}  # and the side of the products that are timed
 CONVOLUTIONS = ("convolution", "input gradient", "filter gradient")
-PLAIN: dict[str, tuple[Step, int]] = {
+PLAIN: dict[str, tuple[TimedStep, int]] = {
     "elementwise": (lambda v: v * 1.0001, 2),
     "reduction": (lambda v: v + tf.reduce_sum(v), 3),  # the sum reads once, what follows reads and writes
     "movement": (lambda v: tf.concat([v[1:], v[:1]], 0), 4),
@@ -298,7 +308,7 @@ def _matmul(device: str, side: int, dtype: tf.DType) -> Probe:
     return operation(lambda v: tf.linalg.matmul(v, w), tf.ones([side, side], dtype), device)
 
 
-def convolution_step(family: str, image: tuple[int, int, int]) -> tuple[Step, tf.Tensor]:
+def convolution_step(family: str, image: tuple[int, int, int]) -> tuple[TimedStep, tf.Tensor]:
     """Return a convolution with a filter of 3 x 3, or one of its gradients, of what it makes itself, and its start."""
     rows, side, channels = image
     x = tf.ones([rows, side, side, channels]) / 3
@@ -325,7 +335,7 @@ def operands_of(entries: int) -> list[tf.Tensor]:
     return [tf.ones([entries]) for _ in range(min(_MOST_OPERANDS, max(2, -(-_POOL_BYTES // (4 * entries)))))]
 
 
-def _of_others(step: Step, operands: Sequence[tf.Tensor]) -> Step:
+def _of_others(step: TimedStep, operands: Sequence[tf.Tensor]) -> TimedStep:
     """Return a step that waits for what it is given, and reads another operand each time, as most do in a step.
 
     There, much has passed through the caches since the operands were made.

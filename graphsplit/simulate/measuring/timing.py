@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-Call = Callable[[], Any]
+TimedCall = Callable[[], Any]
 
 _LEAST_TURNS, _MOST_TURNS, TURNS_S = 7, 200, 15.0
 _LEAST_S = 0.02  # that a call runs in its turn: the reference has left its own data in the caches
@@ -27,7 +27,7 @@ _REFERENCE = 8
 
 
 def usual_seconds_of_calls(
-    calls: Sequence[Call], beside: Call, least_s: float = TURNS_S, most_turns: int = _MOST_TURNS
+    calls: Sequence[TimedCall], beside: TimedCall, least_s: float = TURNS_S, most_turns: int = _MOST_TURNS
 ) -> list[float]:
     """Return how long each of some calls takes until its results are there, warm.
 
@@ -45,7 +45,7 @@ def usual_seconds_of_calls(
 
 
 def relative_seconds_of_calls(
-    calls: Sequence[Call], beside: Call, least_s: float = TURNS_S, most_turns: int = _MOST_TURNS
+    calls: Sequence[TimedCall], beside: TimedCall, least_s: float = TURNS_S, most_turns: int = _MOST_TURNS
 ) -> tuple[list[list[float]], float]:
     """Return how many times as long as a reference each of some calls takes, turn by turn: `usual_seconds_of_calls`."""
     counts = [times_in_turn(call) for call in calls]
@@ -62,26 +62,26 @@ def relative_seconds_of_calls(
     return relative, statistics.median(references)
 
 
-def seconds_of_warm_call(call: Call) -> float:
+def seconds_of_warm_call(call: TimedCall) -> float:
     """Return about how long a call takes that has run before."""
     _seconds(call, _WARM)
     return _seconds(call, _WARM)
 
 
-def times_in_turn(call: Call) -> int:
+def times_in_turn(call: TimedCall) -> int:
     """Return how many times a call runs in its turn; it has run before."""
     _seconds(call, 2)
     return max(1, math.ceil(_LEAST_S / _seconds(call, 1)))
 
 
-def _seconds(call: Call, count: int) -> float:
+def _seconds(call: TimedCall, count: int) -> float:
     start = time.perf_counter()
     for _ in range(count):
         numpy_of(call())
     return (time.perf_counter() - start) / count
 
 
-def reference(device: str) -> Call:
+def reference(device: str) -> TimedCall:
     """Return a call of some products and sums, beside which others are timed."""
     x = tf.ones([256, 256]) / 256
     large = tf.ones([1_000_000])
@@ -104,8 +104,8 @@ def numpy_of(result: Any) -> None:
             tensor.numpy()
 
 
-Step = Callable[[tf.Tensor], tf.Tensor]
-Key = TypeVar("Key", bound=Hashable)
+TimedStep = Callable[[tf.Tensor], tf.Tensor]
+ProbeKey = TypeVar("ProbeKey", bound=Hashable)
 _SHORT, _LONG, _LONGEST = 2, 8, 400
 _CHAIN_S = 0.01  # that the longer chain takes, about
 _LEAST_PART = 0.25  # of the mean: a slope that is less is noise
@@ -120,11 +120,11 @@ class Probe:
       figure: what the seconds of each tell.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[TimedCall, ...]
     figure: Callable[[Sequence[float]], float]
 
 
-def figures(probes: Mapping[Key, Probe], reference: Call, least_s: float) -> dict[Key, float]:
+def figures(probes: Mapping[ProbeKey, Probe], reference: TimedCall, least_s: float) -> dict[ProbeKey, float]:
     """Return what probes tell.
 
     Args:
@@ -146,7 +146,7 @@ def figures(probes: Mapping[Key, Probe], reference: Call, least_s: float) -> dic
     return figure_by_probe
 
 
-def operation(step: Step, x: tf.Tensor, device: str, longer: int = 0) -> Probe:
+def operation(step: TimedStep, x: tf.Tensor, device: str, longer: int = 0) -> Probe:
     """Return what tells how long one operation takes on a device: the slope between chains of two lengths.
 
     What a call takes besides is in both.
@@ -161,7 +161,7 @@ def operation(step: Step, x: tf.Tensor, device: str, longer: int = 0) -> Probe:
     return Probe((short, chain(step, x, [device] * longer)), slope)
 
 
-def chain(step: Step, x: tf.Tensor, devices: Sequence[str]) -> Callable[[], Any]:
+def chain(step: TimedStep, x: tf.Tensor, devices: Sequence[str]) -> Callable[[], Any]:
     """Return a call of a graph of operations one after the other, as TensorFlow runs emitted graphs: as they are."""
 
     def run(value: tf.Tensor) -> tf.Tensor:

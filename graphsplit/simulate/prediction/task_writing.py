@@ -64,10 +64,10 @@ def machine_tasks(plan: Plan, machine: Machine, costs: Costs) -> MachineTasks:
       machine: its devices have the names of the plan's.
       costs: of single operations on them.
     """
-    return _Writer(plan, machine, costs).write()
+    return _MachineTaskWriter(plan, machine, costs).write()
 
 
-class _Writer:
+class _MachineTaskWriter:
     """Writes tasks for a machine: one for each of a plan's, or for those that XLA compiles together; and signals."""
 
     def __init__(self, plan: Plan, machine: Machine, costs: Costs):
