@@ -37,6 +37,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = Path(__file__).parent / "results" / "measured"
 QUICK = FOLDER.with_name("quick")
 DOCS = ROOT / "docs"
+README = ROOT / "README.md"
 ROWS = Path(__file__).parent / "measurements.md"
 MOST_LOAD = 0.5  # processes that want to run, over the last minute
 
@@ -258,6 +259,7 @@ def write_pages(folder: Path) -> None:
         write_mark(DOCS / "performance.md", "answers", report.answers(steps))
         if steps.of(FIT).records:
             beside.draw(steps, DOCS / "beside.png")
+            write_mark(README, "beside", beside.caption(steps, report.where_and_when(steps.environment)))
     for part, found in there.items():
         if part.page:
             write_mark(DOCS / part.page, part.name, table_or_block(found))

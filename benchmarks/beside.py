@@ -49,6 +49,22 @@ def heights(results: Results, workload: str, devices: int) -> dict[str, dict[str
     }
 
 
+def caption(results: Results, told: str) -> str:
+    """Return the chart of the README with its caption, which says on what it was measured."""
+    devices = max(record.devices for record in results.of(FIT).records)
+    others = ", ".join([label for name, label in NAMES.items() if name not in ("plain", "graphsplit")])
+    return "\n".join(
+        [
+            f"![`fit` of {', '.join(WORKLOADS.values())}: a batch, the first batch and memory, beside {others} and "
+            "one device](docs/beside.png)",
+            "",
+            f"*Keras' `fit` on {devices} logical devices, {told}. All use all cores; what a strategy costs",
+            "is the comparison. [Measurements](docs/generated/measurements.md) has all rows, and why graphsplit loses "
+            "where it does.*",
+        ]
+    )
+
+
 def draw(results: Results, path: Path) -> None:
     """Draw three panels of bars, each as multiples of one device, with the figure above each bar."""
     import matplotlib

@@ -77,6 +77,7 @@ def test_all_times_that_guides_quote_are_measured():
         if part.page:
             assert with_printed((ROOT / "docs" / part.page).read_text(), part.name, "new")
     assert with_printed((ROOT / "docs" / "performance.md").read_text(), "answers", "new")
+    assert with_printed((ROOT / "README.md").read_text(), "beside", "new")
 
 
 def test_a_part_that_takes_too_long_is_ended():
@@ -173,6 +174,8 @@ def test_pages_are_written_from_results(tmp_path: Path, monkeypatch: pytest.Monk
     folder.mkdir()
     monkeypatch.setattr(everything, "DOCS", docs)
     monkeypatch.setattr(everything, "ROWS", tmp_path / "rows.md")
+    monkeypatch.setattr(everything, "README", tmp_path / "README.md")
+    (tmp_path / "README.md").write_text("<!-- measured: beside -->\n<!-- end of beside -->\n")
     (docs / "performance.md").write_text("<!-- measured: answers -->\n<!-- end of answers -->\n")
     (docs / "serving.md").write_text("<!-- measured: serving -->\n<!-- end of serving -->\n")
     shown = results()
@@ -187,3 +190,6 @@ def test_pages_are_written_from_results(tmp_path: Path, monkeypatch: pytest.Monk
     assert "## What guides quote\n\n### Pipelines\n\n`python -m benchmarks.pipelines`, 2026-11-28, " in text
     assert (docs / "beside.png").stat().st_size > 1000
     assert (tmp_path / "rows.md").exists()
+    readme = (tmp_path / "README.md").read_text()
+    assert f"](docs/beside.png)\n\n*Keras' `fit` on 4 logical devices, {WHERE}. " in readme
+    assert len(readme.splitlines()) == 6  # as many as stand there today: the README has 120 at most

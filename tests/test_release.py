@@ -56,3 +56,11 @@ def test_what_becomes_of_links(setup_script: ModuleType):
     assert setup_script.readable_alone(text, "") == "See limits, [a part](#part), [TensorFlow](https://tf.org).\n"
     absolute = text.replace("(plan", "(https://a.org/plan").replace("(docs", "(https://a.org/docs")
     assert setup_script.readable_alone(text, "https://a.org/") == absolute
+
+
+def test_what_the_readme_says_of_exchanges_is_counted():
+    readme, page = [(ROOT / name).read_text() for name in ("README.md", "docs/generated/chains.md")]
+    counted = dict(re.findall(r"^\| (\w+) \| (\d+) exchanges", page, re.MULTILINE))
+    said = re.search(r"(\d+) times in a step of\nResNet50 on 8 GPUs, (\d+) times in a transformer's", readme)
+    assert said is not None
+    assert said.groups() == (counted["ResNet50"], counted["transformer"])
