@@ -228,9 +228,28 @@ def gradients_of_several(w: tf.Variable, u: tf.Variable, s: tf.Variable, count: 
     return step
 
 
+def draws_by_a_seed(w: tf.Variable, u: tf.Variable, s: tf.Variable, count: tf.Variable) -> Step:
+    """Of a mask each shard draws what is for its rows, of noise each device what is for its part."""
+
+    def step(x: tf.Tensor) -> Sequence[tf.Tensor]:
+        def update() -> tf.Tensor:
+            made = tf.nn.experimental.stateless_dropout(x @ w, 0.5, tf.stack([count, 1]))
+            noise = tf.random.stateless_normal((13, 8), tf.stack([count, 3]), dtype=tf.float64)
+            w.assign_sub(0.01 * tf.matmul(x, made, transpose_a=True) + 0.01 * noise)
+            u.assign_add(0.1 * noise * w)
+            return tf.reduce_sum(made, 1)
+
+        found = tf.cond(tf.reduce_sum(x) > 0, update, lambda: tf.reduce_sum(x @ s, 1))
+        count.assign_add(1)
+        return tf.reduce_sum(found), found
+
+    return step
+
+
 PROGRAMS = [
     *(two_of_one_predicate, results_of_other_shapes, one_in_another, rows_on_both_sides, rows_in_one_in_another),
-    *(rows_of_a_table, gradients_of_a_branch, one_of_several, several_in_one_in_another, gradients_of_several),
+    *(rows_of_a_table, gradients_of_a_branch, draws_by_a_seed),
+    *(one_of_several, several_in_one_in_another, gradients_of_several),
 ]
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -258,7 +277,8 @@ def assert_one_device(
 ) -> gs.inspect.Plan:
     """Compare results and variables of calls with batches of 7, 2, 5, 1 and 3 rows; return the last plan."""
     plain, laid = variables(), variables()
-    gs.set_variable_layout(laid[:3], layout, devices=DEVICES)
+    if layout is not None:
+        gs.set_variable_layout(laid[:3], layout, devices=DEVICES)
     single, many = tf.function(program(*plain)), gs.parallelize(program(*laid), devices=DEVICES, **options)
     for count, sign in zip((7, 2, 5, 1, 3), signs, strict=True):
         x = sign * tf.abs(numbers(count, 13, seed=count))
@@ -299,6 +319,85 @@ def test_numbers_are_those_of_one_device(program: Callable[..., Step], layout: s
         assert {device for op in merged for device in plan.owners.devices(op.index)} == {
             f"/device:{device}" for device in DEVICES
         }
+
+
+def draws_by_a_generator(w: tf.Variable, u: tf.Variable, s: tf.Variable, _: tf.Variable) -> Step:
+    generator = tf.random.Generator.from_seed(7)
+
+    def step(x: tf.Tensor) -> Sequence[tf.Tensor]:
+        def update() -> tf.Tensor:
+            w.assign_sub(0.1 * u + 0.01 * generator.normal((13, 8), dtype=tf.float64))
+            return tf.reduce_sum(w)
+
+        found = tf.cond(tf.reduce_sum(x) > 0, update, lambda: tf.reduce_sum(s))
+        return tf.reduce_sum(x @ w), found, generator.uniform((2,))
+
+    return step
+
+
+def writes_rows(w: tf.Variable, u: tf.Variable, s: tf.Variable, _: tf.Variable) -> Step:
+    def step(x: tf.Tensor) -> Sequence[tf.Tensor]:
+        ids = tf.cast(tf.abs(x[:, :4]) * 3, tf.int32) % 13
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(tf.gather(w, ids)) ** 2) + tf.reduce_mean((x @ u) ** 2)
+        of_table, of_weight = tape.gradient(loss, [w, u])
+
+        def update() -> tf.Tensor:
+            w.scatter_sub(tf.IndexedSlices(0.1 * of_table.values, of_table.indices))
+            u.assign_sub(0.1 * of_weight)
+            return tf.reduce_sum(s.assign_add(0.1 * u))
+
+        return loss, tf.cond(tf.reduce_sum(x) > 0, update, lambda: loss)
+
+    return step
+
+
+def writes_rows_of_several(w: tf.Variable, u: tf.Variable, s: tf.Variable, count: tf.Variable) -> Step:
+    def step(x: tf.Tensor) -> Sequence[tf.Tensor]:
+        ids = tf.cast(tf.abs(x[:, 0]) * 3, tf.int32) % 13
+        sides = [
+            lambda: tf.reduce_sum(s),
+            lambda: tf.reduce_sum(w.scatter_add(tf.IndexedSlices(x[:, :8], ids))),
+            lambda: tf.reduce_sum(w.scatter_nd_update(tf.constant([[3], [5]]), u[:2])),
+        ]
+        found = tf.switch_case(chosen(x, count), sides)
+        count.assign_add(1)
+        return tf.reduce_sum(x @ w), found
+
+    return step
+
+
+@pytest.mark.parametrize("taken", TAKEN)
+@pytest.mark.parametrize("how", ["plain", "micro-batches"])
+@pytest.mark.parametrize("layout", ["sharded", "replicated", "host"])
+@pytest.mark.parametrize("program", [draws_by_a_generator, writes_rows, writes_rows_of_several])
+def test_what_stays_a_branch_has_the_numbers_of_one_device(
+    program: Callable[..., Step], layout: str, how: str, taken: str
+):
+    plan = assert_one_device(program, layout, TAKEN[taken], **OPTIONS[how])
+    assert [op for op in plan.program.ops if op.type in ("If", "Case")]
+    assert [note for note in plan.program.notes if "stays a branch, on one device: " in note]
+    assert "stays a branch, on one device: " in str(plan)
+
+
+@pytest.mark.parametrize("how", ["plain", "micro-batches"])
+@pytest.mark.parametrize("program", [rows_on_both_sides, one_of_several])
+def test_at_home_a_branch_stays_one(program: Callable[..., Step], how: str):
+    plan = assert_one_device(program, "home", TAKEN["in turn"], **OPTIONS[how])
+    assert [op for op in plan.program.ops if op.type in ("If", "Case")]
+
+
+@pytest.mark.usefixtures("copies_take_time")
+@pytest.mark.parametrize("how", ["plain", "micro-batches"])
+@pytest.mark.parametrize("program", [rows_on_both_sides, one_of_several, several_in_one_in_another])
+def test_layouts_that_are_chosen(program: Callable[..., Step], how: str):
+    plan = assert_one_device(program, None, TAKEN["in turn"], variables="auto", **OPTIONS[how])
+    assert not [op for op in plan.program.ops if op.type in ("If", "Case")]
+    assert len(plan.state.divisions) >= 3
+    written = [op for op in plan.program.ops if op.type == "AssignVariableOp" and "part_" in op.name]
+    assert {device for op in written for device in plan.owners.devices(op.index)} == {
+        f"/device:{device}" for device in DEVICES
+    }
 
 
 @pytest.mark.parametrize(
