@@ -367,6 +367,7 @@ def writes_rows_of_several(w: tf.Variable, u: tf.Variable, s: tf.Variable, count
     return step
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("taken", TAKEN)
 @pytest.mark.parametrize("how", ["plain", "micro-batches"])
 @pytest.mark.parametrize("layout", ["sharded", "replicated", "host"])
@@ -387,6 +388,7 @@ def test_at_home_a_branch_stays_one(program: Callable[..., Step], how: str):
     assert [op for op in plan.program.ops if op.type in ("If", "Case")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("copies_take_time")
 @pytest.mark.parametrize("how", ["plain", "micro-batches"])
 @pytest.mark.parametrize("program", [rows_on_both_sides, one_of_several, several_in_one_in_another])
@@ -400,6 +402,7 @@ def test_layouts_that_are_chosen(program: Callable[..., Step], how: str):
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [{}, {"micro_batches": 2, "schedule": "1f1b"}, {"micro_batches": 2, "tuning": {"reduce_retracing": True}}],
