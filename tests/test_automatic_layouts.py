@@ -124,6 +124,7 @@ def test_what_does_not_fit_is_gathered_again(monkeypatch):
     assert most_held(again) < 0.8 * kept
 
 
+@pytest.mark.long
 def test_a_prediction_names_what_was_chosen():
     step = network(*WIDE)
     model = gs.multi_gpu_model(step, 4, variables="auto")
@@ -160,6 +161,7 @@ def test_a_model_is_predicted_trained_and_predicted():
     assert len(model._function("train").step._programs_so_far()) == 3  # 16, 1 and all rows: nothing is traced again
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("copies_take_time")
 def test_layouts_that_somebody_set_stay():
     x = np.ones((8, 24), "float32")

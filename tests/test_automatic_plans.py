@@ -115,6 +115,7 @@ def test_sharded_where_only_that_fits():
     assert {parts.layout for parts in lying} == {"sharded"}  # (the first device owns what is left, whole)
 
 
+@pytest.mark.long
 def test_along_an_axis_where_that_fits():
     """Where a mesh is compared as well, weights are cut along its axis, and each device holds less than the limit."""
     model = Momentum()

@@ -111,6 +111,7 @@ def test_the_page_of_a_gpu(tmp_path: Path):
     assert "| mlp | training | 2 | graphsplit | 1000 ±0% | 0.50x |" in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] if "vectors" in name else []) for name in WAYS]
 )
@@ -121,6 +122,7 @@ def test_every_way_computes_the_same(name: str):
     assert_close([plain(*arguments), plain(*arguments)][1], compiled(found, DEVICES, WAYS[name])(), tolerance=1e-4)
 
 
+@pytest.mark.long
 def test_ways_are_other_ways():
     import graphsplit as gs
     from graphsplit.planning.communication import bucketing
@@ -142,6 +144,7 @@ def test_ways_are_other_ways():
     assert bucketing.SMALL_BYTES > 0
 
 
+@pytest.mark.long
 def test_ratios():
     found = workload("mlp_bn", small=True, batch=7)
     ratios = measure(found, DEVICES[:2], {"the same": Way()}, rounds=1, steps=1)

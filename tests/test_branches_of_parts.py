@@ -327,6 +327,7 @@ def test_what_a_branch_only_reads_is_read_before_it_changes():
     assert reads_before_writes(plan.program) > 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "layout", ["sharded", {"adam*": "host", "*": "home"}, {"adam*": "host", "*": "sharded"}], ids=str
 )

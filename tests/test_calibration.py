@@ -41,6 +41,7 @@ def step(x):
     return loss
 
 
+@pytest.mark.long
 def test_operations_of_a_function_are_measured(tmp_path: Path):
     before = WEIGHTS.numpy()
     found = calibration.measure_function(rough(), step, [tf.ones([256, 64])])
@@ -69,6 +70,7 @@ def test_a_step_on_one_device_is_predicted_as_measured(monkeypatch: pytest.Monke
     assert alone.step_s > 0.51 or threads == 1
 
 
+@pytest.mark.long
 def test_operations_are_measured_as_large_as_those_of_micro_batches():
     """What more devices run is then not told estimated from others; more micro-batches than rows are left out."""
     x = tf.ones([6, 64])

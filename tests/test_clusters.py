@@ -111,6 +111,7 @@ def test_micro_batches_of_different_sizes() -> None:
     assert_law(dense(), [(rows(11, 3), rows(11, 3, seed=1))] * 2, devices=2, micro_batches=3, jit_compile=True)
 
 
+@pytest.mark.long
 def test_a_tape_around_the_call() -> None:
     step, [w, b, _] = dense(optimizer=False)()
     parallel = gs.parallelize(step, devices=3, jit_compile=True)

@@ -212,6 +212,7 @@ def test_recurrent_networks_train_on_the_shards(kind: str):
     assert_law(make, [(x, rows(7, 1))] * 2, sharded=["MatMul", *loop], tolerance=1e-11)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inside", ["the step", "a function of its own"])
 def test_one_lstm_encodes_two_inputs(inside: str):
     def make():

@@ -229,6 +229,7 @@ def test_words_to_categories():
     assert_training(made, (7, 7, 5), at_home=at_home, sharded=kinds)
 
 
+@pytest.mark.long
 def test_text_vectorization():
     """Texts are split into words at home, all at once; the words' numbers are rows again."""
     texts = tf.constant(["a b", "the cat sat on", "e d c b a", "a", "b", "c", "the the"])

@@ -238,6 +238,7 @@ def lite_scores(model: bytes) -> Any:
     return interpreter.get_tensor(scores["index"])
 
 
+@pytest.mark.long
 def test_checkpoints(alike: Any):
     """Read into a model that has trained, and into a new one."""
 
@@ -311,6 +312,7 @@ def clone(model: Any) -> Any:
 COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda model: pickle.loads(pickle.dumps(model)), "clone": clone}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", COPIES)
 def test_copies(alike: Any, how: str):
     """A copy is trained as the model is that it was copied from, which goes on by itself."""
@@ -330,6 +332,7 @@ def test_copies(alike: Any, how: str):
 # --- compile ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_compiled_again(alike: Any):
     """With another optimizer, whose slots are others; with a layer frozen; before it is wrapped, and after training."""
 
@@ -437,6 +440,7 @@ class Averages(keras.callbacks.Callback):
         self.model.set_weights([np.mean(own, 0) for own in zip(*self.seen, strict=True)])
 
 
+@pytest.mark.long
 def test_callbacks_that_change_weights(alike: Any):
     def life(run: Run) -> Any:
         model = run.wrap(network())
@@ -489,6 +493,7 @@ def test_quantized_after_training(alike: Any):
     alike(life, goes_on=False)
 
 
+@pytest.mark.long
 def test_low_rank_adapters(alike: Any):
     def life(run: Run) -> Any:
         model = compiled(run.wrap(network()))
@@ -504,6 +509,7 @@ def test_low_rank_adapters(alike: Any):
     alike(life)
 
 
+@pytest.mark.long
 def test_models_that_share_layers(alike: Any):
     """Each is trained in turn, with an optimizer of its own; and so is one that is not wrapped."""
 
@@ -545,6 +551,7 @@ class Adversaries(keras.Model):
         return {"left": left, "right": right}
 
 
+@pytest.mark.long
 def test_two_optimizers(alike: Any):
     def life(run: Run) -> Any:
         keras.utils.set_random_seed(1)
@@ -600,6 +607,7 @@ def test_a_cleared_session(alike: Any):
     alike(life)
 
 
+@pytest.mark.long
 def test_a_model_that_is_deleted_is_gone(layout: str):
     """Its variables, their parts, its functions; the template goes on if it is kept."""
     model = compiled(gs.multi_gpu_model(network(), DEVICES, variables=layout))
@@ -615,6 +623,7 @@ def test_a_model_that_is_deleted_is_gone(layout: str):
     assert [one() for one in kept if one() is not None] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "layouts",
     [
@@ -649,6 +658,7 @@ def test_a_layout_that_comes_in_mid_life(layouts: list[str], tmp_path: Path):
     assert_same(named(life(True)), named(life(False)), 1e-4)
 
 
+@pytest.mark.long
 def test_a_template_that_is_wrapped_again(alike: Any):
     """For other devices, while the first model is still there."""
 

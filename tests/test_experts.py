@@ -218,6 +218,7 @@ def test_a_branch_writes_it():
     assert "is gathered for each call" not in text
 
 
+@pytest.mark.long
 def test_prediction():
     """Of devices that need not exist, and of variables that lie so here."""
     variables, step = training()

@@ -127,6 +127,7 @@ def recurrent_cases() -> Iterator[Any]:
                     yield pytest.param(*values, id=f"{place}, {layer}, cuDNN {use_cudnn}, {kind}", marks=own)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("devices", "layer", "use_cudnn", "precision"), list(recurrent_cases()), indirect=["precision"]
 )
@@ -342,6 +343,7 @@ def words_model() -> tuple[Any, Any]:
 WORDS = tf.constant(np.random.default_rng(0).integers(0, 10, (ROWS, 4)), tf.int32)
 
 
+@pytest.mark.long
 @on_every_place
 def test_a_mesh_with_a_vocabulary_in_parts(devices: Sequence[str]):
     mesh = {"batch": 2, "model": 2} if len(devices) == 4 else {"model": 2}
@@ -359,6 +361,7 @@ def trained_perceptron() -> tuple[Any, Any]:
     return step, variables
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("copies_take_time")
 @on_every_place
 def test_the_default_layout(devices: Sequence[str]):
@@ -367,6 +370,7 @@ def test_the_default_layout(devices: Sequence[str]):
     assert {*devices_of_handles(plan.program, plan.state)} == set(plan.devices)
 
 
+@pytest.mark.long
 @on_every_place
 @pytest.mark.parametrize("compiled", [False, True], ids=["kernels", "XLA"])
 def test_rows_layers_and_stages(devices: Sequence[str], compiled: bool):
@@ -534,6 +538,7 @@ def test_a_device_that_did_not_get_its_work_is_seen():
 GUIDE = (ROOT / "docs" / "gpu.md").read_text()
 
 
+@pytest.mark.long
 def test_the_example_of_the_page_runs_on_cpu_devices():
     [example] = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     cut = 'use_logical_devices(4, kind="GPU", memory_mb=3500)'

@@ -466,6 +466,7 @@ def test_a_gradient_that_is_taken_elsewhere_than_the_call(place: str, layout: st
     assert_close(found[1], found[0], tolerance=1e-11)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vectorized", [False, True])
 def test_a_jacobian_between_two_tapes(vectorized: bool):
     forward, w = laid_out("home")
@@ -486,6 +487,7 @@ def repeated(fn: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
     return tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, fn(y)), (0, x))[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_second_derivatives_of_a_loop_of_calls(layout: str):
     """TensorFlow makes functions of a loop to differentiate it, which capture nothing once they are made."""
@@ -557,6 +559,7 @@ def test_a_variable_that_functions_inside_read_by_its_handle(layout: str, graph:
     assert "MatMul" in [op.type for op in sharded.gradient_plan(x).sharded_ops]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_eager_calls_that_functions_differentiate(layout: str):
     """A vectorized Jacobian is such a function. What it plans is used again in eager code."""
@@ -583,6 +586,7 @@ def test_eager_calls_that_functions_differentiate(layout: str):
     assert "MatMul" in [op.type for op in sharded.gradient_plan(x).sharded_ops]
 
 
+@pytest.mark.long
 def test_what_a_vectorized_jacobian_plans_captures_the_variables_themselves():
     forward, w = laid_out("sharded")
     sharded = parallel(forward)
@@ -619,6 +623,7 @@ def test_gradients_through_a_vectorized_map_in_a_graph(layout: str):
 AROUND = {"eager": lambda f: f, "in a function": lambda f: tf.function(f, autograph=False)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", AROUND)
 @pytest.mark.parametrize(
     "layout", [pytest.param(one, marks=[] if one == "home" else [pytest.mark.long]) for one in LAYOUTS]

@@ -141,6 +141,7 @@ def test_the_first_batch_builds_a_model(make: Any, first: str, enabled: gs.keras
     assert_equal(run, 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_steps_per_execution(steps: int):
     x, y = data(38)
@@ -208,6 +209,7 @@ def test_kinds_of_data(kind: str):
     assert_equal(run, 4)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # so Keras finds the end
 def test_data_of_unknown_length_is_counted_as_if_it_were_known():
     """Keras' own function is called once more to find the end of each epoch, and counts that as a step."""
@@ -225,6 +227,7 @@ def test_data_of_unknown_length_is_counted_as_if_it_were_known():
     assert_same([("loss", found), *state(model)], [("loss", losses), *state(expected)])
 
 
+@pytest.mark.long
 def test_callbacks(tmp_path: Path):
     x, y = data(19)
 
@@ -274,6 +277,7 @@ def loaded(path: Path) -> keras.Model:
     return model
 
 
+@pytest.mark.long
 def test_files_and_copies(tmp_path: Path):
     x, y = data()
     with parallel(3).scope():
@@ -301,6 +305,7 @@ def test_files_and_copies(tmp_path: Path):
         )
 
 
+@pytest.mark.long
 def test_one_device_then_four_then_three_then_one():
     x, y = data()
 
@@ -319,6 +324,7 @@ def test_one_device_then_four_then_three_then_one():
     assert_same(run([None, parallel(4), parallel(3), None]), expected)
 
 
+@pytest.mark.long
 def test_functions_are_kept_while_nothing_changes():
     x, y = data()
     model, four, three = compiled(small()), parallel(4), parallel(3)
@@ -343,6 +349,7 @@ def test_functions_are_kept_while_nothing_changes():
         assert model.make_train_function(force=True) is not None
 
 
+@pytest.mark.long
 def test_compiled_by_xla():
     def run() -> list[tuple[str, Any]]:
         keras.utils.set_random_seed(1)  # without dropout: compiled on one device, it draws numbers of XLA's own
@@ -372,6 +379,7 @@ def test_mixed_precision():
         keras.config.set_dtype_policy(before)
 
 
+@pytest.mark.long
 def test_two_dimensional_meshes_and_other_devices_than_the_first():
     x, y = data(19)
     expected = numbers_of(compiled(small()).fit(x, y, batch_size=8, epochs=2, verbose=0))
@@ -388,6 +396,7 @@ def test_two_dimensional_meshes_and_other_devices_than_the_first():
             assert set(plan.devices) <= {f"/device:{d.upper()}" for d in one.device_mesh.devices.flatten()}
 
 
+@pytest.mark.long
 def test_models_answer(enabled: gs.keras.KerasDistribution):
     x, y = data(7)
     distribution.set_distribution(parallel(3))
@@ -410,6 +419,7 @@ def test_models_answer(enabled: gs.keras.KerasDistribution):
     assert len(gs.placement(model, x).devices) == 1
 
 
+@pytest.mark.long
 def test_a_model_that_is_wrapped_keeps_its_devices():
     x, y = data()
     expected = numbers_of(compiled(small()).fit(x, y, batch_size=8, verbose=0))

@@ -143,6 +143,7 @@ def test_slots_are_born_where_their_variables_are():
         assert not any("bias" in path for path in laid_out)
 
 
+@pytest.mark.long
 def test_other_distributions_move_the_variables():
     expected_model, model = compiled(wide()), compiled(wide())
     expected = [fit(expected_model) for _ in range(6)]
@@ -171,6 +172,7 @@ def test_a_function_that_was_kept_brings_its_layout_back():
         assert devices_of(model)["wide/kernel"] == names(4)
 
 
+@pytest.mark.long
 def test_disabled_everything_is_at_home(tmp_path: Path):
     expected_model = compiled(wide())
     expected = [fit(expected_model) for _ in range(2)]
@@ -188,6 +190,7 @@ def test_disabled_everything_is_at_home(tmp_path: Path):
     model.export(str(tmp_path / "exported"), verbose=False)
 
 
+@pytest.mark.long
 def test_what_a_user_has_laid_out_stays():
     expected_model, model = compiled(wide()), compiled(wide())
     expected = [fit(expected_model) for _ in range(2)]
@@ -218,6 +221,7 @@ def test_patterns_are_those_of_keras():
             wide()
 
 
+@pytest.mark.long
 def test_a_mesh_of_three_axes():
     """A map that cuts a matrix along both axes beside the batch's, and one of one entry that stays whole along one."""
     expected_model = compiled(wide())
@@ -253,6 +257,7 @@ NAMED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("axes", "batch", "axis"), NAMED)
 def test_axes_are_called_as_their_user_likes(
     axes: dict[str, int], batch: str, axis: str, enabled: gs.keras.KerasDistribution
@@ -328,6 +333,7 @@ BOTH_AXES = {
 }
 
 
+@pytest.mark.long
 def test_maps_of_both_axes(enabled: gs.keras.KerasDistribution):
     """As KerasHub's are: what is cut along the batch's axis as well is gathered along that one, and not the other."""
     expected_model, model = compiled(wide()), compiled(wide())
@@ -347,6 +353,7 @@ def test_maps_of_both_axes(enabled: gs.keras.KerasDistribution):
 OUTPUTS = {".*wide.*kernel": (None, "model"), ".*wide/output": ("batch", None), ".*odd/output": ("batch", "model")}
 
 
+@pytest.mark.long
 def test_entries_for_outputs(enabled: gs.keras.KerasDistribution):
     """What is asked for whole is put together where it is made, what is asked for in parts is not."""
     expected_model, model = compiled(wide()), compiled(wide())
@@ -363,6 +370,7 @@ def test_entries_for_outputs(enabled: gs.keras.KerasDistribution):
         fit(model)
 
 
+@pytest.mark.long
 def test_a_function_for_generating_goes_on():
     """As KerasHub's models have one: it was traced before variables were laid out."""
 
@@ -387,6 +395,7 @@ def test_a_function_for_generating_goes_on():
 LATER = pytest.param(False, id="traced after", marks=pytest.mark.long)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("early", [pytest.param(True, id="traced before"), LATER])
 def test_functions_of_a_users_own_see_every_value(early: bool):
     """A `DataParallel` moves no variable: what was traced before it reads and writes what a step reads and writes."""
@@ -425,6 +434,7 @@ ON_GPUS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("plain_oracle")
 @pytest.mark.parametrize("chosen", ON_GPUS)
 def test_on_gpus(chosen: list[str], enabled: gs.keras.KerasDistribution):

@@ -88,6 +88,7 @@ def test_enabled_within_enabled():
     assert not is_on()
 
 
+@pytest.mark.long
 def test_the_next_fit_is_keras_own():
     x, y = data()
 
@@ -148,6 +149,7 @@ class CallsKeras(keras.Sequential):
         return self.train_function
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [Loop, CallsKeras])
 def test_a_class_that_drives_batches_itself_is_told(kind: type):
     x, y = data()
@@ -324,6 +326,7 @@ def test_another_keras_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch):
     assert not is_on()
 
 
+@pytest.mark.long
 def test_no_warning_where_nothing_is_distributed():
     with gs.keras.enable_distribution(), warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -42,6 +42,7 @@ def run(folder: Path, *arguments: str) -> tuple[int, str]:
     return int(re.search(r"(\d+) passed", last).group(1)), done.stdout
 
 
+@pytest.mark.long
 def test_of_all_backends(tmp_path: Path):
     passed, _ = run(tmp_path, "--pyargs", "keras.src.distribution.distribution_lib_test")
     assert passed == 39

@@ -57,12 +57,14 @@ def test_equals_the_template_in_float64(name, optimizer, batch, devices, float64
     check(name, optimizer, batch, devices, EXACT)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("name", ["dense", "convolutional", "subclassed"])
 def test_equals_the_template_in_float32(name, devices):
     check(name, "sgd", 7, devices, SINGLE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("known", [False, True])
 def test_losses_of_single_outputs_are_weighted_as_keras_does(known, float64):
     """By rows where Keras knows their number while tracing, which shows if the last batches are smaller."""

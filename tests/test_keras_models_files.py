@@ -95,6 +95,7 @@ def data():
     return numbers(6, 6, 2), classes(3)
 
 
+@pytest.mark.long
 def test_every_file_loads_in_a_process_without_graphsplit(own_model, tmp_path):
     callbacks = [
         keras.callbacks.ModelCheckpoint("epoch-{epoch}.keras"),
@@ -136,6 +137,7 @@ def test_files_of_wrapped_model_and_template_have_the_same_content(own_model):
     assert names[0] == names[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gpus", [2, 4])
 def test_training_goes_on_after_a_reload_on_another_number_of_devices(own_model, gpus):
     """The reference is Keras' own reload on one device: a file does not hold where Dropout's seeds were."""

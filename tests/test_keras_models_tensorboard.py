@@ -41,6 +41,7 @@ def compare(folder, fit):
             np.testing.assert_allclose(wrapped[key], value, rtol=1e-4, atol=1e-5, err_msg=str(key))
 
 
+@pytest.mark.long
 def test_keras_3(tmp_path):
     x = np.random.RandomState(0).normal(size=(14, 5)).astype(np.float32)
 
@@ -80,6 +81,7 @@ def test_keras_3_with_a_profile(tmp_path):
         assert list((tmp_path / gpus).glob("**/*.xplane.pb"))  # the profile
 
 
+@pytest.mark.long
 def test_tf_keras(tmp_path):
     x = np.random.RandomState(0).normal(size=(17, 5)).astype(np.float32)
 

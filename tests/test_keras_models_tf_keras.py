@@ -132,6 +132,7 @@ def test_equals_the_template(name, optimizer, batch, gpus):
         assert_sharded(model, ("MatMul",), gpus)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", [2, 5])
 def test_steps_per_execution_and_counters(steps):
     results = []
@@ -147,6 +148,7 @@ def test_steps_per_execution_and_counters(steps):
     assert_same(results[1], results[0], COUNTED)
 
 
+@pytest.mark.long
 def test_single_batches():
     results = []
     for gpus in (1, 3):

@@ -83,6 +83,7 @@ DATA = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", DATA)
 def test_kinds_of_data(kind):
     def use(model):
@@ -93,6 +94,7 @@ def test_kinds_of_data(kind):
     assert_sharded(model, ("MatMul",), 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", [2, 5])
 def test_steps_per_execution(steps):
     ended = {}
@@ -111,6 +113,7 @@ def test_steps_per_execution(steps):
     assert len(single) < 10
 
 
+@pytest.mark.long
 def test_single_batches():
     def use(model):
         x, y = arrays()
@@ -144,6 +147,7 @@ def test_callbacks_see_an_ordinary_model(tmp_path):
     compare(use)
 
 
+@pytest.mark.long
 def test_progress_bar_and_history_are_as_usual(capsys):
     lines = []
 
@@ -158,6 +162,7 @@ def test_progress_bar_and_history_are_as_usual(capsys):
     assert "accuracy: 0." in lines[0]
 
 
+@pytest.mark.long
 def test_compiling_again_changes_what_runs():
     x, y = arrays()
 
@@ -339,6 +344,7 @@ def test_the_wrapped_model_is_a_model_of_the_same_kind(name):
     np.testing.assert_array_equal(keras.tree.flatten(model(x))[0], keras.tree.flatten(template(x))[0])
 
 
+@pytest.mark.long
 def test_predictions_are_merged_on_the_cpu_unless_told_otherwise():
     for cpu_merge, home in ((True, "/device:CPU:0"), (False, "/device:CPU:1")):
         model = gs.multi_gpu_model(classifier(), ["CPU:1", "CPU:2"], cpu_merge=cpu_merge)
@@ -359,6 +365,7 @@ def test_relocation_trains_on_the_cpu():
     assert plan.devices == ("/device:CPU:1", "/device:CPU:2")
 
 
+@pytest.mark.long
 def test_relocation_of_a_trained_model_by_a_copy():
     x, y = arrays()
     with tf.device("CPU:1"):  # in the place of a GPU
@@ -421,6 +428,7 @@ class Trained(TRAINER, layers.Layer):
         return self.dropped(self.normalized(self.dense(x), training=training), training=training)
 
 
+@pytest.mark.long
 def test_a_layer_with_fit_that_is_no_model():
     results, models = [], []
     for gpus in (1, 3):
@@ -463,6 +471,7 @@ class Gan(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variables", ["home", "sharded"])
 def test_a_model_that_has_a_train_step_and_no_call(variables):
     results = []
@@ -486,6 +495,7 @@ def test_a_model_without_call_whose_layers_are_not_built():
         gs.multi_gpu_model(model, 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("on", ["wrapped", "template"])
 def test_quantized_after_a_prediction(on):
     def scores(wrap, on):
@@ -503,6 +513,7 @@ def test_quantized_after_a_prediction(on):
         assert_same([("scores", found)], [("scores", expected)])
 
 
+@pytest.mark.long
 def test_layouts_of_an_optimizer_that_compile_brings_after_a_prediction():
     results = []
     for gpus in (1, 4):

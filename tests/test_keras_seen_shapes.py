@@ -138,6 +138,7 @@ SEQUENCES: dict[str, tuple[tuple[int, ...], Callable[[], list[Any]]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sequence", SEQUENCES)
 def test_loops_of_a_trace_of_any_rows_are_sharded(sequence: str):
     """What loops carry and keep in lists follows from rows that are open to TensorFlow."""

@@ -62,6 +62,7 @@ def test_what_the_backward_pass_makes_of_the_forward_pass_waits():
     plan.check()
 
 
+@pytest.mark.long
 def test_what_an_optimizer_makes_of_what_it_keeps_waits():
     plan = assert_law(lambda: training(normalized=False), [given(7), given(5)], sharded=["MatMul"])
     shapes = [plan.program.ops[op.index].out_shapes[0] for op in plan.program.ops if op.name in waiting(plan)["Mul"]]

@@ -302,6 +302,7 @@ def trained_by_two(variables: dict[str, str] | None, *names: str) -> tuple[list[
     return losses, [name for name, own in slots.items() if all(isinstance(where(v)[0], Cut) for v in own)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("pattern", "expected"), [("adam*", ["adam", "adam_1"]), ("adam_1/*", ["adam_1"])])
 def test_a_pattern_names_one_of_two_optimizers_or_both(pattern: str, expected: list[str]):
     losses, in_parts = trained_by_two({pattern: "sharded"}, "adam", "adam_1")

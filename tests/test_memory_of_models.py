@@ -26,6 +26,7 @@ def state_of(model: keras.Model) -> int:
     return sum(int(np.prod(v.shape)) * 4 for v in [*model.variables, *model.optimizer.variables])
 
 
+@pytest.mark.long
 def test_a_model_is_fitted_under_a_limit_of_memory(monkeypatch):
     searches = []
     run = Search.run

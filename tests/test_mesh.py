@@ -163,6 +163,7 @@ def network() -> keras.Model:
     )
 
 
+@pytest.mark.long
 def test_a_keras_model_fits(tmp_path: Any):
     layout = {"up/kernel": (None, "model"), "up/bias": ("model",), "down/kernel": ("model", None), "*": "home"}
     x, y = numbers(22, WIDTH).astype(np.float32), numbers(22, 3).astype(np.float32)

@@ -344,6 +344,7 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], tuple[int, ...], dict[str, An
 }
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("float64", "plain_oracle")
 @pytest.mark.parametrize(
     ("name", "mesh"),

@@ -308,6 +308,7 @@ def test_keras_recurrent_layers(kind: str, gates: int, mesh: dict[str, int]):
         np.testing.assert_allclose(one, other, 1e-5, 1e-6)  # float32
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", [ONE_ROW, pytest.param(TWO, marks=pytest.mark.long)], ids=str)
 def test_keras_loss_scaling(mesh: dict[str, int]):
     """Branches without results that write weights and slots, one of them in the other; a batch that overflows."""

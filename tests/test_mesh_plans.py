@@ -56,6 +56,7 @@ def assert_law(model: Perceptron, step: gs.ParallelFunction, x: tf.Tensor) -> No
         np.testing.assert_allclose(own, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mesh",
     [{"model": 2}, {"data": 2, "tp": 2}, pytest.param({"batch": 2, "model": 2}, marks=pytest.mark.long)],
@@ -92,6 +93,7 @@ def fresh(model: Perceptron) -> Perceptron:
     return alone
 
 
+@pytest.mark.long
 def test_the_mesh_is_found():
     """One row: there is nothing to share out but the weights."""
     model, x = Perceptron(64, 255), numbers(1, 64)
@@ -118,6 +120,7 @@ def test_a_slow_link_is_not_crossed():
     assert not any(note.startswith("along ") for note in plan.notes)
 
 
+@pytest.mark.long
 def test_under_a_memory_on_a_mesh():
     model, x = Perceptron(64, 255), numbers(8, 64)
     mesh, whole = {"batch": 2, "model": 2}, sum(held_by_device([*model.weights, *model.slots]).values())

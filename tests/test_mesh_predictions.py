@@ -77,6 +77,7 @@ def test_stages(case: str):
     assert [point.devices for point in points] == [4]
 
 
+@pytest.mark.long
 def test_more_devices_than_there_are():
     """Four rows of eight columns on four hosts: each row's columns are on one host, and send more than rows do."""
     _, step = transformer(8, layers=2)

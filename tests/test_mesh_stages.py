@@ -169,6 +169,7 @@ def test_layers_along_two_axes_and_stages():
     assert_in_stages(*assert_law(perceptron, mesh, WIDE, rows(5), micro_batches=2, schedule="gpipe"))
 
 
+@pytest.mark.long
 @pytest.mark.many
 def test_compiled_by_xla():
     mesh = {"stage": 2, "batch": 2, "model": 2}

@@ -296,6 +296,7 @@ TAKEN_APART: dict[str, Callable[[tf.Tensor], list[tf.Tensor]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "how", ["split", *[pytest.param(own, marks=pytest.mark.long) for own in list(TAKEN_APART)[1:]]]
 )
@@ -443,6 +444,7 @@ JOINED: dict[str, Callable[..., tf.Tensor]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["kernels", *[pytest.param(own, marks=pytest.mark.long) for own in list(JOINED)[1:]]])
 @pytest.mark.parametrize(("heads", "mesh"), [(3, TWO), (4, {"batch": 1, "model": 4})], ids=str)
 def test_blocks_of_different_sizes(how: str, heads: int, mesh: dict[str, int]):

@@ -251,6 +251,7 @@ def test_a_table_cut_along_its_width():
     assert_in_place(parallel, ids)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("from_logits", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_keras_language_model(from_logits: bool):
     layout = {"table/embeddings": ("model", None), "head/kernel": (None, "model"), "head/bias": ("model",), "*": "home"}

@@ -177,6 +177,7 @@ def test_variables_in_parts():
     assert plan.rows == (2, 2, 2, 2, 2, 1)
 
 
+@pytest.mark.long
 def test_loops_and_branches():
     def make():
         w = tf.Variable(rows(6, 6))
@@ -273,6 +274,7 @@ def test_batches_that_travel_ahead():
     assert parallel.plan(*batches[0]).rows == (2, 2, 2, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "gpus"), [("dense", 1), ("convolutional", 2)])
 def test_keras_models(name: str, gpus: int):
     case = CASES[name]
@@ -291,6 +293,7 @@ def test_keras_models(name: str, gpus: int):
     assert model.predict(x, verbose=0).shape == single.predict(x, verbose=0).shape
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_random_programs(seed: int):
     check_random_program(seed)

@@ -134,6 +134,7 @@ def test_calls_take_turns_and_each_is_timed_between_two_references(monkeypatch: 
     assert ran.count(("long", 1)) == 1 + 3  # once to see how long it takes
 
 
+@pytest.mark.long
 def test_what_devices_cost_is_a_difference():
     devices = ["/device:CPU:0", "/device:CPU:1", "/device:CPU:2"]
     assert microbenchmarks._device_call(devices).figure([1.0, 2.0]) == 0.5

@@ -194,6 +194,7 @@ def test_results_keep_their_structure():
     assert_close(found["y"][0], tf.tanh(rows()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_keras_model_with_a_stage_trains_as_without(wrapped):
     class Net(keras.Model):

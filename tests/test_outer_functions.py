@@ -73,6 +73,7 @@ def orders(fn: Callable[..., Any], variables: Any, count: int) -> list[Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("called_before", [False, True])
 def test_higher_derivatives_through_an_outer_function(called_before: bool):
     forward, variables = model()
@@ -199,6 +200,7 @@ np.savez(sys.argv[1] + "/results.npz", *results)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("differentiated_before", "devices"), [(False, 2), (True, 1)])
 def test_saved_and_loaded_without_graphsplit(tmp_path: Path, devices: int, differentiated_before: bool):
     module, x = Served(), rows()

@@ -144,6 +144,7 @@ def test_batches_of_any_size_flow():
     assert plan.schedule.shards == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_random_pipelines(seed: int):
     check_random_pipeline(seed)

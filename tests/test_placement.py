@@ -244,6 +244,7 @@ def test_not_a_function():
         gs.placement(3)
 
 
+@pytest.mark.long
 def test_large_placement_has_answers():
     placement = synthetic(20_002)
     assert len(placement.ops) == 20_002

@@ -103,6 +103,7 @@ def inspected(*arguments: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_inspect_without_a_specification_counts_some_rows(on_three: Path):
     printed = inspected(str(on_three), "--actual")
     assert "Bytes and FLOPs are those of float32[32,6]; --spec says otherwise." in printed
@@ -110,6 +111,7 @@ def test_inspect_without_a_specification_counts_some_rows(on_three: Path):
     assert "every operation ran where it was asked to" in printed
 
 
+@pytest.mark.long
 def test_inspect_splits_nothing_twice(on_three: Path):
     assert (
         f"'{on_three}' was transpiled before, for CPU:0, CPU:1, CPU:2. Leave --devices out to see that, or name the "

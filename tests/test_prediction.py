@@ -92,6 +92,7 @@ def test_memory_is_at_least_the_state(layout: str):
     assert found.layout == layout
 
 
+@pytest.mark.long
 def test_sizes_are_those_that_tensorflow_infers():
     """Of every node that is emitted, whatever moves or cuts: as when the graph is imported."""
     for layout in ("home", "sharded", "replicated"):

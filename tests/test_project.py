@@ -450,6 +450,7 @@ def test_no_test_imports_a_test():
     assert found == set()
 
 
+@pytest.mark.long
 def test_the_code_of_the_readme_runs():
     code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(code) == 2

@@ -106,6 +106,7 @@ def test_only_the_batch_is_cut(axis: int, time_major: bool, mode: str):
     assert reasons == (set() if batch else {why})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("axis", [0, 1])
 def test_both_kernels_are_cut_or_neither(axis: int):
     """Only what the gradient begins with is cut, by rows or by units; the sequences are a constant."""

@@ -57,6 +57,7 @@ def most_at_a_time(plan: gs.inspect.Plan, graphs: Sequence[Any]) -> int:
     return max(most([], wholes, d) for d in range(plan.mesh.shards))
 
 
+@pytest.mark.long
 def test_two_weights_at_a_time():
     home, step = deep("home", 3)
     gs.parallelize(step, devices=3)(X)

@@ -128,6 +128,7 @@ def test_gradients_by_rows_that_are_mapped(devices: int):
     assert devices == 1 or [op.type for op in plan.sharded_ops].count("StatelessWhile") == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("length", [11, 14])
 def test_a_table_that_is_read_by_the_row_and_elsewhere(length: int):
     """It stays whole, whose entries have the numbers that they have."""
@@ -143,6 +144,7 @@ def test_a_table_that_is_read_by_the_row_and_elsewhere(length: int):
     law(apply, (rows(11, 6),), devices=3, looped=False, at_home=None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["mapped", "reversed"])
 def test_lists_of_one_turn_with_as_many_entries_as_there_are_rows(kind: str):
     def inside(row):
@@ -156,6 +158,7 @@ def test_lists_of_one_turn_with_as_many_entries_as_there_are_rows(kind: str):
     law(lambda x, w: tf.map_fn(inside, tf.tanh(x @ w)), (rows(6, 6),), devices=3, looped=False, at_home=None)
 
 
+@pytest.mark.long
 def test_the_gradient_of_a_loop_in_a_loop():
     """`tf.gradients` asks that the inner one be beside the outer one, which is on several devices."""
 
@@ -317,6 +320,7 @@ VECTORIZED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", VECTORIZED)
 def test_vectorized_maps_of_an_unknown_number_of_rows(name: str):
     """Rows are gathered by their numbers: all of them, in order."""

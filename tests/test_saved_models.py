@@ -308,6 +308,7 @@ def test_large_constants_are_stored_once(version: int, tmp_path: Path):
         np.testing.assert_allclose(found, rows @ weights, atol=1e-4)
 
 
+@pytest.mark.long
 def test_batches_that_differ(make):
     made = make("transformer")
     arguments = {name: tf.constant(value) for name, value in made.requests["serve"].items()}

@@ -100,6 +100,7 @@ def test_strict(model: str, tmp_path: Path):
     gs.serving.transpile_saved_model(model, tmp_path / "out", 2, strict=True, signatures=["scale"])
 
 
+@pytest.mark.long
 def test_strict_on_the_command_line_has_no_dataset(tmp_path: Path):
     module = tf.Module()
 

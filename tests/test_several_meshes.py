@@ -95,6 +95,7 @@ def test_a_loop_that_reads_parts_each_time_is_told():
     assert [str(warning.message) for warning in found] == [said]
 
 
+@pytest.mark.long
 def test_a_loop_that_changes_the_layout_each_time_has_the_right_values():
     weight, value = tf.Variable(numbers(30, 40)), numbers(30, 40)
     apply = gs.parallelize(lambda x: (weight.assign(weight + 1.0), x @ weight)[1], devices=3)
@@ -104,6 +105,7 @@ def test_a_loop_that_changes_the_layout_each_time_has_the_right_values():
         assert_close(apply(x), x @ (value + k + 1.0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])
 def test_a_layout_over_other_devices_than_before(layout: str):
     """It moves to the devices that are asked for: more, fewer, or others."""

@@ -165,6 +165,7 @@ def test_what_is_not_split_has_no_stages():
     assert "  no stages: nothing runs on the shards" in str(parallel.plan(tf.constant(3.0))).splitlines()
 
 
+@pytest.mark.long
 def test_fewer_stages_for_a_batch_of_which_less_runs_on_the_shards():
     """The loop of a recurrent layer over one row stays at home."""
     layers = keras.layers
@@ -177,6 +178,7 @@ def test_fewer_stages_for_a_batch_of_which_less_runs_on_the_shards():
     assert "  cut into 1 stage instead of 2, as too little runs on the shards, " in str(parallel.plan(x[:1]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_random_stages(seed: int):
     check_random_stages(seed)
@@ -221,6 +223,7 @@ def check_random_stages(seed: int) -> None:
     assert len(plan.stage_cuts.stages) == stages
 
 
+@pytest.mark.long
 def test_a_keras_network_with_normalization_and_skips():
     def make():
         keras.utils.set_random_seed(3)

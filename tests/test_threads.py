@@ -140,6 +140,7 @@ def test_methods_of_one_instance():
     assert len(traces) == 1
 
 
+@pytest.mark.long
 def test_in_outer_functions():
     w = tf.Variable(rows(3))
     parallel = gs.parallelize(forward(w), devices=2)
@@ -173,6 +174,7 @@ def test_everything_that_is_asked_of_a_function():
     assert len(fresh._traces.planned) == 1
 
 
+@pytest.mark.long
 def test_instances_that_take_each_others_place():
     """The identity of an object that is gone may be that of the next one; each has a value of its own."""
 
@@ -224,6 +226,7 @@ def test_a_device_has_one_counter(monkeypatch: pytest.MonkeyPatch):
     assert all(other is counter for other in more)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("under_a_tape", [False, True])
 def test_layouts_change_while_others_call(under_a_tape: bool):
     """No step is lost or half done, and no value, whatever lies how by the time that a call runs."""

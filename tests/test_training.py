@@ -64,6 +64,7 @@ OPTIONS: dict[str, Callable[[], optimizers.Optimizer]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KINDS)
 def test_keras_optimizer(name: str):
     assert_training(small(lambda: KINDS[name](0.01), normalised=False), STEPS[:3], sharded=["MatMul", "TanhGrad"])

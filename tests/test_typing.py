@@ -26,11 +26,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("mypy")
 
 
+@pytest.mark.long
 def test_a_user_script(cache: Path):
     done = check(SCRIPT, cache)
     assert done.stdout.splitlines()[-1:] == ["Success: no issues found in 1 source file"], done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_the_check_can_fail(cache: Path, tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text("import graphsplit as gs\n\nlength: str = gs.parallelize(len, devices=2)([1])\n")

@@ -106,6 +106,7 @@ def test_training_on_sequences_of_any_length(network: Callable[[], tuple[Any, in
     assert "x.shape[1]" in str(plan)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("float64", "plain_oracle")
 def test_gradients_from_outside_of_sequences_of_any_length() -> None:
     results: list[list[tf.Tensor]] = []

@@ -93,6 +93,7 @@ def test_saved_models(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPat
 MESH = {"mesh": {"batch": 2, "model": 2}, "variables": {"*up/kernel": (None, "model"), "*": "home"}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{"gpus": 3, "variables": "sharded"}, MESH], ids=["sharded", "mesh"])
 def test_keras_models_are_exported_and_train_on(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -153,6 +154,7 @@ def test_keras_fit(tmp_path: Path):
             np.testing.assert_allclose(other, home, rtol=0, atol=2e-5 * max(1.0, float(np.max(np.abs(home)))))
 
 
+@pytest.mark.long
 def test_a_small_fit():
     x, y = numbers(7, 6).numpy(), numbers(7, 2).numpy()
     results = []

@@ -143,6 +143,7 @@ def test_a_step_that_reads_a_mirrored_variable_leaves_its_copies_as_they_are():
     assert parts.in_parts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", ["replicated", pytest.param("sharded", marks=pytest.mark.long)])
 def test_a_model_that_was_fitted_before_a_layout_goes_on(layout: str):
     """Keras keeps the functions of `fit`, `evaluate` and `predict`; the last batch makes them trace again."""

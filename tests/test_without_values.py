@@ -222,6 +222,7 @@ def test_values_are_drawn_in_the_order_in_which_variables_were_made():
     assert np.any(found[0].kernel.numpy() != found[1].kernel.numpy())
 
 
+@pytest.mark.long
 def test_the_plan_that_fits_is_chosen_without_values():
     with gs.keras.without_values():
         model, optimizer = small_network()

@@ -143,6 +143,7 @@ def test_resilient_without_workers():
         gs.workers.resilient(step, on_lost="wait")
 
 
+@pytest.mark.long
 def test_batches_are_kept_only_since_a_checkpoint(tmp_path: Path):
     """Without one no call can be made again, so nobody needs what it was given."""
     weight = tf.Variable(tf.ones(3))
@@ -229,6 +230,7 @@ def test_addresses_of_this_machine():
     assert addresses.address_towards("127.0.0.1:2222").startswith("127.0.0.1:")
 
 
+@pytest.mark.long
 def test_a_worker_ends_cleanly():
     [port] = addresses.free_ports(1)
     command = [sys.executable, "-m", "graphsplit.cli", "worker", "--port", str(port), "--insecure"]

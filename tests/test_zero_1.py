@@ -106,6 +106,7 @@ def test_traffic_is_that_of_an_all_reduce(widths: tuple[int, ...]):
     assert_no_device_sends_more(parallel, x, most)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["by patterns", "optimizer after it is built", "optimizer before it is built"])
 def test_how_it_is_written(how: str):
     model, optimizer = small_network()

@@ -60,6 +60,7 @@ def test_a_broken_rule_is_found_and_made_small(broken_cumsum: None) -> None:
     assert "umsum" in small.lines[0].expression
 
 
+@pytest.mark.long
 def test_a_wrong_slice_of_a_part_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted defect: each part of a variable takes the bounds of a slice as the whole has them."""
     monkeypatch.setattr(division, "resized", lambda op, how, own: {r.operand: r.value for r in how.resize})
@@ -140,6 +141,7 @@ def test_distance(a: list[object], b: list[object], apart: float) -> None:
     assert distance(np.array(a), np.array(b)) == apart
 
 
+@pytest.mark.long
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(parse(["--programs", "3", "--seed", "1", "--mode", "forward", "--ops", "Neg"])) == 0
     counts = capsys.readouterr().out

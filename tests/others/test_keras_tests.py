@@ -72,6 +72,7 @@ def assert_right(found: list[dict]) -> Row:
     return whole
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # a process each, on a machine with other work
 @pytest.mark.parametrize("part", [pytest.param(p, marks=() if p in SHORT else pytest.mark.long) for p in PARTS])
 def test_a_part(part: str):
@@ -142,6 +143,7 @@ def test_masks_go_through():
     assert through_graphsplit(use).kinds == {EQUAL: 2}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [

@@ -69,6 +69,7 @@ def found(*names: str, **options) -> dict[str, dict]:
     return {one["name"]: json.loads(json.dumps({"package": "p", **one})) for one in lines}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("float64")
 def test_models_are_compared_and_counted(monkeypatch: pytest.MonkeyPatch):
     lines = found("dense", "running sums", "whole", "missing", "in float32 inside")
