@@ -143,6 +143,33 @@ def test_kernels_in_a_loop_go_on_under_one_plan() -> None:
         assert_close(parallel(tf.zeros((rows, 3))), walk(tf.zeros((rows, 3))))
 
 
+@pytest.mark.parametrize("place", ["loop", "branch"])
+def test_kernels_in_a_loop_or_branch_begin_anew_with_a_plan_and_it_is_said(place: str) -> None:
+    def draw(x: tf.Tensor) -> tf.Tensor:
+        return x + tf.random.normal(tf.shape(x), seed=2)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 3)), tf.TensorSpec((None,))])
+    def walk(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        if place == "branch":
+            return tf.cond(tf.reduce_sum(y) < 0, lambda: x, lambda: draw(x))
+        return tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, draw(x)), (0, x))[1]
+
+    parallel = gs.parallelize(walk, devices=3, split={"x": 0, "y": None})
+    single = walk
+    for rows in (5, 4, 5):
+        x, y = tf.zeros((rows, 3)), tf.ones(rows + 1)
+        assert_close(parallel(x, y), single(x, y))
+    with pytest.warns(UserWarning, match="seeded numbers") as told:  # noqa: PT031
+        for others in (0, 1, 0):  # none: planned for itself
+            parallel(tf.zeros((5, 3)), tf.ones(others))
+    message = str(told[0].message)
+    assert len(told) == 1
+    assert "under XLA or on workers: RandomStandardNormal (test_stateful_draws.py:" in message
+    assert message.startswith("walk is planned once more, for other sizes or layouts, and draws seeded numbers by")
+    assert "Draw by a tf.random.Generator" in message
+    assert told[0].filename == __file__
+
+
 @pytest.mark.parametrize("seed", [3, None])
 def test_verify_begins_with_the_first_numbers_on_both_sides(seed: int | None) -> None:
     tf.random.set_seed(seed)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -23,10 +22,8 @@ from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.structures import CompositeLeaf, Leaf, StaticLeaf, TensorLeaf, Tree
-from graphsplit.core.user_code import user_stack_level
 from graphsplit.errors import CheckError
 from graphsplit.planning.plan import Plan
-from graphsplit.rules.families.random import has_seeded_kernels
 from graphsplit.runtime.gradients.planned_functions import PlannedFunction
 
 _LEFT_OUT = object()  # stands for an argument of a step that a batch does not have
@@ -74,8 +71,6 @@ class BatchFunction:
         self._steps = steps
         self._finish = finish
         self._last: tuple[Any, ...] = ()
-        self._traced = 0  # how often the step was, when it was last looked at
-        self._told = False
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Return what the steps returned, joined; raise `StopIteration` if there is no batch left."""
@@ -96,7 +91,6 @@ class BatchFunction:
             if self.before is not None:
                 self.before(self.step, self._last)
             outputs.append(self._run_step())
-            self._tell_of_kernels()
             if self.after is not None and not self.batches:
                 self.after()
             self.batches += 1
@@ -107,29 +101,6 @@ class BatchFunction:
     def _run_step(self) -> Any:
         with _differing_rows_told(self.step, self._last):
             return self.step(*self._last)
-
-    def _tell_of_kernels(self) -> None:
-        """Warn, once, if batches of several shapes draw from kernels: Keras has one trace for all of them.
-
-        (Those in loops and branches: see `DrawCounters`.)
-        """
-        if self._told:
-            return
-        programs = self.step._programs_so_far()
-        if len(programs) in (1, self._traced):
-            return
-        self._traced = len(programs)
-        if sum(map(has_seeded_kernels, programs)) > 1:
-            self._told = True
-            warnings.warn(
-                f"{self.step._name()} draws seeded numbers by TensorFlow's kernels in a loop or branch "
-                "(tf.random.normal, tf_keras' Dropout). Each kernel counts what it drew, and batches of another shape "
-                "have other kernels. From this batch on, these numbers are not those of one device. Draw by "
-                "keras.random with a SeedGenerator, or by a tf.random.Generator (in tf_keras, call "
-                "tf_keras.backend.experimental.enable_tf_random_generator() before you make the model); or leave out "
-                "the smaller last batch.",
-                stacklevel=user_stack_level(),
-            )
 
     def batch_in(self, call: Callable[[], Any]) -> Any:
         """Return the batch that `call` brings, as the step has it; nothing runs."""

@@ -11,7 +11,8 @@ It is the same stream: a kernel of seeds `(seed, seed2)` begins at the counter `
 leaves 256 counters for each number (`tensorflow/core/util/guarded_philox_random.h`), as `RngReadAndSkip` does.
 
 Kernels stay kernels in loops and branches; in what XLA compiles, which draws otherwise; in a graph that somebody else
-runs, where each call is a place of its own; and where devices are on workers.
+runs, where each call is a place of its own; and where devices are on workers. A warning says so where a second plan
+draws their first numbers again (`warn_of_kernels`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.calls.traces import Traces
+from graphsplit.api.calls.traces import Signature, Traces
 from graphsplit.core import structures
 from graphsplit.core.devices import copies_take_time, is_of_dtensor, task_of
 from graphsplit.core.keras_internals import only_shapes_count
@@ -23,6 +23,9 @@ from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.errors import ArgumentError, GraphsplitError, OutputError, UnsupportedError, bullet_list
 from graphsplit.planning.burdens import burden_of_variables
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.text.held_text import burden_of_variables
+from graphsplit.program.program import Program
+from graphsplit.rules.families.random import seeded_kernels
 from graphsplit.tracing.trace import Trace
 
 _MANY_BYTES = 16_000_000
@@ -55,6 +58,32 @@ def warn_of_variables(name: str, traces: Traces, plan: Plan) -> None:
     if burden is not None and burden.travels and burden.own.sent + burden.own.received > _MANY_BYTES:
         traces.told_of_variables = True
         warnings.warn(f"{name} sends much through one device: {burden}.", stacklevel=user_stack_level())
+
+
+def warn_of_kernels(name: str, traces: Traces, seen: Signature, program: Program) -> None:
+    """Warn, once for a function, when kernels draw again what they drew, and those of one device's trace would go on.
+
+    Args:
+      name: of the function.
+      traces: which have the signatures under which one device traces, of plans with kernels that count for themselves.
+      seen: that of a new plan.
+      program: what it was traced to.
+    """
+    kernels = list(dict.fromkeys(seeded_kernels(program))) if tf.executing_eagerly() else []
+    if not kernels or traces.told_of_kernels:
+        return
+    if seen not in traces.of_kernels:
+        traces.of_kernels.add(seen)
+        return
+    traces.told_of_kernels = True
+    warnings.warn(
+        f"{name} is planned once more, for other sizes or layouts, and draws seeded numbers by TensorFlow's kernels in "
+        f"a loop, in a branch, under XLA or on workers: {', '.join(kernels[:3])}. They begin anew in each plan, and go "
+        "on in one device's trace: from this call on, these numbers are not those of one device. Draw by a "
+        "tf.random.Generator, by keras.random with a SeedGenerator, or by tf.random.stateless_normal and its like (in "
+        "tf_keras, call tf_keras.backend.experimental.enable_tf_random_generator() before you make the model).",
+        stacklevel=user_stack_level(),
+    )
 
 
 def warn_of_stateless_scope(name: str, traces: Traces) -> None:

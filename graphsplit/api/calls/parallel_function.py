@@ -38,6 +38,7 @@ from graphsplit.api.calls.outer_graphs import (
     check_no_dtensors,
     check_no_replica,
     explaining_trace,
+    warn_of_kernels,
     warn_of_outer_graph,
     warn_of_stateless_scope,
     warn_of_variables,
@@ -415,6 +416,7 @@ class ParallelFunction(Generic[P, R]):
             found = self._find(arguments)  # another thread may have been faster, or another call was like this
             if found is None:
                 found = self._trace_and_plan(arguments, seen)
+                warn_of_kernels(self._name(), self._traces, Signature(seen, open_scopes()), found.trace.program)
                 signature = Signature(arguments, open_scopes())
                 others = [other for other in self._traces.planned.get(signature, ()) if other.is_current]
                 self._traces.planned[signature] = [*others, found]

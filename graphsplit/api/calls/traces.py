@@ -53,8 +53,10 @@ class Traces:
       retracing: what one device would have traced, under `reduce_retracing`.
       open_sizes: which open sizes were the same in all calls.
       draws: what counts the draws of kernels, by the signature under which one device traces.
+      of_kernels: of plans whose kernels count for themselves, the signatures under which one device traces.
       lock: held while tracing.
       told_of_graph: whether the user was told what a call over workers is in a graph that somebody else runs.
+      told_of_kernels: whether the user was told that kernels in loops and branches begin anew with a plan.
       told_of_scope: whether the user was told that a call in a stateless scope runs on one device.
       told_of_variables: whether the user was told that one device sends and receives for all variables.
       bound: the method bound to the instance, as long as somebody holds it.
@@ -67,8 +69,10 @@ class Traces:
     retracing: Retracing = field(default_factory=Retracing)
     open_sizes: OpenSizes = field(default_factory=OpenSizes)
     draws: dict[Signature, DrawCounters] = field(default_factory=dict)
+    of_kernels: set[Signature] = field(default_factory=set)
     lock: threading.RLock = field(default_factory=threading.RLock)  # type: ignore[valid-type]  # a function until 3.13
     told_of_graph: bool = False
+    told_of_kernels: bool = False
     told_of_scope: bool = False
     told_of_variables: bool = False
     bound: weakref.ref[Any] | None = None

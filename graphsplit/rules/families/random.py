@@ -12,6 +12,7 @@ knows where its numbers are.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -108,11 +109,17 @@ def has_seeded_kernels(program: Program) -> bool:
 
     Kernels belong to a trace, so another trace of the same function draws the first numbers once more.
     """
-    return any(
-        (op.type in STATEFUL_RANDOM and (op.node.attr["seed"].i or op.node.attr["seed2"].i))
-        or any(map(has_seeded_kernels, op.bodies.values()))
-        for op in program.ops
-    )
+    return next(seeded_kernels(program), None) is not None
+
+
+def seeded_kernels(program: Program, line: str = "") -> Iterator[str]:
+    """Yield those kernels, with the line of the user's code: in loops, branches and calls that of the outermost one."""
+    for op in program.ops:
+        at = line or program.line_of(op)
+        if op.type in STATEFUL_RANDOM and (op.node.attr["seed"].i or op.node.attr["seed2"].i):
+            yield f"{op.type} ({at})" if at else op.type
+        for body in op.bodies.values():
+            yield from seeded_kernels(body, at or op.name)
 
 
 def is_random(op_type: str) -> bool:
