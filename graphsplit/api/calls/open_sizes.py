@@ -49,9 +49,11 @@ class OpenSizes:
 
     Attributes:
       classes: by what one device traces, and by which of the sizes are 0, the number of each size's class.
+      wide: structures with symbols, by the same and the classes: calls that only differ in sizes have the same.
     """
 
     classes: dict[Hashable, tuple[int, ...]] = field(default_factory=dict)
+    wide: dict[Hashable, Container] = field(default_factory=dict)
 
     def covering(self, name: str, seen: Container, call: Container) -> Container | None:
         """Return a call's structure with symbols for open sizes; None if some are not known in the call either.
@@ -74,7 +76,9 @@ class OpenSizes:
         if before is not None and classes != before:
             _warn(name, own, before)
         self.classes[key] = classes
-        return _with_symbols(seen, call, found, _symbols(own, classes))
+        if (key, classes) not in self.wide:
+            self.wide[key, classes] = _with_symbols(seen, call, found, _symbols(own, classes))
+        return self.wide[key, classes]
 
 
 def _open_sizes(seen: Container, call: Container) -> Iterator[_Open]:

@@ -99,12 +99,18 @@ class ParallelFunction(Generic[P, R]):
         """Begin without traces."""
         self._asks: Callable[[Arrangement], None] | None = None  # decides how variables lie once the first call runs
         self._signature = self.__signature__ = signature_of(self._fn)
+        self.__dict__.pop("_specs", None)  # of what a method was bound to before
         self._traces = Traces()
         self._instances = PerInstance(Traces)
 
     @functools.cached_property
     def _chosen(self) -> ChosenDevices:
         return choose_devices(self._options)
+
+    @functools.cached_property
+    def _specs(self) -> dict[str, Any]:
+        """The `input_signature` of the function, by its parameters. (To ask TensorFlow takes long.)"""
+        return self._signature.bind_partial(*(getattr(self._fn, "input_signature", None) or ())).arguments
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -131,8 +137,7 @@ class ParallelFunction(Generic[P, R]):
 
         Sizes are open where it is a `tf.function` with an `input_signature`, and under `reduce_retracing`.
         """
-        specs = self._signature.bind_partial(*(getattr(self._fn, "input_signature", None) or ())).arguments
-        seen = as_specified(arguments, specs)
+        seen = as_specified(arguments, self._specs)
         if self._options.tuning["reduce_retracing"]:
             seen = self._traces.retracing.seen(seen)
         assert isinstance(seen, structures.Container)
@@ -378,7 +383,7 @@ class ParallelFunction(Generic[P, R]):
         return self.__qualname__ if found is self else super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_traces", "_instances", "_signature", "__signature__", "_chosen", "_asks")
+        left = ("_traces", "_instances", "_signature", "__signature__", "_chosen", "_asks", "_specs")
         return {name: value for name, value in self.__dict__.items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
