@@ -71,6 +71,14 @@ def normalized(count: int = 3) -> Made:
     return supervised(keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x))))
 
 
+def masked() -> Made:
+    tokens = keras.Input((6,), dtype="int32")
+    x = layers.Embedding(50, 16, mask_zero=True)(tokens)
+    for _ in range(2):
+        x = layers.BatchNormalization()(layers.Dense(16)(x))
+    return supervised(keras.Model(tokens, layers.Dense(5)(layers.GlobalAveragePooling1D()(x))))
+
+
 def attending(**options: Any) -> Made:
     x = tokens = keras.Input((6,), dtype="int32")
     x = layers.Embedding(50, 64)(x)
@@ -106,6 +114,7 @@ def mixed() -> Made:
 
 NETWORKS: dict[str, Callable[[], Made]] = {
     "BatchNormalization": normalized,
+    "BatchNormalization with a mask": masked,
     "clipnorm": lambda: attending(clipnorm=1.0),
     "global_clipnorm": lambda: attending(global_clipnorm=1.0),
     "GAN": adversarial,

@@ -392,6 +392,8 @@ OWN_MEAN = Partial("own mean")
 OWN_VARIANCE = Partial("own variance")
 MOMENTS = (OWN_MEAN, OWN_VARIANCE)
 """What each shard has of its own rows; see `planning/moments.py`."""
+OWN_ROW = Partial("own row")
+"""What each shard has, as the one entry of a first axis, which has one for each; see `planning/weighted_moments.py`."""
 
 MOVES: dict[tuple[type, type], str] = {
     (SingleDevice, SingleDevice): "send",

@@ -25,7 +25,7 @@ from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.sides import sides_of
 
-_PASSED_ON = frozenset({"StopGradient", "Identity", "PreventGradient"})
+PASSED_ON = frozenset({"StopGradient", "Identity", "PreventGradient"})
 _EXACT = frozenset({tf.float32, tf.float64, tf.bfloat16})  # (a sum of squares overflows in float16)
 
 
@@ -54,7 +54,7 @@ def _mean_of(program: Program, variance: Op) -> Tensor | None:
         return None
     x, around = difference
     mean = program.ops[around.op]
-    while mean.type in _PASSED_ON and not mean.controls:
+    while mean.type in PASSED_ON and not mean.controls:
         mean = program.ops[mean.inputs[0].op]
     is_alike = mean.type == "Mean" and mean.inputs[0] == x and mean.out_dtypes[0] in _EXACT
     if not is_alike or not mean.out_shapes[0] or program.shape(x) is None or varies_along(program, around, variance):
@@ -69,14 +69,18 @@ def _squared(program: Program, squares: Op) -> tuple[Tensor, Tensor] | None:
     """Return the two tensors whose difference an operation squares, however that is written; None for none."""
     if squares.type == "SquaredDifference":
         return squares.inputs[0], squares.inputs[1]
-    is_square = squares.type == "Square" or (squares.type == "Mul" and squares.inputs[0] == squares.inputs[1])
-    power = program.ops[squares.inputs[1].op] if squares.type == "Pow" else None
-    if power is not None and power.type == "Const":
-        is_square = bool(np.all(constant_value(power.node) == 2))
-    if not is_square:
+    if not is_square(program, squares):
         return None
     difference = program.ops[squares.inputs[0].op]
     return (difference.inputs[0], difference.inputs[1]) if difference.type == "Sub" else None
+
+
+def is_square(program: Program, op: Op) -> bool:
+    """Return whether an operation squares something, however that is written."""
+    power = program.ops[op.inputs[1].op] if op.type == "Pow" else None
+    if power is not None:
+        return power.type == "Const" and bool(np.all(constant_value(power.node) == 2))
+    return op.type == "Square" or (op.type == "Mul" and op.inputs[0] == op.inputs[1])
 
 
 def varies_along(program: Program, tensor: Tensor, reduction: Op) -> bool:
@@ -127,10 +131,3 @@ class _MomentsWriter(ProgramWriter):
         node.attr["keep_dims"].CopyFrom(like.node.attr["keep_dims"])
         kept = replace(op, node=node)
         return self._append(kept, op.name, operands, self._controls(op), like.out_shapes, op.constants)
-
-    def _reshaped(self, op: Op, tensor: Tensor) -> Tensor:
-        """Append a tensor in the shape in which an operation made it."""
-        shape, dtype, name = op.out_shapes[0], op.out_dtypes[0], self._unused(f"{op.name}/reshaped")
-        to = np.array(shape, np.int32)
-        operands = [tensor, self._constant(f"{name}/shape", to, tf.int32)]
-        return self._made("Reshape", name, operands, [(shape, dtype)], {1: to}, T=dtype, Tshape=tf.int32)

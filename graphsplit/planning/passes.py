@@ -8,7 +8,7 @@ from typing import Any
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.hosts import host_name
-from graphsplit.core.layouts import SINGLE_DEVICE
+from graphsplit.core.layouts import SINGLE_DEVICE, Shard
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.communication import collectives
 from graphsplit.planning.communication.bucketing import find_buckets, leading_to_shards
@@ -32,6 +32,7 @@ from graphsplit.planning.schedule.scheduling import find_order, with_late_operat
 from graphsplit.planning.settling import settled
 from graphsplit.planning.state import State, state_bytes
 from graphsplit.planning.steps import Step
+from graphsplit.planning.weighted_moments import with_weighted_moments
 from graphsplit.program.program import Program
 
 
@@ -70,7 +71,9 @@ def merge_moments(plan: Plan) -> Plan:
     """Decide which variances are merged from those of each shard's own rows."""
     if not plan.mesh.few_bytes or plan.stage_cuts is not None or plan.program.stages:
         return plan
-    return replace(plan, program=with_moments(plan.program, plan.mesh.few_bytes))
+    cut = {layout.axis for layout in plan.input_layouts if isinstance(layout, Shard)}
+    program = with_weighted_moments(plan.program, cut, plan.mesh.few_bytes)
+    return replace(plan, program=with_moments(program, plan.mesh.few_bytes))
 
 
 def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:

@@ -188,6 +188,13 @@ class ProgramWriter:
         result, dtype = [((*shape, 1) if axis else (1, *shape), self._type_of(tensor))], self._type_of(tensor)
         return self._made("ExpandDims", self._unused(name), operands, result, {1: value}, T=dtype, Tdim=tf.int32)
 
+    def _reshaped(self, op: Op, tensor: Tensor) -> Tensor:
+        """Append a tensor in the shape in which an operation made it."""
+        shape, dtype, name = op.out_shapes[0], op.out_dtypes[0], self._unused(f"{op.name}/reshaped")
+        to = np.array(shape, np.int32)
+        operands = [tensor, self._constant(f"{name}/shape", to, tf.int32)]
+        return self._made("Reshape", name, operands, [(shape, dtype)], {1: to}, T=dtype, Tshape=tf.int32)
+
     def _unused(self, name: str) -> str:
         while name in self._names:
             name += "_"

@@ -110,7 +110,8 @@ class Op:
       layout: of the placeholder of a variable, how it lies: `Shard` where each shard uses its own part, `Replicate`
         where each device of a group has a copy; of another operation, the group on each of whose devices it runs once.
       divides: whether it puts together or takes apart what lies in parts because a variable does.
-      merged: `"mean"`, `"difference"` or `"variance"`, of moments that are merged from those of each shard's own rows.
+      merged: `"mean"`, `"difference"` or `"variance"`, of moments that are merged from those of each shard's own rows;
+        `"center"` or `"row"`, of weighted ones.
     """
 
     index: int

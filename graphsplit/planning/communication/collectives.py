@@ -16,6 +16,7 @@ from graphsplit.core.layouts import (
     BATCH,
     MOMENTS,
     OWN_MEAN,
+    OWN_ROW,
     REPLICATE,
     Layout,
     Partial,
@@ -79,6 +80,8 @@ def _made(program: Program, mesh: Mesh, home: str, moves: Sequence[Move]) -> Col
     writer = _ValueWriter(program, mesh, home, first.tensor)
     if first.source in MOMENTS:
         reads = writer.merged(moves)
+    elif first.source == OWN_ROW:
+        reads = [writer.in_rows(first)]
     elif first.source == REPLICATE and group_of(first.target):
         reads = [writer.to_group(first)]
     elif is_whole(first.source) and is_whole(first.target):
@@ -184,6 +187,13 @@ class _ValueWriter:
         near = [self._joined([block[d] for d in own], source.axis, self._made_on[own[0]]) for block, own in pairs]
         found = {device: self._joined(near, source.axis, device) for device in dict.fromkeys(devices)}
         return [Read(found[device], device) for device in devices]
+
+    def in_rows(self, move: Move) -> list[Read]:
+        """Each device concatenates a row of each shard."""
+        owns, made_on = self._owns(move.source), self._made_on
+        near = [self._joined([owns[d] for d in alike], 0, made_on[alike[0]]) for alike in self._mesh.by_device]
+        rows_by_device = {device: self._joined(near, 0, device) for device in dict.fromkeys(made_on)}
+        return [Read(rows_by_device[device], device) for device in made_on]
 
     def exchanged(self, move: Move) -> list[Read]:
         """Each device slices what it has for all others, and concatenates what it gets."""

@@ -14,6 +14,7 @@ from itertools import pairwise, repeat
 from graphsplit.core.layouts import (
     MOMENTS,
     OWN_MEAN,
+    OWN_ROW,
     OWN_VARIANCE,
     PARTIAL_SUM,
     REPLICATE,
@@ -129,7 +130,7 @@ class _MoveFinder:
             self._move(tensor, REPLICATE, layout)
             return
         source = next((given for given in made if is_whole(given)), None)
-        if (tensor in self.spread or (made and made[0] in MOMENTS)) and not isinstance(layout, Partial):
+        if (tensor in self.spread or (made and made[0] in (*MOMENTS, OWN_ROW))) and not isinstance(layout, Partial):
             if op.merged == "variance" and made[0] == OWN_VARIANCE:
                 self._move(self.program.ops[op.inputs[0].op].inputs[1], OWN_MEAN, REPLICATE)
             self._move(tensor, made[0], REPLICATE)

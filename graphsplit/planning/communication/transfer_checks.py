@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from graphsplit.core.hosts import by_host, host_name
-from graphsplit.core.layouts import Layout, Partial, Replicate, Shard, SingleDevice, group_of
+from graphsplit.core.layouts import OWN_ROW, Layout, Partial, Replicate, Shard, SingleDevice, group_of
 from graphsplit.core.sizes import STAND_IN
 from graphsplit.errors import CheckError
 from graphsplit.planning.communication.transfers import (
@@ -253,6 +253,8 @@ class _Check:
             if value.axis:
                 raise CheckError("concatenates vectors along another axis than theirs.")
             return tuple([content for contents in of for content in contents])
+        if self._collective.moves[0].source == OWN_ROW:
+            return self._rows(of)
         entries: list[tuple[int, int]] = []
         rest = set()
         for content in [content for contents in of for content in contents]:
@@ -264,6 +266,14 @@ class _Check:
             raise CheckError("concatenates what does not belong together.")
         [(content, layout)] = rest
         return (self._whole(content._replace(along=content.along | {(value.axis, layout, tuple(entries))})),)
+
+    def _rows(self, of: Sequence[_Contents]) -> _Contents:
+        """Raise `CheckError` unless a row of each shard follows that of the shard before."""
+        [content, *_] = contents = [content for contents in of for content in contents]
+        shards = [d for content in contents for d in sorted(content.of or ())]
+        if shards != [*range(shards[0], shards[0] + len(shards))]:
+            raise CheckError("joins rows in another order than that of their shards.")
+        return (self._whole(content._replace(of=frozenset(shards))),)
 
     def _sum(self, value: Sum, of: Sequence[_Contents]) -> _Contents:
         self._check_turn(value)

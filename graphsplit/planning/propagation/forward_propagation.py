@@ -14,6 +14,7 @@ import tensorflow as tf
 from graphsplit.core.gpus import can_be_cut
 from graphsplit.core.layouts import (
     OWN_MEAN,
+    OWN_ROW,
     PARTIAL_MEAN,
     PARTIAL_SUM,
     REPLICATE,
@@ -190,6 +191,9 @@ class ForwardPropagation:
         if isinstance(op.layout, Shard):
             self._append_sharded(op, Sharded((), (op.layout,)))
             return
+        if (on_shards := self._of_own_moments(op)) is not None:
+            self._append_sharded(op, on_shards)
+            return
         layouts = [self.layout(tensor) for tensor in op.inputs]
         own = of_variable(self.program, op, layouts) if self.program.has_parts_in_place else None
         if own is not None:
@@ -211,6 +215,17 @@ class ForwardPropagation:
             self._append_home(op, given.reason if carries_rows else "")
         else:
             self._append_sharded(op, given)
+
+    def _of_own_moments(self, op: Op) -> Sharded | None:
+        """Return how shards compute with the moments of their own rows; see `planning/weighted_moments.py`."""
+        if op.merged not in ("center", "row"):
+            return None
+        answers = [(self._answers[tensor.op], tensor.index) for tensor in op.inputs]
+        wants = tuple([REPLICATE if made is None else made.gives[k] for made, k in answers])
+        for i, layout in enumerate(wants):
+            if i not in op.constants and layout not in (PARTIAL_SUM, OWN_MEAN, OWN_ROW):
+                return None
+        return Sharded(wants, (OWN_MEAN if op.merged == "center" else OWN_ROW,))
 
     def _on_columns(self, op: Op, layouts: Sequence[Layout]) -> Sharded | None:
         """Return how an operation that needs all rows runs on columns: of as many rows each shard has some columns.
