@@ -255,3 +255,12 @@ def test_the_page_has_all_networks():
     assert [
         line.split(" | ")[0] for line in PAGE.read_text().splitlines() if "exchange" in line and line[0] == "|"
     ] == [f"| {name}" for name in KNOWN]
+
+
+def test_the_first_device_does_little_more_than_others():
+    """In all networks without a branch; what runs once runs there."""
+    rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if "exchange" in line and line[0] == "|"]
+    numbers = {row[0]: [int(number.replace(",", "")) for number in row[4].split(", ")] for row in rows}
+    found = {name: first / median for name, (first, median, _) in numbers.items() if "loss scaling" not in name}
+    assert len(found) > 10
+    assert max(found.values()) < 1.1, found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -176,6 +178,57 @@ def test_names_that_end_in_other_numbers_are_other_variables(slot: str):
     found = [share for share in shares([*variables, Held("large", (32, 32), 4)], 4) if share is not None]
     assert [share.cut.parts for share in found] == [*[1] * 24, 4]
     assert [share.devices for share in found[:12]] == [share.devices for share in found[12:24]]
+
+
+@pytest.mark.parametrize("slots", [0, 2])
+def test_small_variables_are_balanced_by_their_number(slots: int):
+    """What one takes to update does not depend on its bytes; what stays counts for the first device."""
+    shapes = [(800, 64), (4,), (16,), (512,), (), *[(32,)] * 8]
+    variables = [Held(f"v{k}", shape, 4) for k, shape in enumerate(shapes)]
+    more = [Held(f"m{k}", one.shape, 4, i) for k in range(slots) for i, one in enumerate(variables)]
+    stays = [Held("iteration", (), 8, is_integer=True), Held("seed", (2,), 4, is_integer=True), Held("empty", (0,), 4)]
+    found = shares([*variables, *more, *stays], 4)
+    assert found[0].cut.parts == 4
+    assert found[-3:] == [None] * 3
+    assert (found[4] is None) == (slots == 0)  # a number with slots is trained, another one is a rate
+    owned = Counter([0 if share is None else share.devices[0] for share in found if share != found[0]])
+    assert len(owned) == 4
+    assert max(owned.values()) - min(owned.values()) <= 1 + slots
+
+
+def test_a_number_with_slots_lies_elsewhere_and_is_trained():
+    """Its value is found again by eager code, by a checkpoint's way of writing, and at home."""
+
+    class Number(tf.Module):
+        def __init__(self) -> None:
+            self.weight = tf.Variable(tf.reshape(tf.range(600, dtype=tf.float64) / 600, (20, 30)), name="weight")
+            self.scale = tf.Variable(tf.constant(0.5, tf.float64), name="scale")
+            self.speed = tf.Variable(tf.constant(0.0, tf.float64), name="scale/momentum", trainable=False)
+
+        def step(self, x: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.tanh(x @ self.weight) * self.scale)
+            by_weight, by_scale = tape.gradient(loss, [self.weight, self.scale])
+            self.speed.assign(0.9 * self.speed + by_scale)
+            self.scale.assign_sub(self.speed)
+            self.weight.assign_sub(by_weight)
+            return loss
+
+    alone, several = Number(), Number()
+    gs.set_variable_layout(several, "sharded", 3)
+    assert parts_of_variable(several.scale).devices == parts_of_variable(several.speed).devices
+    assert parts_of_variable(several.scale).devices != parts_of_variable(several.weight).devices[:1]
+    step = gs.parallelize(several.step, devices=3)
+    for rows in (7, 2, 1):
+        x = tf.random.stateless_normal((rows, 20), (rows, 1), dtype=tf.float64)
+        assert "MatMul" in {op.type for op in step.plan(x).sharded_ops}
+        assert_close(step(x), alone.step(x))
+    assert_close([v.value() for v in several.variables], [v.value() for v in alone.variables])
+    several.scale.assign(0.25)
+    alone.scale.assign(0.25)
+    assert_close(step(x), alone.step(x))
+    gs.set_variable_layout(several, "home")
+    assert_close([v.value() for v in several.variables], [v.value() for v in alone.variables])
 
 
 def test_a_program_in_parts_is_a_program():

@@ -352,6 +352,8 @@ def part_ranges(division: MeshDivision, ranges: Sequence[Sequence[int]]) -> list
     """
     if isinstance(division, Replicate):
         return [tuple(ranges)] * division.parts
+    if isinstance(division, Cut) and division.parts == 1:
+        return [tuple(ranges)]
     if isinstance(division, Cut):
         numbers, before = ranges[division.axis], (*ranges[: division.axis],)
         pieces = [[numbers[entries.start : entries.stop] for entries in blocks] for blocks in division.ranges]

@@ -166,7 +166,10 @@ def held_of(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable]) 
         position = None if head is None else positions.setdefault(id(head), i)
         heads.append(None if position == i else position)
     pairs = zip(variables, heads, strict=True)
-    return [Held(name_of(v), tuple(v.shape.as_list()), v.dtype.size, head) for v, head in pairs]
+    return [
+        Held(name_of(v), tuple(v.shape.as_list()), v.dtype.size, head, v.dtype.is_integer or v.dtype.is_bool)
+        for v, head in pairs
+    ]
 
 
 def replicated(

@@ -1,9 +1,12 @@
 """Partitioning: which device owns which part of variables that are divided over devices.
 
-Large variables are cut into slices, small ones are owned whole, greedily balanced by bytes. An optimizer's slots lie
+Large variables are cut into slices, others are owned whole, greedily balanced by bytes. An optimizer's slots lie
 where their variable lies, and count with it: no device owns more than its share of all bytes and one variable that is
 not cut, with its slots. (The partitioning of ZeRO, Rajbhandari et al. 2020, by variables where they are small enough,
 so that the work on thousands of biases is not multiplied by the number of devices.)
+
+Of the smallest the bytes do not matter, but that each takes as many operations to update as a large one: they are
+balanced by their number.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphsplit.core.layouts import Cut
+from graphsplit.planning.costs.work import SMALL_BYTES
 
-_STAYS = 256  # bytes: counters and rates stay where they are
+_STAYS = 256  # bytes: of so few nothing is cut, and counters and rates stay where they are
 _LARGE = 3  # a variable is cut if it and its slots are larger than this part of a device's share of all bytes
 
 
@@ -29,12 +33,14 @@ class Held:
       shape: its shape.
       item: bytes of an entry.
       head: which of all variables it is a slot of, if that is known.
+      is_integer: whether its entries are integers, or truth values.
     """
 
     name: str
     shape: tuple[int, ...]
     item: int
     head: int | None = None
+    is_integer: bool = False
 
     @property
     def bytes(self) -> int:
@@ -61,7 +67,7 @@ def shares(variables: Sequence[Held], devices: int, loads: Sequence[int] | None 
     >>> [share.devices for share in shares([Held("a", (64, 32), 4), Held("b", (96,), 4), Held("c", (80,), 4)], 2)]
     [(0, 1), (0,), (1,)]
     """
-    load = list(loads) if loads else [0] * devices
+    load, updates = list(loads) if loads else [0] * devices, [0] * devices
     found: list[Share | None] = [None] * len(variables)
     large = (sum(variable.bytes for variable in variables) + sum(load)) / devices / _LARGE
     heads = [_head(variables, i) for i in range(len(variables))]
@@ -76,14 +82,26 @@ def shares(variables: Sequence[Held], devices: int, loads: Sequence[int] | None 
         if cut is not None:
             for d, length in zip(cut.devices, cut.cut.lengths, strict=True):
                 load[d] += variable.bytes // cut.cut.length * length
-        elif variable.bytes > _STAYS:
+        elif _stays(variable, len(beside) > 1):
+            updates[0] += 1
+        else:
             whole.setdefault(heads[i], []).append(i)
     for family in sorted(whole.values(), key=lambda family: -sum(variables[i].bytes for i in family)):
-        d = min(range(devices), key=lambda d: (load[d], d))
+        is_small = all(variables[i].bytes <= SMALL_BYTES for i in family)
+        # (what belongs to nobody runs on the first device, so that is the last to get more)
+        d = min(range(devices), key=lambda d: (updates[d] if is_small else 0, load[d], -d))
+        updates[d] += len(family)
         for i in family:
-            found[i] = Share(Cut(0, variables[i].shape[0], 1), (d,))
+            length = variables[i].shape[0] if variables[i].shape else 1
+            found[i] = Share(Cut(0, length, 1), (d,))
             load[d] += variables[i].bytes
     return found
+
+
+def _stays(variable: Held, has_slots: bool) -> bool:
+    """Return whether a variable stays where it is: a counter, a rate, a sum of a metric, the state of a generator."""
+    is_number = variable.shape == () and not has_slots
+    return variable.bytes <= _STAYS and (variable.is_integer or is_number or not variable.bytes)
 
 
 def _head_cut(variables: Sequence[Held], position: int, found: Sequence[Share | None]) -> Share | None:
