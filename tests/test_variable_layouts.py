@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.device_bytes import traffic
 from graphsplit.planning.variables.division import divide
 from graphsplit.planning.variables.partitioning import Held, shares
-from tests.helpers.law import assert_close
+from tests.helpers.law import assert_close, assert_law
 from tests.helpers.layout_cases import (
     COUPLED,
     ELEMENTWISE,
@@ -229,6 +230,30 @@ def test_a_number_with_slots_lies_elsewhere_and_is_trained():
     assert_close(step(x), alone.step(x))
     gs.set_variable_layout(several, "home")
     assert_close([v.value() for v in several.variables], [v.value() for v in alone.variables])
+
+
+def test_a_gradient_that_a_loop_adds_up_is_reduced_part_by_part():
+    """It is only handed on behind the loop: no device receives all of it from all others."""
+
+    def make() -> tuple[Any, list[tf.Variable]]:
+        weight = tf.Variable(tf.reshape(tf.range(576, dtype=tf.float64) / 576, (24, 24)), name="weight")
+        gs.set_variable_layout(weight, "sharded", 3)
+
+        def step(x: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                turn = lambda k, h: (k + 1, tf.tanh(h @ weight))  # noqa: E731
+                _, h = tf.while_loop(lambda k, h: k < 3, turn, [0, x])
+                loss = tf.reduce_mean(h**2)
+            weight.assign_sub(tape.gradient(loss, weight))
+            return loss
+
+        return step, [weight]
+
+    batches = [(tf.random.stateless_normal((rows, 24), (rows, 2), dtype=tf.float64),) for rows in (7, 3, 2)]
+    plan = assert_law(make, batches, sharded=["StatelessWhile"])
+    size = 24 * 24 * 8
+    assert max(traffic(plan).received.values()) < 2 * size  # two thirds of the weight, and of its gradient
+    assert not [move for move in plan.moves if move.kind == "reduce" and plan.program.bytes(move.tensor) == size]
 
 
 def test_a_program_in_parts_is_a_program():

@@ -392,7 +392,8 @@ def forks(program: Program, wanted: Collection[Tensor], behind_moves: Callable[[
             if reached and not is_apart:
                 size = program.bytes(tensor)
                 is_fork = len(reached) > 1 and 0 < size <= sum(map(program.bytes, reached))
-                is_moved = _is_only_moved(program, size, dtype, reached) and not behind_moves(next(iter(reached)))
+                end = next(iter(reached))
+                is_moved = _is_only_moved(program, size, dtype, reached) and end not in apart and not behind_moves(end)
                 if is_fork or is_moved:
                     found.add(tensor)
             behind.update({tensor: False} if is_apart or tensor in wanted or tensor in found else reached)
