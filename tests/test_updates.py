@@ -11,6 +11,7 @@ CELLS = [
     ("MLP", "Nadam", "global_clipnorm", WAYS[2]),
     ("MLP", "SGD", "clipnorm", WAYS[0]),
     ("embedding", "Lion", "clipnorm", WAYS[1]),
+    ("MLP", "Adafactor", "clipnorm", WAYS[2]),
 ]
 
 

@@ -53,6 +53,8 @@ from graphsplit.rules import Sharded
 from graphsplit.rules.factors import Place
 from graphsplit.rules.registry import resized
 
+_MORE = 8  # times as many bytes are read where something shrinks
+
 
 @dataclass(frozen=True)
 class Divided:
@@ -156,12 +158,23 @@ class _PartsWriter(WholeWriter):
         layout = next(filter(group_of, (*how.wants, *how.gives)))
         made = [self._write_part(op, how, layout, k) for k in range(len(group_of(layout)))]
         self._note(op, (), [tensor.op for tensor in made])
-        for output, layout in enumerate(how.gives):
+        for output, give in enumerate(how.gives):
             own, tensor = [Tensor(part.op, output) for part in made], Tensor(op.index, output)
-            if isinstance(layout, Shard):
-                self._parts[tensor, layout] = own
-            elif isinstance(layout, Partial):
-                self._results[tensor] = self._joined(op, output, own, JOINS[layout.reduction])
+            if isinstance(give, Shard):
+                self._parts[tensor, give] = own
+            elif isinstance(give, Partial):
+                own = self._weighted(op, own, layout) if give.reduction == "mean" else own
+                self._results[tensor] = self._joined(op, output, own, JOINS[give.reduction])
+
+    def _weighted(self, op: Op, means: Sequence[Tensor], layout: Layout) -> list[Tensor]:
+        """Return each part's mean times its share of the entries. (Sums might overflow, before they are divided.)"""
+        assert isinstance(layout, Shard)
+        found = []
+        for k, mean in enumerate(means):
+            share = self._number(f"{op.name}/share_{k}", layout.own((), k) / layout.size(0), mean)
+            found.append(self._plain("Mul", f"{op.name}/weighted_{k}", [mean, share], T=True))
+            self._lay(found[-1].op, devices=self._ops[mean.op].devices)
+        return found
 
     def _write_part(self, op: Op, how: Sharded, layout: Layout, k: int) -> Tensor:
         """Write an operation for part `k` of what lies so, and return its first output."""
@@ -176,8 +189,18 @@ class _PartsWriter(WholeWriter):
         shapes = [part_shape(shape, give, k) for shape, give in zip(op.out_shapes, how.gives, strict=True)]
         name = self._unused(f"{op.name}/{'rows' if how.shift else 'part'}_{k}")
         made = self._append(op, name, inputs, controls, shapes, constants)
-        self._place(made, layout, k, is_there=bool(how.shift))
+        self._place(made, layout, k, is_there=bool(how.shift) or self._shrinks(op, how, layout))
         return made if own is None else self._zeros_elsewhere(op, k, own, made)
+
+    def _shrinks(self, op: Op, how: Sharded, layout: Layout) -> bool:
+        """Return whether an operation makes much less of parts than they are: it runs there, whoever reads that.
+
+        (What is taken apart may be a partial sum, which is added up where that is best.)
+        """
+        pairs = zip(op.inputs, how.wants, strict=True)
+        read = [tensor for tensor, want in pairs if isinstance(want, Shard) and tensor.op in self._finder.how]
+        least = _MORE * len(group_of(layout)) * sum(op.out_bytes)
+        return 0 < least <= sum(map(self._program.bytes, read)) and not copies_of_pieces(layout)
 
     def _operand(self, op: Op, how: Sharded, i: int, k: int) -> tuple[Tensor, np.ndarray | None]:
         """Return what part `k` of an operation reads as operand `i`, and its value where that is known."""

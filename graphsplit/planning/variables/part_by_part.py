@@ -22,8 +22,13 @@ from graphsplit.rules import Declined, Sharded, answer, answer_for_output, parti
 from graphsplit.rules.factors import DROPPED, ZEROS, Dims, Factors
 from graphsplit.rules.registry import Rule
 
-JOINS = {"sum": "AddN", "max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
-"""How the parts of a result are joined whose entries were reduced over the axis that is cut."""
+JOINS = {"sum": "AddN", "mean": "AddN", "max": "Maximum", "min": "Minimum", "prod": "Mul"} | {
+    "all": "LogicalAnd",
+    "any": "LogicalOr",
+}
+"""How the parts of a result are joined whose entries were reduced over the axis that is cut; means by their shares."""
+
+_FEWER = 8  # times as many bytes as all parts read of something whole are cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +143,10 @@ class _PartFinder:
         operands = [(t, w) for i, (t, w) in enumerate(zip(op.inputs, found.wants, strict=True)) if i not in found.makes]
         wanted = [(tensor, want) for tensor, want in operands if isinstance(want, Shard)]
         whole = [tensor for tensor, want in operands if not isinstance(want, Shard)]
+        cut = [tensor for tensor, _ in wanted] + [Tensor(op.index, k) for k in range(len(op.out_shapes))]
+        # (a column's statistics are sent to all parts for less than a matrix is put together)
+        parts = max([len(group_of(want)) for _, want in wanted], default=1)
+        most = max(COPY_BYTES, max(map(self._program.bytes, cut)) // (_FEWER * parts))
         cannot = (
             found.draw is not None
             or bool(found.shift)
@@ -148,7 +157,7 @@ class _PartFinder:
             or not all(isinstance(layout, (Shard, Partial)) for layout in found.gives)
             or any(len(layout.blocks) > 1 for layout in (*found.wants, *found.gives) if isinstance(layout, Shard))
             or any(self._cut.get(tensor, want) != want for tensor, want in wanted)
-            or any(tensor in self._cut or self._program.bytes(tensor) > COPY_BYTES for tensor in whole)
+            or any(tensor in self._cut or self._program.bytes(tensor) > most for tensor in whole)
         )
         return not cannot
 
