@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.layouts import MOMENTS, REPLICATE
+from graphsplit.core.layouts import MOMENTS, REPLICATE, Partial, SingleDevice
 from graphsplit.emission import check_emitted, emit
 from graphsplit.emission.clusters import compile_clusters
 from graphsplit.planning.costs.exchanges import EXCHANGE_BYTES, exchange_bytes_between
@@ -300,3 +300,30 @@ def test_sums_that_run_later_are_not_joined(options: dict[str, Any]) -> None:
 
     calls = [(rows(count, 5),) for count in (7, 4)]
     assert_law(make, calls, sharded=["MatMul"], tuning=AT_ONCE, tolerance=1e-10, **options)
+
+
+def test_parts_of_a_sum_that_is_not_small_are_added_up_where_they_lie():
+    """Each part is small, but all of them together are not: no device gets what all have of all parts."""
+
+    def make(layout: str) -> tuple[Callable[..., Any], Sequence[tf.Variable]]:
+        weight = tf.Variable(tf.reshape(tf.range(60 * 90, dtype=tf.float64), (60, 90)) / 1e4)
+        if layout != "home":
+            gs.set_variable_layout([weight], layout, 3)
+
+        def step(x: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.tanh(x @ weight) ** 2)
+            gradient = tape.gradient(loss, weight)
+            is_finite = tf.cast(tf.reduce_all(tf.math.is_finite(gradient)), tf.float64)
+            weight.assign_sub(0.1 * gradient * is_finite)
+            return x * is_finite
+
+        return step, [weight]
+
+    ways = iter(["home", "sharded"])
+    most = 2 * 20_000  # (a part of the weight has 14,400 bytes)
+    plan = assert_law(lambda: make(next(ways)), [(rows(7, 60),)], tuning={"exchange_bytes": most})
+    ops = plan.program.ops
+    parts = [move for move in plan.moves if ops[move.tensor.op].divides and isinstance(move.source, Partial)]
+    assert parts
+    assert all(isinstance(move.target, SingleDevice) for move in parts), [str(move) for move in parts]

@@ -37,8 +37,10 @@ def exchange_bytes_between(devices: Sequence[str], asked: int | None) -> int:
 
 
 def is_exchanged(program: Program, tensor: Tensor, made: Layout, most: int) -> bool:
-    """Return whether the shards send each other what they have of a sum: it is small."""
-    return isinstance(made, Partial) and has_few_bytes(program, tensor, most)
+    """Return whether the shards send each other what they have of a sum: it is small, with its parts if it is one."""
+    op = program.ops[tensor.op]
+    is_part_of_much = op.divides and sum(op.out_bytes) > most
+    return isinstance(made, Partial) and has_few_bytes(program, tensor, most) and not is_part_of_much
 
 
 def has_few_bytes(program: Program, tensor: Tensor, most: int) -> bool:
