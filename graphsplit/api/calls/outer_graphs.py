@@ -23,7 +23,6 @@ from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.errors import ArgumentError, GraphsplitError, OutputError, UnsupportedError, bullet_list
 from graphsplit.planning.burdens import burden_of_variables
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.text.held_text import burden_of_variables
 from graphsplit.program.program import Program
 from graphsplit.rules.families.random import seeded_kernels
 from graphsplit.tracing.trace import Trace

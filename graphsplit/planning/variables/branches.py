@@ -19,22 +19,21 @@ import tensorflow as tf
 
 from graphsplit.core.protos import make_node
 from graphsplit.core.sizes import Shape
-from graphsplit.planning.program_writing import ProgramWriter
+from graphsplit.planning.variables.sparse_updates import ADDS_ROWS, RowAdder, is_sum_of_rows
 from graphsplit.program.graph.function_calls import function_names
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.sides import MERGE, SWITCH
 
 _ADDS = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
+_Held = Mapping[str, Sequence[int | None]]
 _WRITES = {"AssignVariableOp", *_ADDS}
-_OF_VARIABLES = frozenset({"ReadVariableOp", *_WRITES})
+_OF_VARIABLES = frozenset({"ReadVariableOp", *_WRITES, *ADDS_ROWS})
 _OPAQUE = frozenset({tf.resource, tf.variant})
 _BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 _Values = dict[Tensor, Tensor]
 
 
-def without_branches(
-    program: Program, names: Set[str], twins: Set[str], shapes: Mapping[str, Sequence[int | None]]
-) -> Program:
+def without_branches(program: Program, names: Set[str], twins: Set[str], shapes: _Held) -> Program:
     """Return a program in which the operations of branches that take some variables are its own, where they can be.
 
     A note says which are, and what keeps others from it.
@@ -58,7 +57,7 @@ def without_branches(
             else:
                 branches.add(op.index)
                 notes.append(f"the side of {op.type} {op.name!r} that is taken runs where its variables are")
-    written = _BranchWriter(program, branches).write() if branches else program
+    written = _BranchWriter(program, branches, shapes).write() if branches else program
     return replace(written, notes=(*written.notes, *notes)) if notes else written
 
 
@@ -98,16 +97,27 @@ def _is_of_several(op: Op) -> bool:
     return op.type in ("Case", "StatelessCase")
 
 
-def _other_shape(program: Program, op: Op, shapes: Mapping[str, Sequence[int | None]]) -> str:
+def _other_shape(program: Program, op: Op, shapes: _Held) -> str:
     """Return which variable of a branch has, or is given, another shape than it always has; "" for none.
 
     A chosen value, and a sum, would be as large as the larger one.
     """
-    for handle, (shape, _) in _used(op, op.inputs):
+    for handle, body, inner in _used(op, op.inputs):
         name = program.ops[handle.op].name
-        if shape is None or tuple(shapes.get(name, (None,))) != tuple(shape):
+        always, shape = tuple(shapes.get(name, (None,))), _value_of(body, inner)[0]
+        is_same = (
+            is_sum_of_rows(inner, always) if inner.type in ADDS_ROWS else shape is not None and always == tuple(shape)
+        )
+        if None in always or not is_same:
             return f"the shape of variable {name!r} is not known when planning, or changes"
     return ""
+
+
+def _value_of(body: Program, op: Op) -> tuple[Shape | None, tf.DType]:
+    """Return the shape and type of what an operation on a variable reads or writes."""
+    if op.type == "ReadVariableOp":
+        return op.out_shapes[0], op.out_dtypes[0]
+    return body.shape(op.inputs[-1]), body.dtype(op.inputs[-1])
 
 
 class _Side:
@@ -129,16 +139,17 @@ class _Side:
         self.written: _Values = {}
 
 
-class _BranchWriter(ProgramWriter):
+class _BranchWriter(RowAdder):
     """Writes a program, some of whose branches become operations of it, behind a `Switch` each.
 
     Only pure operations are behind a `Switch`. What a branch writes is a `Merge`, is always written, and outside: so
     nothing that has to run waits for something that may be dead.
     """
 
-    def __init__(self, program: Program, branches: Set[int]):
+    def __init__(self, program: Program, branches: Set[int], held: _Held):
         super().__init__(program)
         self._branches = branches
+        self._held = held
         self._switches: dict[tuple[Tensor, Tensor], Tensor] = {}  # of the branch that is written
 
     def _visit(self, op: Op) -> None:
@@ -153,8 +164,10 @@ class _BranchWriter(ProgramWriter):
         self._switches = {}
         given, controls = [self._results[tensor] for tensor in op.inputs], self._controls(op)
         before: _Values = {}
-        for handle, (shape, dtype) in dict(_used(op, op.inputs)).items():
-            own = self._results[handle]
+        for handle, dtype in {
+            handle: _value_of(body, inner)[1] for handle, body, inner in _used(op, op.inputs)
+        }.items():
+            own, shape = self._results[handle], tuple(self._held[self._program.ops[handle.op].name])
             node = make_node(self._unused(f"{op.name}/read_{len(before)}"), "ReadVariableOp", [], dtype=dtype)
             before[own] = self._new(node, (own,), [(shape, dtype)], {}, controls)
         results, after = self._choose(op, op.name, given, before)
@@ -241,9 +254,12 @@ class _BranchWriter(ProgramWriter):
                 results[result] = self._value(f"{name}/before", inputs[0], side)
             elif op.type == "AssignVariableOp":
                 side.written[inputs[0]] = inputs[1]
-            elif op.type in _ADDS:
-                operands = (self._value(f"{name}/before", inputs[0], side), inputs[1])
-                side.written[inputs[0]] = self._plain(_ADDS[op.type], f"{name}/{op.name}", operands, T=True)
+            elif op.type in _ADDS or op.type in ADDS_ROWS:
+                before, added = self._value(f"{name}/before", inputs[0], side), inputs[-1]
+                if op.type in ADDS_ROWS:
+                    added = self._added_up(f"{name}/{op.name}", inputs[1], inputs[2], self._shape_of(before))
+                kind = _ADDS[ADDS_ROWS.get(op.type, op.type)]
+                side.written[inputs[0]] = self._plain(kind, f"{name}/{op.name}", (before, added), T=True)
                 side.behind.add(side.written[inputs[0]].op)
             else:
                 made = self._write_inside(op, f"{name}/{op.name}", inputs, side)
@@ -270,15 +286,16 @@ class _BranchWriter(ProgramWriter):
         self, op: Op, name: str, given: Sequence[Tensor], side: _Side, first: int = 0
     ) -> list[Tensor]:
         """Write a branch on a side, or (`first`) what is left of one; `given` is behind the side's `Switch`."""
-        before = {handle: self._value(f"{name}/before", handle, side) for handle in dict(_used(op, given))}
+        handles = dict.fromkeys([handle for handle, _, _ in _used(op, given)])
+        before = {handle: self._value(f"{name}/before", handle, side) for handle in handles}
         results, after = self._choose(op, name, given, before, first)
         side.written.update(after)
         side.behind.update([value.op for value in after.values()])
         return results
 
 
-def _used(op: Op, given: Sequence[Tensor]) -> Iterator[tuple[Tensor, tuple[Shape | None, tf.DType]]]:
-    """Yield the handles that a branch reads or writes, each with the shape and type of its variable's value there.
+def _used(op: Op, given: Sequence[Tensor]) -> Iterator[tuple[Tensor, Program, Op]]:
+    """Yield the handles that a branch reads or writes, each with the operation that does, and the body that has that.
 
     Args:
       op: the branch.
@@ -288,10 +305,7 @@ def _used(op: Op, given: Sequence[Tensor]) -> Iterator[tuple[Tensor, tuple[Shape
         body = op.bodies[name]
         own = {Tensor(i, 0): tensor for i, tensor in zip(body.inputs, given[1:], strict=True)}
         for inner in body.ops:
-            if inner.type == "ReadVariableOp":
-                yield own[inner.inputs[0]], (inner.out_shapes[0], inner.out_dtypes[0])
-            elif inner.type in _WRITES:
-                written = inner.inputs[1]
-                yield own[inner.inputs[0]], (body.shape(written), body.dtype(written))
+            if inner.type in _OF_VARIABLES:
+                yield own[inner.inputs[0]], body, inner
             elif inner.type in _BRANCHES:
                 yield from _used(inner, [own.get(tensor, tensor) for tensor in inner.inputs])

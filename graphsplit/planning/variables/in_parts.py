@@ -16,6 +16,7 @@ from graphsplit.planning.settling import settled
 from graphsplit.planning.state import State, captured_by, state_of
 from graphsplit.planning.variables.branches import without_branches
 from graphsplit.planning.variables.division import Divided, divide
+from graphsplit.planning.variables.sparse_updates import with_sums_of_rows
 from graphsplit.planning.variables.staying import as_they_stay, is_staying
 from graphsplit.program.program import Program
 from graphsplit.tracing.trace import Trace
@@ -45,7 +46,9 @@ def program_of(
         inside = {v.name: _INSIDE for v in trace.variables if parts_of_variable(v) is not None}
         return program, replace(state, whole=inside) if inside else state
     if given is None:
-        program = without_branches(program, state.divisions.keys(), _captured_twice(trace), _shapes(trace))
+        shapes = _shapes(trace)
+        program = with_sums_of_rows(program, state.divisions.keys(), shapes)
+        program = without_branches(program, state.divisions.keys(), _captured_twice(trace), shapes)
     names = [program.ops[i].name for i in program.captures]
 
     def attempt(whole: dict[str, str]) -> tuple[tuple[Program, State], dict[str, str]]:

@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Partial, Shard, group_of
 from graphsplit.core.sizes import has_sizes
-from graphsplit.planning.costs.work import COPY_BYTES
-from graphsplit.planning.variables.laid_variables import of_variable
+from graphsplit.planning.costs.work import COPY_BYTES, SMALL_BYTES
+from graphsplit.planning.variables.laid_variables import READS, of_variable
+from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.sides import SWITCH
 from graphsplit.rules import Declined, Sharded, answer, answer_for_output, partial_operands, rule_of
@@ -28,6 +29,7 @@ JOINS = {"sum": "AddN", "mean": "AddN", "max": "Maximum", "min": "Minimum", "pro
 }
 """How the parts of a result are joined whose entries were reduced over the axis that is cut; means by their shares."""
 
+_SUMS = frozenset({"UnsortedSegmentSum"})
 _FEWER = 8  # times as many bytes as all parts read of something whole are cut
 
 
@@ -53,10 +55,31 @@ def part_by_part(program: Program, handles: Mapping[int, Shard]) -> PartByPart:
     return _PartFinder(program, handles).find()
 
 
+def most_bytes(program: Program, rows: Tensor) -> int:
+    """Return the bytes of rows; if their number is open, the most that are known of those from which they follow.
+
+    (Keras divides rows in a branch, one side of which finds out which of them are zero.)
+    """
+    size, left, seen = program.bytes(rows), [rows], set[Tensor]()
+    while left:
+        tensor = left.pop()
+        op = program.ops[tensor.op]
+        if tensor in seen or None not in (program.shape(tensor) or ()):
+            continue
+        seen.add(tensor)
+        is_branch = bool(op.bodies) and not CONTROL_FLOW[op.type].loops
+        ends = [(body, body.outputs[tensor.index]) for body in op.bodies.values()] if is_branch else []
+        size = max([size, *[body.bytes(end) for body, end in ends]])
+        left += op.inputs
+    return size
+
+
 class _PartFinder:
     def __init__(self, program: Program, handles: Mapping[int, Shard]):
         self._program = program
         self._handles = {i: layout for i, layout in handles.items() if len(group_of(layout)) > 1}
+        reads = [op for op in program.ops if op.type in READS and op.inputs[0].op in self._handles]
+        self._held = {op.inputs[0].op: op.out_shapes[0] for op in reads}
         self._how: dict[int, Sharded] = {}
         self._cut: dict[Tensor, Shard] = {}
         self._once: set[int] = set()
@@ -64,6 +87,27 @@ class _PartFinder:
         self._put_together: set[Tensor] = set()  # what is in parts and has to be whole for what is done once
 
     def find(self) -> PartByPart:
+        self._settle()
+        for op in self._program.ops:
+            if op.type in _SUMS and self._is_cut_as_a_variable(op):
+                self._settle()
+        return PartByPart(self._handles, self._how, self._cut, self._once)
+
+    def _is_cut_as_a_variable(self, op: Op) -> bool:
+        """Cut sums of rows that nothing in parts reads as a variable of their shape is, if there is one.
+
+        (Statistics of a table's gradient may lie whole. It does not: the shards would send all of it to one device.)
+        """
+        tensor, shape = Tensor(op.index, 0), op.out_shapes[0]
+        large = tensor not in self._cut and self._program.bytes(tensor) > SMALL_BYTES
+        layouts = [self._handles[i] for i in self._handles if large and self._held.get(i) == shape]
+        if layouts and tensor not in self._program.outputs:
+            self._cut[tensor] = layouts[0]
+            self._note(op, self._made_in_parts(tensor, layouts[0]))
+        return tensor in self._cut and large
+
+    def _settle(self) -> None:
+        """Follow what is in parts, and lead it to where it is made, until nothing more is found."""
         before = -1
         while len(self._how) + len(self._cut) != before:  # a gradient that is taken apart has other readers, and so on
             before = len(self._how) + len(self._cut)
@@ -72,7 +116,6 @@ class _PartFinder:
                     self._follow(op)
             for op in reversed(self._program.ops):
                 self._lead(op)
-        return PartByPart(self._handles, self._how, self._cut, self._once)
 
     def _follow(self, op: Op) -> None:
         """Do an operation part by part if what it reads is in parts."""
@@ -185,7 +228,7 @@ class _PartFinder:
         if rule is None or found is None:
             return None
         if _is_by_rows(found, DROPPED):  # (added up where they are)
-            return found if self._program.bytes(op.inputs[0]) < self._program.bytes(tensor) else None
+            return found if most_bytes(self._program, op.inputs[0]) < self._program.bytes(tensor) else None
         factors = rule.factors(op)
         adds_none = isinstance(factors, Factors) and _adds_no_axis(factors, factors.outputs)
         return found if adds_none and self._is_by_itself(op, found) else None
