@@ -84,3 +84,18 @@ def test_no_optimizer_moves_more_than_at_home(name: str):
             bytes_through_the_busiest(model) <= at_home + 1024
         )  # (fused kernels take all whole: as at home, and norms)
         model.plan(X, Y).check()
+
+
+@pytest.mark.skipif(not hasattr(keras.optimizers, "Muon"), reason="this version of Keras has no Muon")
+def test_a_matrix_is_put_together_once_and_orthogonalized_in_one_place():
+    model = gs.multi_gpu_model(model_of("Muon"), gpus=DEVICES, variables="sharded")
+    plan = model.plan(X, Y)
+    products = [op for op in plan.home_ops if op.type == "MatMul" and op.name.startswith("muon/")]
+    places = plan.owners.of_ops
+    assert len({places[op.index] for op in products}) > 1
+    read = {tensor.op for op in products for tensor in op.inputs}
+    joined = [i for i in read if plan.program.ops[i].divides]
+    first = [op for op in products if any(tensor.op in joined for tensor in op.inputs)]
+    assert joined
+    assert all(places[tensor.op] == places[op.index] for op in products for tensor in op.inputs)
+    assert len(joined) == len(first) // 2, [op.name for op in first]  # (x @ x', and what that makes @ x)

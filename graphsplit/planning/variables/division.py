@@ -152,6 +152,9 @@ class _PartsWriter(WholeWriter):
             owner = min(dict.fromkeys(devices), key=lambda device: self._done[device])
         self._done[owner] += sum(op.out_bytes)
         self._owners[op.index] = owner
+        for tensor in op.inputs:  # (what else follows from what is put together there is done there)
+            if tensor in self._finder.cut:
+                self._owners.setdefault(tensor.op, owner)
         return owner
 
     def _write_parts(self, op: Op, how: Sharded) -> None:

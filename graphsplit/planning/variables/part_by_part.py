@@ -91,7 +91,21 @@ class _PartFinder:
         for op in self._program.ops:
             if op.type in _SUMS and self._is_cut_as_a_variable(op):
                 self._settle()
+        self._put_together_once()
         return PartByPart(self._handles, self._how, self._cut, self._once)
+
+    def _put_together_once(self) -> None:
+        """Do once what is only done in parts for what is done once, and follows from what is put together for that."""
+        readers: dict[int, set[int]] = {}
+        for op in self._program.ops if self._put_together else ():
+            for tensor in op.inputs:
+                readers.setdefault(tensor.op, set()).add(op.index)
+        for op in self._program.ops if self._put_together else ():
+            made, large = Tensor(op.index, 0), [t for t in op.inputs if self._program.bytes(t) > COPY_BYTES]
+            is_read_once = made in self._put_together and readers.get(op.index, set()) <= self._once
+            if is_read_once and op.index in self._how and self._put_together.issuperset(large):
+                del self._how[op.index], self._cut[made]
+                self._once.add(op.index)
 
     def _is_cut_as_a_variable(self, op: Op) -> bool:
         """Cut sums of rows that nothing in parts reads as a variable of their shape is, if there is one.
