@@ -343,7 +343,7 @@ def writes_rows(w: tf.Variable, u: tf.Variable, s: tf.Variable, _: tf.Variable) 
         of_table, of_weight = tape.gradient(loss, [w, u])
 
         def update() -> tf.Tensor:
-            w.scatter_sub(tf.IndexedSlices(0.1 * of_table.values, of_table.indices))
+            w.scatter_mul(tf.IndexedSlices(1.0 - 0.1 * of_table.values, of_table.indices))
             u.assign_sub(0.1 * of_weight)
             return tf.reduce_sum(s.assign_add(0.1 * u))
 
