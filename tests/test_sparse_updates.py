@@ -136,3 +136,16 @@ def test_truth_values_of_rows_are_joined_before_they_are_put_into_a_table(reduct
     plan = assert_law(lambda: make(next(ways)), calls, at_home=None, sharded=["IsFinite"])
     [put] = [op for op in plan.home_ops if op.type == "TensorScatterUpdate"]
     assert put.out_shapes == ((WORDS,),)
+
+
+def test_any_number_of_rows():
+    """Of an unknown batch nobody knows whether it has more rows than the table: they are written one by one."""
+    ways = itertools.cycle(["home", "sharded"])
+
+    def make() -> Made:
+        step, variables = training(next(ways), 3, "plain")
+        return tf.function(step, input_signature=[tf.TensorSpec((None, EACH), tf.int64)]), variables
+
+    plan = assert_law(make, [(ids(count),) for count in (41, 2, 1)], at_home=None)
+    assert plan.program.batch_is_unknown
+    assert any(op.type.startswith("ResourceScatter") for op in plan.program.ops)

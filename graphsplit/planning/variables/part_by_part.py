@@ -69,7 +69,7 @@ def most_bytes(program: Program, rows: Tensor) -> int:
         seen.add(tensor)
         is_branch = bool(op.bodies) and not CONTROL_FLOW[op.type].loops
         ends = [(body, body.outputs[tensor.index]) for body in op.bodies.values()] if is_branch else []
-        size = max([size, *[body.bytes(end) for body, end in ends]])
+        size = max([size, *[body.bytes(end) for body, end in ends if not has_sizes(body.shape(end))]])
         left += op.inputs
     return size
 

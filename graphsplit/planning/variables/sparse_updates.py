@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.protos import make_node
-from graphsplit.core.sizes import Shape
+from graphsplit.core.sizes import Shape, has_sizes
 from graphsplit.planning.costs.work import SMALL_BYTES
 from graphsplit.planning.program_writing import ProgramWriter
 from graphsplit.planning.variables.part_by_part import most_bytes
@@ -80,8 +80,8 @@ class _SumsWriter(RowAdder):
 
     def _has_many_rows(self, op: Op) -> bool:
         shape = self._held.get(self._program.ops[op.inputs[0].op].name) if op.type in ADDS_ROWS else None
-        if not is_sum_of_rows(op, shape):
-            return False
+        if not is_sum_of_rows(op, shape) or has_sizes(op.in_shapes[2]):
+            return False  # (of an unknown batch, nobody knows which are more)
         size = math.prod([count or 0 for count in shape or ()]) * self._program.dtype(op.inputs[2]).size
         return bool(most_bytes(self._program, op.inputs[2]) > size > SMALL_BYTES)
 
