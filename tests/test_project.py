@@ -425,6 +425,7 @@ def test_a_name_that_changed_says_what_it_is_now():
     assert printed.splitlines() == [" ".join(getattr(gs, name).__all__) for name in modules]
 
 
+@pytest.mark.sampled(1)
 def test_examples_in_docstrings():
     finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner()
     for module in MODULES:

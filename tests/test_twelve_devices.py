@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 FILES = [f"test_mesh_{topic}.py" for topic in ("axes", "fsdp", "loops", "stages", "units", "variables")]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.timeout(1900)
 @pytest.mark.parametrize("chosen", ["not long", pytest.param("long", marks=pytest.mark.long)])
 def test_in_a_process_with_twelve_devices(chosen: str):

@@ -34,6 +34,7 @@ ROOT = Path(__file__).parent.parent
 QUIET = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "group",
     [
