@@ -65,11 +65,21 @@ class Part:
 
 PARTS = (
     Part(
+        "fit",
+        10,
+        "benchmarks --full --modes fit --planning-ops 1000 --output {folder}/fit.json",
+        "benchmarks --full --small --workloads mlp --modes fit --devices 2 --contestants plain,graphsplit "
+        "--rounds 2 --fit-round-seconds 0.05 --planning-ops 100 --output {folder}/fit.json",
+        file="fit.json",
+    ),
+    Part(
         "steps",
-        30,
-        "benchmarks --full --minutes 27 --output {folder}/steps.json",
-        "benchmarks --full --small --workloads mlp --modes fit,training --devices 2 --contestants plain,graphsplit "
-        "--rounds 2 --round-seconds 0.02 --fit-round-seconds 0.05 --planning-ops 100 --output {folder}/steps.json",
+        22,
+        "benchmarks --full --workloads polyfit,mlp,mini_googlenet_bn,resnet50,lstm,transformer --devices 1,2,8 "
+        "--modes training,forward --contestants plain,towers,mirrored,graphsplit --minutes 20 "
+        "--output {folder}/steps.json",
+        "benchmarks --full --small --workloads mlp --modes training --devices 2 --contestants plain,graphsplit "
+        "--rounds 2 --round-seconds 0.02 --planning-ops 100 --output {folder}/steps.json",
         file="steps.json",
     ),
     Part(
@@ -141,7 +151,7 @@ PARTS = (
     ),
     Part(
         "predictions",
-        8,
+        6,
         "benchmarks.prediction --workloads mlp,transformer,resnet50 --modes training --devices 1,4 --micro-batches 1 "
         "--seconds 1 --output {folder}/predictions.json",
         "benchmarks.prediction --workloads polyfit --modes training --devices 2 --layouts home --micro-batches 1 "
@@ -250,8 +260,8 @@ def write_pages(folder: Path) -> None:
     kept = f"`benchmarks/results/{folder.name}`"
     printed = {part: read_printed(folder / f"{part.name}.printed.json") for part in PARTS if not part.file}
     there = {part: found for part, found in printed.items() if found is not None}
-    if (folder / "steps.json").exists():
-        steps = Results.load(folder / "steps.json")
+    steps = of_steps_and_fit(folder)
+    if steps is not None:
         more = folder / "many_devices.json"
         many = Results.load(more) if more.exists() else None
         quoted = [quotation(part, found) for part, found in there.items() if not part.page]
@@ -263,6 +273,19 @@ def write_pages(folder: Path) -> None:
     for part, found in there.items():
         if part.page:
             write_mark(DOCS / part.page, part.name, table_or_block(found))
+
+
+def of_steps_and_fit(folder: Path) -> Results | None:
+    """Return steps and `fit` as one, with the load before the first of them; None if no steps were measured."""
+    steps, fit = folder / "steps.json", folder / "fit.json"
+    if not steps.exists():
+        return None
+    results = Results.load(steps)
+    if fit.exists():
+        first = Results.load(fit)
+        results.records = [*first.records, *results.records]
+        results.environment["load_average"] = first.environment["load_average"]
+    return results
 
 
 def write_mark(page: Path, name: str, block: str) -> None:

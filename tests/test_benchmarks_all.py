@@ -61,7 +61,7 @@ def test_it_refuses_to_run_beside_other_work():
 
 def test_parts_are_chosen_by_name():
     assert [part.name for part in everything.chosen_parts("serving,steps")] == ["serving", "steps"]
-    with pytest.raises(SystemExit, match="There is no part sevring; there are steps, "):
+    with pytest.raises(SystemExit, match="There is no part sevring; there are fit, steps, "):
         everything.chosen_parts("sevring")
     names = [part.name for part in everything.PARTS]
     assert len(set(names)) == len(names)
@@ -180,13 +180,18 @@ def test_pages_are_written_from_results(tmp_path: Path, monkeypatch: pytest.Monk
     (docs / "serving.md").write_text("<!-- measured: serving -->\n<!-- end of serving -->\n")
     shown = results()
     shown.records = [record for record in shown.records if record.contestant != "graphsplit" or record.mode == "fit"]
-    shown.save(folder / "steps.json")
+    fits, steps = shown.of("fit"), shown.of("training", "forward")
+    steps.environment = {**ENVIRONMENT, "load_average": 2.0}  # of the part before
+    fits.save(folder / "fit.json")
+    steps.save(folder / "steps.json")
     for name in ("serving", "pipelines"):
         printed = {"command": f"benchmarks.{name}", "seconds": 1.0, "lines": [name], "environment": ENVIRONMENT}
         (folder / f"{name}.printed.json").write_text(json.dumps(printed))
     everything.write_pages(folder)
     assert "```\nserving\n```" in (docs / "serving.md").read_text()
     text = (docs / "generated" / "measurements.md").read_text()
+    assert f"{WHERE}; 0.1 processes wanted to run in the minute before." in text
+    assert "| mlp | 200 ms | **100 ms** | 400 ms | 300 ms | 500 ms |" in text
     assert "## What guides quote\n\n### Pipelines\n\n`python -m benchmarks.pipelines`, 2026-11-28, " in text
     assert (docs / "beside.png").stat().st_size > 1000
     assert (tmp_path / "rows.md").exists()
