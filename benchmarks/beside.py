@@ -19,7 +19,7 @@ NAMES = {
     "jax": "Keras on JAX, DataParallel",
 }
 PANELS: dict[str, tuple[Callable[[Record], float], Callable[[float], str]]] = {
-    "a batch": (lambda record: record.median_s, lambda s: f"{s * 1e3:.3g} ms"),
+    "a batch": (lambda record: record.median_s, lambda s: f"{s * 1e3:.{1 if s < 0.01 else 0}f} ms"),
     "the first batch": (lambda record: record.first_s["total"], lambda s: f"{s:.1f} s"),
     "peak memory": (lambda record: record.peak_bytes, lambda size: f"{size / 1e9:.1f} GB"),
 }
@@ -88,7 +88,7 @@ def draw(results: Results, path: Path) -> None:
         axis.set_xticks(range(len(WORKLOADS)), WORKLOADS.values(), fontsize=8)
         axis.tick_params(axis="y", labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
-        axis.margins(y=0.25)
+        axis.margins(y=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=5, fontsize=9, frameon=False)
     forms.write(str(path), png(figure, 64))
     plt.close(figure)
