@@ -306,11 +306,12 @@ def _notes(batch: int | None, deciding: str, found: Sequence[_Argument]) -> Iter
 def _notes_of_others(found: Sequence[_Argument], shapes: Sequence[Shape | None]) -> Iterator[str]:
     """Say which arguments have rows of their own, as the edges of a graph beside its nodes."""
     first = [(argument, shape[0]) for argument, shape in zip(found, shapes, strict=True) if shape]
-    others = [a.path for a, size in first if isinstance(size, Size) and size != rows(1) and not a.composite]
+    others = {a.path: size for a, size in first if isinstance(size, Size) and size != rows(1) and not a.composite}
     if others:
+        counts = ", ".join(dict.fromkeys([f"{size} as {int(size)}" for size in (rows(1), *others.values())]))
         yield (
             f"{', '.join(others)}: not as many rows as the batch, so kept whole, and what follows from them alone runs "
-            "on one device; split={...} says which are cut"
+            f"on one device; split={{...}} says which are cut. Shares of the work count {counts}"
         )
 
 
