@@ -139,7 +139,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--mode",
         default="",
-        help="forward, inside, outside, second, unknown, shares, axes, layouts; mesh, several, experts, fsdp",
+        help="forward, inside, outside, second, unknown, shares, axes, layouts; mesh, several, experts, fsdp, sizes",
     )
     return parser.parse_args(words)
 

@@ -18,6 +18,7 @@ MESH = "mesh"  # only where it is asked for: variables that are cut along a seco
 SEVERAL = "several"  # likewise: a mesh of several axes, one of stages among them; needs eight devices
 EXPERTS = "experts"  # likewise: variables that are cut along the batch's axis, and used where their parts are
 FSDP = "fsdp"  # likewise: a second axis of the rows, along which variables are cut; along the first they are copied
+OPEN_SIZES = "sizes"  # likewise: two open sizes, and lengths that are computed of them
 _EXPERTS_MESHES = ((2, 1), (2, 1), (3, 1), (4, 1), (2, 2))
 _TOO_FEW_ROWS = 0.2  # how often a device has no row: the parts of these variables are gathered then
 _UNKNOWN_ROWS = {"layouts": 0.2, MESH: 0.2, SEVERAL: 0.2, EXPERTS: 0.3, FSDP: 0.2}
@@ -38,6 +39,7 @@ MESHES = ((2, 2), (2, 2), (1, 2), (1, 3), (1, 4), (1, 5), (2, 1))
 _CUT = 0.75  # how many of the variables that can be cut so are
 LAYOUTS = ("sharded", "sharded", "replicated", "replicated", "home", "")
 _SHARES = {"ruled": 0.42, "api": 0.32, "unruled": 0.17, "control": 0.09}
+_OF_SIZES = 0.6  # how many lines have lengths that are computed, where these are looked at
 _OF_VARIABLES = 0.5  # how many lines do something to a variable where these are laid out
 _TAPES = {"forward": [(0, 0)], "inside": [(1, 0)], "outside": [(0, 1)], "second": [(2, 0), (1, 1), (0, 2)]}
 _MOST_LINES = {"second": 4, "unknown": 4}  # 6 otherwise; twice as many programs a minute find more
@@ -53,7 +55,7 @@ def generate(seed: int, mode: str | None = None, ops: Sequence[str] = ()) -> Pro
     """Return the program of a seed.
 
     Args:
-      mode: one of `MODES`, `MESH`, `SEVERAL`, `EXPERTS` or `FSDP`; None for one that the seed decides.
+      mode: one of `MODES`, `MESH`, `SEVERAL`, `EXPERTS`, `FSDP` or `OPEN_SIZES`; None for one that the seed decides.
       ops: op types, or names of the API, of which one at least is to be in the program.
     """
     rng = np.random.default_rng([seed, 2021])
@@ -61,7 +63,7 @@ def generate(seed: int, mode: str | None = None, ops: Sequence[str] = ()) -> Pro
     setting = dataclasses.replace(_setting(rng, mode), at_once=seed // len(MODES) % 2 == 1)
     rows = sorted(set(setting.rows), reverse=True) if setting.sizes != "known" else setting.rows[:1]
     state = mode in ("layouts", MESH, SEVERAL, EXPERTS, FSDP)
-    scope = Scope(rng, rows, setting.by_default, state)
+    scope = Scope(rng, rows, setting.by_default, state, mode == OPEN_SIZES)
     wanted = [t for templates in CATALOG.values() for t in templates if any(op in t for op in ops)]
     if ops and not wanted:
         raise ValueError(f"No template mentions {', '.join(ops)}; tests/fuzzing/catalog has those that there are.")
@@ -70,6 +72,8 @@ def generate(seed: int, mode: str | None = None, ops: Sequence[str] = ()) -> Pro
         if len(scope.lines) >= length:
             break
         most = CATALOG["variables"] if state and rng.random() < _OF_VARIABLES else None
+        if mode == OPEN_SIZES and rng.random() < _OF_SIZES:
+            most = CATALOG["sizes"]
         grow(scope, wanted if wanted and rng.random() < 0.6 else most)
     program = _program(scope, setting)
     return (
@@ -153,8 +157,9 @@ def _setting(rng: np.random.Generator, mode: str) -> Setting:
         setting = _on_mesh(setting, {"data": 2, "fsdp": 2})
     if mode in ("layouts", MESH, SEVERAL, EXPERTS, FSDP):
         setting = dataclasses.replace(setting, rows=setting.rows * 2)  # what a call leaves, the next one finds
-    if mode == "unknown" or (mode in _UNKNOWN_ROWS and rng.random() < _UNKNOWN_ROWS[mode]):
-        calls = tuple(int(n) for n in rng.choice([1, 2, 3, 4, 5, 7, 8], 3, replace=False))
+    if mode in ("unknown", OPEN_SIZES) or (mode in _UNKNOWN_ROWS and rng.random() < _UNKNOWN_ROWS[mode]):
+        count = 6 if mode == OPEN_SIZES else 3
+        calls = tuple(int(n) for n in rng.choice([1, 2, 3, 4, 5, 7, 8], count, replace=False))
         setting = dataclasses.replace(setting, rows=calls, sizes="retrace" if rng.random() < 0.4 else "signature")
     home = f"CPU:{rng.integers(5)}" if rng.random() < 0.15 and mode not in (MESH, SEVERAL, EXPERTS, FSDP) else None
     by_default = mode != "axes" and bool(rng.random() < 0.5)

@@ -73,6 +73,43 @@ def size(filling: Filling, letter: str, more: str) -> str:
 
 
 @filler
+def length(filling: Filling, _: str, __: str) -> str:
+    """Return an integer that follows from sizes of what is in scope, by a polynomial or not."""
+    rng = filling.rng
+    axes = [f"tf.shape({e.expression})[{k}]" for e in filling.scope.pool for k in range(len(e.dims))]
+    if not axes:
+        raise UnfitError("nothing has an axis")
+    found = axes[rng.integers(len(axes))]
+    for _ in range(int(rng.integers(3))):
+        a, b = found, axes[rng.integers(len(axes))]
+        ways = _LENGTHS[rng.integers(len(_LENGTHS))]
+        found = ways.format(a=a, b=b, k=int(rng.integers(1, 6)))
+    return found
+
+
+_LENGTHS = [
+    "tf.maximum({a}, {b})",
+    "tf.minimum({a}, {b})",
+    "tf.minimum({a}, {k})",
+    "({a} + {b})",
+    "({a} * {b})",
+    "({a} + {k})",
+    "({k} * {a})",
+    "({a} // {k})",
+    "(({a} + {k}) // {k} * {k})",
+    "({a} % {k})",
+    "tf.abs({a} - {b})",
+    "tf.where({a} > {k}, {a}, {b})",
+    "tf.where({a} < {b}, {a}, {k})",
+    "tf.cond({a} > {k}, lambda: {a}, lambda: {b})",
+    "tf.cast({a} > {k}, tf.int32)",
+    "tf.cast(tf.math.ceil({a} / {k}), tf.int32)",
+    "tf.sort([{a}, {b}])[0]",
+    "tf.while_loop(lambda i: i < {a}, lambda i: i + {k}, [0])[0]",
+]
+
+
+@filler
 def shape(filling: Filling, _: str, __: str) -> str:
     """Return the shape of the first operand, as it runs."""
     return f"tf.shape({filling.first_expression})"

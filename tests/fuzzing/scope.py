@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tests.fuzzing.program import ROWS, Dim, Input, Line, helper_names
-from tests.fuzzing.shapes import Bound, Dims, make, match
+from tests.fuzzing.program import OTHERS, ROWS, Dim, Input, Line, helper_names, size_of
+from tests.fuzzing.shapes import SIZES, Bound, Dims, make, match
 
 MOST_ENTRIES = 4000
 MOST_INPUTS = 7
@@ -77,12 +77,19 @@ class Scope:
     """Inputs, lines and values so far; grows by `operand` and `add`."""
 
     def __init__(
-        self, rng: np.random.Generator, rows: Sequence[int], split_axis_zero: bool, many_variables: bool = False
+        self,
+        rng: np.random.Generator,
+        rows: Sequence[int],
+        split_axis_zero: bool,
+        many_variables: bool = False,
+        open_sizes: bool = False,
     ):
         self.rng = rng
         self.rows = tuple(rows)
         self.split_axis_zero = split_axis_zero
         self.many_variables = many_variables
+        self.open = (ROWS, OTHERS) if open_sizes else (ROWS,) if len(rows) > 1 else ()
+        self.sizes = [*SIZES, *[OTHERS] * 8] if open_sizes else SIZES
         self.environments = [helper_names() for _ in rows]
         for environment in self.environments:
             environment["numbers"] = tf.random.Generator.from_seed(1)
@@ -117,7 +124,7 @@ class Scope:
             if kind in ("ragged", "sparse"):
                 pattern = "a3"
             anything = "abcd"[: rng.choice([0, 1, 1, 2, 2, 2, 3, 3, 4])]
-            dims, found = make(anything if pattern is None else pattern, bound, rng)
+            dims, found = make(anything if pattern is None else pattern, bound, rng, self.sizes)
             expression = self._new_input(wanted, dims)
             found = bound if pattern is None else found
         return wanted.wrapped.format(expression), dims, found
@@ -126,9 +133,9 @@ class Scope:
         number = len(self.arguments) + len(self.variables)
         always = kind.variable == 1
         often = max(kind.variable, _OFTEN) if self.many_variables and kind.variable else kind.variable
-        may_be = ROWS not in dims or (self.many_variables and len(self.rows) == 1)
+        may_be = not any(isinstance(dim, str) for dim in dims) or (self.many_variables and len(self.rows) == 1)
         if always or (self.arguments and may_be and self.rng.random() < often):
-            if ROWS in dims and len(self.rows) > 1:
+            if any(isinstance(dim, str) for dim in dims) and len(self.rows) > 1:
                 raise UnfitError("a variable is no batch")
             numbers = tuple([int_of(dim, self.rows) for dim in dims])
             made = Input(f"w{number}", kind.values, numbers, kind.dtype)
@@ -182,8 +189,8 @@ class Scope:
     def dims(self, values: Sequence[Any]) -> Dims:
         """Return a shape; the number of rows is recognized where several are tried."""
         sizes = zip(*[tuple(value.shape) for value in values], strict=True)
-        several = len(self.rows) > 1
-        return tuple([ROWS if several and size == self.rows else size[0] for size in sizes])
+        is_open = {tuple([size_of(dim, rows) for rows in self.rows]): dim for dim in (OTHERS, ROWS) if dim in self.open}
+        return tuple([is_open.get(size, size[0]) for size in sizes])
 
     def _know(self, expression: str, values: Sequence[Any]) -> bool:
         """Put a value, or the tensors that it is made of, into the pool."""
@@ -218,4 +225,4 @@ class Scope:
 
 def int_of(dim: Dim, rows: Sequence[int]) -> int:
     """Return a size that is at most the real one, whatever the number of rows."""
-    return min(rows) if dim == ROWS else int(dim)
+    return min([size_of(dim, count) for count in rows])

@@ -16,7 +16,7 @@ from tests.fuzzing.program import ROWS, Dim
 
 Dims = tuple[Dim, ...]
 Bound = Mapping[str, Any]  # a letter's size, and the leading axes of "*"
-_SIZES: list[Dim] = [ROWS, ROWS, ROWS, 1, 2, 2, 3, 3, 4, 5]
+SIZES: list[Dim] = [ROWS, ROWS, ROWS, 1, 2, 2, 3, 3, 4, 5]
 _LEADS: list[Dims] = [(), (ROWS,), (ROWS,), (ROWS,), (2, ROWS), (ROWS, 3), (1, ROWS), (ROWS, 1), (ROWS, ROWS)]
 
 
@@ -39,7 +39,7 @@ def match(pattern: str, dims: Sequence[Dim], bound: Bound) -> Bound | None:
     return found
 
 
-def make(pattern: str, bound: Bound, rng: np.random.Generator) -> tuple[Dims, Bound]:
+def make(pattern: str, bound: Bound, rng: np.random.Generator, sizes: Sequence[Dim] = SIZES) -> tuple[Dims, Bound]:
     """Return a shape that fits a pattern, and the sizes bound then."""
     found = dict(bound)
     if pattern == "~":
@@ -51,7 +51,7 @@ def make(pattern: str, bound: Bound, rng: np.random.Generator) -> tuple[Dims, Bo
         pattern = pattern[1:]
         dims += found.setdefault("*", _LEADS[rng.integers(len(_LEADS))])
     for letter in pattern:
-        size = 0 if rng.random() < 0.01 else _SIZES[rng.integers(len(_SIZES))]
+        size = 0 if rng.random() < 0.01 else sizes[rng.integers(len(sizes))]
         dims.append(int(letter) if letter.isdigit() else found.setdefault(letter, size))
     return tuple(dims), found
 

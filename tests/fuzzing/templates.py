@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tests.fuzzing.holes import FILLERS
 from tests.fuzzing.program import Dim
-from tests.fuzzing.scope import KINDS, Scope, UnfitError
+from tests.fuzzing.scope import KINDS, Scope, UnfitError, int_of
 from tests.fuzzing.shapes import Bound, Dims
 
 _HOLE = re.compile(r"\{(\w+)(?::([^{}:]*))?(?::([^{}]*))?\}")
@@ -84,8 +84,7 @@ class Filling:
         expression = self._operand("il"[self.rng.integers(2)], pattern or "", "")
         bound = self.bound
         below: Dim = int(letter) if letter.isdigit() else bound[letter]
-        smallest = min(self.scope.rows) if below == "rows" else below
-        return f"{expression} % {smallest}"
+        return f"{expression} % {int_of(below, self.scope.rows)}"
 
     def function(self, argument: str, *, row: bool, same: bool) -> str:
         """Return a lambda of one argument, as large as the first operand, or as one of its rows."""

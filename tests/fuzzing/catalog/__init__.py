@@ -1,6 +1,6 @@
 """The templates: ops with a rule, ops without, the public API in all its forms, and what is done to variables."""
 
-from tests.fuzzing.catalog import api, control, ruled, unruled, unruled_data, variables
+from tests.fuzzing.catalog import api, control, ruled, sizes, unruled, unruled_data, variables
 from tests.fuzzing.templates import templates_in
 
 SOURCES = {
@@ -9,6 +9,7 @@ SOURCES = {
     "api": api.TABLE,
     "control": control.TABLE,
     "variables": variables.TABLE,
+    "sizes": sizes.TABLE,
 }
 CATALOG = {name: templates_in(table) for name, table in SOURCES.items()}
 
