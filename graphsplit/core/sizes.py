@@ -78,10 +78,10 @@ class Size(int):
     __rmul__ = __mul__
 
     def __floordiv__(self, other: int) -> int:
-        found = quotient(self, other)
-        if found is None:
+        count = quotient(self, other)
+        if count is None:
             raise UndecidedError(f"whether {self} is a multiple of {other}")
-        return as_size(found)
+        return as_size(count)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, (int, np.integer, Polynomial)) and is_same(self, other)
@@ -124,8 +124,11 @@ def as_rows(size: Any, symbol: Symbol) -> Any:
     """
     if not isinstance(size, Size):
         return size
-    terms = {tuple([ROWS if s == symbol else s for s in own]): count for own, count in size.polynomial.terms.items()}
-    return Size(Polynomial({tuple(sorted(own)): count for own, count in terms.items()}))
+    terms = {
+        tuple([ROWS if s == symbol else s for s in monomial]): count
+        for monomial, count in size.polynomial.terms.items()
+    }
+    return Size(Polynomial({tuple(sorted(monomial)): count for monomial, count in terms.items()}))
 
 
 def as_size(value: Any) -> int:
@@ -312,20 +315,20 @@ def _joined_sizes(sizes: tuple[int | None, ...], symbols: tuple[Symbol, ...], la
         if monomial and count and not rest and all(s == count * v for s, v in zip(sizes, values, strict=True)):
             return Size(Polynomial({monomial: count}))
     for symbol in symbols:
-        found = _affine(sizes, symbol, points) if symbol != ROWS else None
-        if found is not None:
-            return found
+        size = _affine(sizes, symbol, points) if symbol != ROWS else None
+        if size is not None:
+            return size
     return None
 
 
 def _lengths_in(size: int, symbols: Sequence[Symbol]) -> Monomial:
     """Return the lengths of which a size is a product where all are large, each at most twice."""
-    found: list[Symbol] = []
+    lengths: list[Symbol] = []
     for symbol in symbols:
-        while symbol != ROWS and size and size % symbol.large == 0 and found.count(symbol) < 2:
+        while symbol != ROWS and size and size % symbol.large == 0 and lengths.count(symbol) < 2:
             size //= symbol.large
-            found.append(symbol)
-    return tuple(found)
+            lengths.append(symbol)
+    return tuple(lengths)
 
 
 def _affine(sizes: tuple[int | None, ...], symbol: Symbol, points: Sequence[Point]) -> Size | None:
@@ -358,7 +361,7 @@ def merged(shape: Shape | None, hint: Shape | None) -> Shape | None:
     return tuple([known if size is None else size for size, known in zip(shape, hint, strict=True)])
 
 
-def confirmed(claimed: Shape | None, found: Shape | None, hint: Shape | None = None) -> Shape | None:
+def confirmed(claimed: Shape | None, inferred: Shape | None, hint: Shape | None = None) -> Shape | None:
     """Return what is true of a shape that is claimed: what was also found, or what a hint knows.
 
     >>> confirmed((6, 4, None), (None, 4, rows(1)))
@@ -366,10 +369,10 @@ def confirmed(claimed: Shape | None, found: Shape | None, hint: Shape | None = N
     >>> confirmed((6, 4), (None, 4), hint=(6, None))
     (6, 4)
     """
-    if claimed is None or found is None or len(claimed) != len(found):
+    if claimed is None or inferred is None or len(claimed) != len(inferred):
         return hint
     known = hint if hint is not None and len(hint) == len(claimed) else (None,) * len(claimed)
-    sizes = zip(claimed, found, known, strict=True)
+    sizes = zip(claimed, inferred, known, strict=True)
     return tuple([f if c is None or is_same(c, f) else k for c, f, k in sizes])
 
 

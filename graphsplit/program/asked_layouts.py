@@ -55,10 +55,10 @@ def write_marks(graph: Any) -> None:
             name = node.attr["f"].func.name if node.op in CALL_TYPES else ""
             if name in marks:
                 dtype = tf.as_dtype(node.attr["Tin"].list.type[0])
-                made = make_node(node.name, "Identity", node.input, node.device, T=dtype)
-                made.attr[_ATTRIBUTE].s = bytes.fromhex(_MARKED.findall(name)[0])
-                made.attr[_OF_GRADIENT].b = _BACKWARD in name
-                node.CopyFrom(made)
+                mark_node = make_node(node.name, "Identity", node.input, node.device, T=dtype)
+                mark_node.attr[_ATTRIBUTE].s = bytes.fromhex(_MARKED.findall(name)[0])
+                mark_node.attr[_OF_GRADIENT].b = _BACKWARD in name
+                node.CopyFrom(mark_node)
 
 
 def _passes_on(function: Any) -> bool:

@@ -96,28 +96,28 @@ class RowNumbers:
         operand = NUMBERED.get(op.type)
         if operand is None:
             return {}
-        found = self._first_column(op.inputs[operand]) if has_columns(op.type) else self._numbers(op.inputs[operand])
-        return {} if found is None else {operand: found}
+        numbers = self._first_column(op.inputs[operand]) if has_columns(op.type) else self._numbers(op.inputs[operand])
+        return {} if numbers is None else {operand: numbers}
 
     def takes_all(self, op: Any) -> bool:
         """Return whether a gather takes all there is along the first axis, in order: `x[0]`, `x[1]` and so on."""
         shape, indices = op.in_shapes[:2]
         if not shape or indices is None or len(indices) != 1 or op.constants.get(2) != 0 or op.attr("batch_dims").i:
             return False
-        found = self._numbers(op.inputs[1])
-        return isinstance(found, InOrder) and found.are_of(shape[0], 1)
+        numbers = self._numbers(op.inputs[1])
+        return isinstance(numbers, InOrder) and numbers.are_of(shape[0], 1)
 
     def _numbers(self, tensor: Any) -> Numbers | InOrder | None:
         tensor = self._in_order(tensor)
         op = self._ops[tensor.op]
         if op.type == "SelectV2":
             return self._or_first(op)
-        found, shape = self._sum(tensor), op.out_shapes[tensor.index]
-        if found is None or not found.least.size or shape is None or None in shape:
+        numbers, shape = self._sum(tensor), op.out_shapes[tensor.index]
+        if numbers is None or not numbers.least.size or shape is None or None in shape:
             return self._steps(tensor)
-        numbered = found.least.ndim - sum(size == 1 for size in found.least.shape)
-        is_of_first_axes = found.least.shape == (*shape[:numbered], *(1,) * (len(shape) - numbered))
-        return found if is_of_first_axes else None
+        numbered = numbers.least.ndim - sum(size == 1 for size in numbers.least.shape)
+        is_of_first_axes = numbers.least.shape == (*shape[:numbered], *(1,) * (len(shape) - numbered))
+        return numbers if is_of_first_axes else None
 
     def _in_order(self, tensor: Any) -> Any:
         """Return a tensor that has the same numbers in the same order, before they got another shape or dtype."""
@@ -144,17 +144,17 @@ class RowNumbers:
         for indices, numbers in (op.inputs, op.inputs[::-1]):
             shape, length = op.out_shapes[0], self._length_below(indices)
             is_spread = shape and self._is_of_first_axis(numbers, shape)
-            found = self._exact_steps(self._in_order(numbers)) if length is not None and is_spread else None
-            if found is not None:
-                return found._replace(bound=length)
+            steps = self._exact_steps(self._in_order(numbers)) if length is not None and is_spread else None
+            if steps is not None:
+                return steps._replace(bound=length)
         return None
 
     def _is_of_first_axis(self, tensor: Any, shape: Any) -> bool:
         """Return whether a tensor has a number for each entry of the first axis of what it is broadcast to."""
-        own = self._ops[tensor.op].out_shapes[tensor.index]
-        if own is None or len(own) != len(shape):
+        number_shape = self._ops[tensor.op].out_shapes[tensor.index]
+        if number_shape is None or len(number_shape) != len(shape):
             return False
-        return is_same(own[0], shape[0]) and all(is_same(size, 1) for size in own[1:])
+        return is_same(number_shape[0], shape[0]) and all(is_same(size, 1) for size in number_shape[1:])
 
     def _exact_steps(self, tensor: Any) -> InOrder | None:
         """Return what is known of a range from 0, and of its multiples."""
@@ -168,9 +168,9 @@ class RowNumbers:
         if op.type == "Mul":
             for k in (0, 1):
                 times = op.symbols.get(k, op.constants.get(k))
-                found = self._exact_steps(op.inputs[1 - k]) if times is not None and times.ndim == 0 else None
-                if found is not None and times is not None and is_at_least(times.item(), 1):
-                    return found._replace(step=found.step * times.item())
+                steps = self._exact_steps(op.inputs[1 - k]) if times is not None and times.ndim == 0 else None
+                if steps is not None and times is not None and is_at_least(times.item(), 1):
+                    return steps._replace(step=steps.step * times.item())
         return None
 
     def _length_below(self, tensor: Any) -> Any:
@@ -183,11 +183,11 @@ class RowNumbers:
 
     def _or_first(self, op: Any) -> InOrder | None:
         """Return what is known of `n > 1 ? range(n) : 0`, as `tf.vectorized_map` numbers rows: the same without it."""
-        asked, found = self._ops[op.inputs[0].op], self._numbers(op.inputs[1])
-        asks = asked.type == "Greater" and asked.constants.get(1) == 1 and 0 in asked.symbols
-        if not asks or op.constants.get(2) != 0 or not isinstance(found, InOrder):
+        condition, numbers = self._ops[op.inputs[0].op], self._numbers(op.inputs[1])
+        asks = condition.type == "Greater" and condition.constants.get(1) == 1 and 0 in condition.symbols
+        if not asks or op.constants.get(2) != 0 or not isinstance(numbers, InOrder):
             return None
-        return found if found.are_of(asked.symbols[0].item(), 1) else None
+        return numbers if numbers.are_of(condition.symbols[0].item(), 1) else None
 
     def _sum(self, tensor: Any, depth: int = 0) -> Numbers | None:
         """Return what is known of offsets plus indices within them: an array that is broadcast to the tensor."""

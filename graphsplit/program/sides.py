@@ -49,11 +49,11 @@ def choice(predicates: Mapping[int, Tensor], tensor: Tensor) -> Side:
 def sides_of(program: Program) -> Sides:
     """Return on which sides the operations of a program are."""
     predicates = {op.index: op.inputs[1] for op in program.ops if op.type == SWITCH}
-    found: list[Side] = []
+    sides: list[Side] = []
     for op in program.ops if predicates else ():
-        read = [found[tensor.op] | choice(predicates, tensor) for tensor in op.inputs]
-        found.append(merged_side(op.name, read) if op.type == MERGE else EVERYWHERE.union(*read))
-    return Sides(found, predicates)
+        read = [sides[tensor.op] | choice(predicates, tensor) for tensor in op.inputs]
+        sides.append(merged_side(op.name, read) if op.type == MERGE else EVERYWHERE.union(*read))
+    return Sides(sides, predicates)
 
 
 def merged_side(name: str, ends: Sequence[Side]) -> Side:
@@ -64,6 +64,6 @@ def merged_side(name: str, ends: Sequence[Side]) -> Side:
     """
     common = frozenset.intersection(*ends)
     left = [sorted(end - common) for end in ends]
-    if [len(own) for own in left] != [1, 1] or left[0][0][0] != left[1][0][0]:
+    if [len(choices) for choices in left] != [1, 1] or left[0][0][0] != left[1][0][0]:
         raise CheckError(f"{name!r} joins what is not the two sides of one branch.")
     return common

@@ -147,7 +147,7 @@ def _collect(
         name = node.attr["f"].func.name if node.op in CALL_TYPES else node.op
         if name not in library:
             continue
-        if found := _MARKED.search(name):
-            calls[prefix + node.name] = Stage(found[2], tuple(bytes.fromhex(found[1]).decode().split("\n")))
+        if match := _MARKED.search(name):
+            calls[prefix + node.name] = Stage(match[2], tuple(bytes.fromhex(match[1]).decode().split("\n")))
             backward.update([prefix + node.name] if _BACKWARD in name else ())
         _collect(library[name].node_def, f"{prefix}{node.name}/", library, calls, backward)

@@ -63,5 +63,5 @@ def undefined_outputs(node: Any) -> frozenset[int]:
     >>> sorted(undefined_outputs(make_node("s", "Svd", ["x"], compute_uv=False)))
     [1, 2]
     """
-    found = _UNDEFINED.get(node.op)
-    return frozenset(found(node)) if found else frozenset()
+    outputs_of = _UNDEFINED.get(node.op)
+    return frozenset(outputs_of(node)) if outputs_of else frozenset()

@@ -73,9 +73,9 @@ def _answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int],
     for layout, dims, size in zip(layouts, factors.inputs, sizes, strict=True):
         # (an element of a list has other axes than the list's others where its list is going to be read whole)
         if isinstance(layout, Shard) and dims is not None and layout.axis < len(dims):
-            found = _factor_at(dims[layout.axis], layout)
-            if found is not None:
-                votes[found] = votes.get(found, 0) + size + 1
+            factor = _factor_at(dims[layout.axis], layout)
+            if factor is not None:
+                votes[factor] = votes.get(factor, 0) + size + 1
     for cut in sorted(votes, key=lambda key: -votes[key]):
         sharded = _along(factors, cut)
         if sharded is not None and not _cuts_unknown(op, sharded):
@@ -117,10 +117,10 @@ def answer_for_output(rule: Rule, op: Op, output: int, layout: Shard) -> Sharded
         return None
     dims = factors.outputs[output]
     # (what is joined of branches of several ranks has none that is known, and what is made of it may have none)
-    found = _factor_at(dims[layout.axis], layout) if dims is not None and layout.axis < len(dims) else None
-    if found is None:
+    factor = _factor_at(dims[layout.axis], layout) if dims is not None and layout.axis < len(dims) else None
+    if factor is None:
         return None
-    sharded = _along(factors, found)
+    sharded = _along(factors, factor)
     if sharded is None or sharded.gives[output] != layout:
         return None
     if sharded.draw and len(layout.blocks) > 1:
@@ -142,7 +142,12 @@ def partial_operands(op: Op, may_grow: bool = False) -> Sequence[int]:
         return range(len(op.inputs))
     joint = [i for i in range(len(op.inputs)) if i not in op.constants]
     groups = [joint] if rule.joint else [[i] for i in rule.linear if i < len(op.inputs)]
-    return [i for own in groups if _is_linear_in(rule, op, own) and (may_grow or _pays(op, own)) for i in own]
+    return [
+        i
+        for operands in groups
+        if _is_linear_in(rule, op, operands) and (may_grow or _pays(op, operands))
+        for i in operands
+    ]
 
 
 def _is_linear_in(rule: Rule, op: Op, partial: list[int]) -> bool:
@@ -180,10 +185,10 @@ def _factor_at(dim: Dim, layout: Shard) -> Shard | None:
             continue  # an unknown number of blocks
         count, rest = divmod(len(layout.blocks), outer)
         unit = layout.between(0, count)
-        own = [quotient(block, inner) for block in unit.blocks]
+        inner_blocks = [quotient(block, inner) for block in unit.blocks]
         repeats = not rest and are_same(unit.blocks * outer, layout.blocks) and unit.parts * outer == layout.parts
-        if repeats and None not in own:
-            return replace(unit, axis=factor, blocks=tuple(map(as_size, own)))
+        if repeats and None not in inner_blocks:
+            return replace(unit, axis=factor, blocks=tuple(map(as_size, inner_blocks)))
     return None
 
 

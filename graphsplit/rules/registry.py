@@ -50,7 +50,7 @@ class Sharded:
         return frozenset([resize.operand for resize in self.resize]) if self.resize else _NONE
 
 
-def resized(op: Op, sharded: Sharded, own: Callable[[Shard | Place], Polynomial | int]) -> dict[int, np.ndarray]:
+def resized(op: Op, sharded: Sharded, size_of: Callable[[Shard | Place], Polynomial | int]) -> dict[int, np.ndarray]:
     """Return the operands that hold the size of a sharded axis, or a place on it, as polynomials of sizes.
 
     Each shard, or each part of a variable, makes them for itself.
@@ -60,11 +60,11 @@ def resized(op: Op, sharded: Sharded, own: Callable[[Shard | Place], Polynomial 
     """
     values: dict[int, np.ndarray] = {}
     for operand, position, value, extent in sharded.resize:
-        made = values.setdefault(operand, _exact(op, operand, value))
+        operand_value = values.setdefault(operand, _exact(op, operand, value))
         if position is not None:
             layout = sharded.gives[0] if extent is None else extent
             assert isinstance(layout, (Shard, Place))
-            made[position] = own(layout)
+            operand_value[position] = size_of(layout)
     return values
 
 

@@ -95,21 +95,21 @@ def own_segments(numbering: int) -> LayoutRule:
     """
 
     def rule(op: Op, layouts: Sequence[Layout]) -> Answer | None:
-        found, numbers, total = _cut(op, layouts), op.numbers.get(numbering), op.constants.get(2)
+        cut_and_rows, numbers, total = _cut(op, layouts), op.numbers.get(numbering), op.constants.get(2)
         indices = op.in_shapes[numbering]
-        if found is None or numbers is None or total is None or not total.size or not indices:
+        if cut_and_rows is None or numbers is None or total is None or not total.size or not indices:
             return None
-        cut, rows = found
+        cut, rows = cut_and_rows
         columns = int(indices[-1] or 0) if has_columns(op.type) else 0
         size, position = (total.flat[0], 0) if has_columns(op.type) else (total.item(), ())
-        given, count = _entries(op, numbering, cut, rows), quotient(size, rows)
-        if given is None or count is None or is_same(count, 0) or has_columns(op.type) != bool(columns):
+        entries, count = _entries(op, numbering, cut, rows), quotient(size, rows)
+        if entries is None or count is None or is_same(count, 0) or has_columns(op.type) != bool(columns):
             return None
         if not numbers.are_of(rows, count):
             return None
         result = Shard(0, (as_size(count),), cut.partition)
         resize, shift = Resize(2, position, np.asarray(total)), {numbering: Shift(result, columns)}
-        return Sharded((given, given, REPLICATE), (result,), (resize,), shift=shift)
+        return Sharded((entries, entries, REPLICATE), (result,), (resize,), shift=shift)
 
     return rule
 
@@ -126,14 +126,14 @@ def own_rows(operands: str, result: str, shape: int | None = None) -> LayoutRule
     numbering = operands.index("n")
 
     def rule(op: Op, layouts: Sequence[Layout]) -> Answer | None:
-        found, numbers, indices = _cut(op, layouts), op.numbers.get(numbering), op.in_shapes[numbering]
-        own = op.in_shapes[operands.index("r")] if shape is None else op.constants.get(shape)
-        if found is None or numbers is None or not indices or own is None or not len(own):
+        cut_and_rows, numbers, indices = _cut(op, layouts), op.numbers.get(numbering), op.in_shapes[numbering]
+        row_shape = op.in_shapes[operands.index("r")] if shape is None else op.constants.get(shape)
+        if cut_and_rows is None or numbers is None or not indices or row_shape is None or not len(row_shape):
             return None
-        cut, rows = found
+        cut, rows = cut_and_rows
         entries, is_vectors = _entries(op, numbering, cut, rows), has_columns(op.type)
         columns = int(indices[-1] or 0) if is_vectors and len(indices) > 1 else 0
-        if not is_same(own[0], rows) or entries is None or (is_vectors and not columns):
+        if not is_same(row_shape[0], rows) or entries is None or (is_vectors and not columns):
             return None
         if not numbers.are_of(rows, 1):
             return None

@@ -155,8 +155,8 @@ def runtime_function(
     label = re.sub(r"\W", "_", name)
 
     def make(nodes: Sequence[Any], inputs: Sequence[str]) -> RuntimeFunction:
-        own = {node.name: node for node in nodes}
-        specs = [_spec(own[name], 0, input_shapes.get(name)) for name in inputs]
+        node_by_name = {node.name: node for node in nodes}
+        specs = [_spec(node_by_name[name], 0, input_shapes.get(name)) for name in inputs]
         definition = function_definition(f"graphsplit_{label}_{next(_serial)}", nodes, inputs, outputs, effects)
         return RuntimeFunction(definition, functions, specs, results, config, not whole or config is None)
 
@@ -205,10 +205,14 @@ class DeadTensors:
             present = self.present(reference)
             if present is not None:
                 dtype, device = self._place(reference)
-                returned[i] = own = f"{self.graph.scope}/returned_{i}"
-                nodes += _nothing(f"{own}/nothing", dtype, device)
-                nodes.append(make_node(f"{own}/instead", "Switch", [f"{own}/nothing", present], device, T=dtype))
-                nodes.append(make_node(own, "Merge", [reference, f"{own}/instead"], device, N=2, T=dtype))
+                returned[i] = merged_name = f"{self.graph.scope}/returned_{i}"
+                nodes += _nothing(f"{merged_name}/nothing", dtype, device)
+                nodes.append(
+                    make_node(f"{merged_name}/instead", "Switch", [f"{merged_name}/nothing", present], device, T=dtype)
+                )
+                nodes.append(
+                    make_node(merged_name, "Merge", [reference, f"{merged_name}/instead"], device, N=2, T=dtype)
+                )
         return nodes, returned
 
     def again(self, inputs: Mapping[str, str]) -> tuple[list[Any], dict[str, str], dict[str, str]]:

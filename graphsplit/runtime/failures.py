@@ -81,12 +81,12 @@ def _places(message: str, plan: Plan, tensors: Sequence[tf.Tensor]) -> list[str]
     graph = emit(plan)
     function, name = named.groups()
     library = {child.signature.name: child for child in graph.library.function}
-    found = [node for node in graph.nodes if node.name == name] or _callers(graph.nodes, library, function or "")
+    nodes = [node for node in graph.nodes if node.name == name] or _callers(graph.nodes, library, function or "")
     places = []
-    if len(found) == 1:
-        shard = graph.shard_of(found[0].name)
-        places = [short_name(found[0].device), *([] if shard is None else _rows(plan, shard, tensors))]
-    op = graph.origins[found[0].name].op if found else None
+    if len(nodes) == 1:
+        shard = graph.shard_of(nodes[0].name)
+        places = [short_name(nodes[0].device), *([] if shard is None else _rows(plan, shard, tensors))]
+    op = graph.origins[nodes[0].name].op if nodes else None
     line = line_in_models(plan.program.locate(name)) if op is None else plan.program.line_of(plan.program.ops[op])
     return [*places, line] if line else places
 

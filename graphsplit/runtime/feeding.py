@@ -74,8 +74,8 @@ def cut_ahead(graph: EmittedGraph, home: str, readers: Sequence[str] = ()) -> Cu
     nodes = [*[node for node in graph.nodes if node.name in feeding], *instead]
     sent = _sent(pieces, by_name, dict(zip(references, returned, strict=True)))
     if readers:
-        copies, given = on_readers(readers, graph.scope, nodes, graph.inputs, sent)
-        return CutAhead(copies, given, pieces, cutting, dead)
+        copies, inputs = on_readers(readers, graph.scope, nodes, graph.inputs, sent)
+        return CutAhead(copies, inputs, pieces, cutting, dead)
     return CutAhead([*nodes, *sent], graph.inputs, pieces, cutting, dead)
 
 
@@ -115,13 +115,13 @@ def _arguments(graph: EmittedGraph, ahead: CutAhead, home: str) -> tuple[list[An
 
 def _cutting(graph: EmittedGraph) -> set[str]:
     """Return the names of the arguments and of the nodes that do nothing but cut them."""
-    found = set(graph.inputs)
+    names = set(graph.inputs)
     for node in graph.nodes:
         origin = graph.origins[node.name]
         cuts = origin.role in _AHEAD and origin.shard is None and node.op != "Const"
-        if cuts and all(source in found or graph.by_name[source].op == "Const" for source in _sources(node)):
-            found.add(node.name)
-    return found
+        if cuts and all(source in names or graph.by_name[source].op == "Const" for source in _sources(node)):
+            names.add(node.name)
+    return names
 
 
 def _sources(node: Any) -> set[str]:

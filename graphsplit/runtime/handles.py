@@ -159,14 +159,14 @@ def _arrived(trace: Trace, plan: Plan) -> list[tf.Tensor]:
     origins = plan.state.parts
     if not origins:
         return [_whole(handle) for handle in trace.captures]
-    found = []
+    arrived = []
     several: dict[int, list[tf.Tensor] | None] = {}  # each variable is asked once: a call takes thousands of parts
     for k, part in origins:
         if k not in several:
             several[k] = _parts(trace, plan, k)
         handles = several[k]
-        found.append(handles[part] if handles is not None else _whole(trace.captures[k]))
-    return found
+        arrived.append(handles[part] if handles is not None else _whole(trace.captures[k]))
+    return arrived
 
 
 def _parts(trace: Trace, plan: Plan, k: int) -> list[tf.Tensor] | None:

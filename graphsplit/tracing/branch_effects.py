@@ -50,19 +50,19 @@ def split_effects(node: Any, library: dict[str, Any], spelling: str, shapes: Sha
     functions = {name: library[name] for name in names}
     crossings: list[_Crossing] = []
     for function in functions.values():
-        found = _crossings(function, library, shapes)
-        if found is None:
+        of_function = _crossings(function, library, shapes)
+        if of_function is None:
             return [node]
-        crossings += found
+        crossings += of_function
     effects = deepcopy(node)
     effects.name = f"{node.name}/effects"
     effects.attr["Tout"].list.type[:] = [crossing.dtype for crossing in crossings]
     del effects.attr["output_shapes"].list.shape[:]
     for crossing in crossings:
         effects.attr["output_shapes"].list.shape.add().CopyFrom(tf.TensorShape(crossing.shape).as_proto())
-    made = {name: _effects_of(function, library, crossings) for name, function in functions.items()}
+    effect_functions = {name: _effects_of(function, library, crossings) for name, function in functions.items()}
     rest = {name: _rest_of(function, library, crossings) for name, function in functions.items()}
-    _call(effects, made, library, ())
+    _call(effects, effect_functions, library, ())
     drawn = [spelling.format(effects.name, k) for k in range(len(crossings))]
     _call(node, rest, library, list(zip(drawn, [crossing.dtype for crossing in crossings], strict=True)))
     node.op = flow.stateless
@@ -81,14 +81,14 @@ def _call(node: Any, functions: Mapping[str, Any], library: dict[str, Any], more
     flow = CONTROL_FLOW[node.op]
     data, controls = inputs_of(node)
     types = node.attr[flow.types].list.type
-    given = [*zip(data[flow.chooses :], types, strict=True), *more]
+    arguments = [*zip(data[flow.chooses :], types, strict=True), *more]
     unused = _unused(list(functions.values()))
-    kept = [one for i, one in enumerate(given) if i not in unused]
+    kept = [argument for i, argument in enumerate(arguments) if i not in unused]
     node.input[:] = [*data[: flow.chooses], *[reference for reference, _ in kept], *controls]
     types[:] = [dtype for _, dtype in kept]
-    made = {name: named_by_content(_without(function, unused)) for name, function in functions.items()}
-    library.update({function.signature.name: function for function in made.values()})
-    rename_functions(node, {name: function.signature.name for name, function in made.items()})
+    functions_without = {name: named_by_content(_without(function, unused)) for name, function in functions.items()}
+    library.update({function.signature.name: function for function in functions_without.values()})
+    rename_functions(node, {name: function.signature.name for name, function in functions_without.items()})
 
 
 def is_stateful(node: Any, library: Mapping[str, Any]) -> bool:
@@ -109,20 +109,20 @@ def _crossings(function: Any, library: Mapping[str, Any], shapes: ShapeOf) -> li
     read = [r for node in function.node_def if node not in stateful for r in node.input if r[0] != "^"]
     effects = {node.name for node in stateful}
     crossing = [r for r in dict.fromkeys([*read, *function.ret.values()]) if source_of(r) in effects]
-    found = []
+    crossings = []
     for reference in crossing:
         node = nodes[source_of(reference)]
         known = _type_and_shape(function, node, shapes)
         if known is None:
             return None
-        found.append(_Crossing(function.signature.name, reference, *known))
-    return found
+        crossings.append(_Crossing(function.signature.name, reference, *known))
+    return crossings
 
 
 def _slice(function: Any, ends: Sequence[Any]) -> list[Any]:
     """Return the nodes of a function from which some of them follow, and these."""
-    found = Graph.of_function(function).before([node.name for node in ends])
-    return [node for node in function.node_def if node.name in found]
+    names = Graph.of_function(function).before([node.name for node in ends])
+    return [node for node in function.node_def if node.name in names]
 
 
 def _type_and_shape(function: Any, node: Any, shapes: ShapeOf) -> tuple[int, tuple[int, ...]] | None:
@@ -161,19 +161,19 @@ def _effects_of(function: Any, library: Mapping[str, Any], crossings: Sequence[_
 def _rest_of(function: Any, library: Mapping[str, Any], crossings: Sequence[_Crossing]) -> Any:
     """Return a branch without its effects: it is given what these give, those of other branches as well."""
     result = deepcopy(function)
-    given = {}
+    argument_of_result = {}
     for k, crossing in enumerate(crossings):
         result.signature.input_arg.add(name=f"graphsplit_{k}", type=crossing.dtype)
         if crossing.branch == function.signature.name:
-            given[crossing.reference] = f"graphsplit_{k}"
+            argument_of_result[crossing.reference] = f"graphsplit_{k}"
     effects = {node.name for node in function.node_def if is_stateful(node, library)}
     del result.node_def[:]
     for node in function.node_def:
         if node.name not in effects:
-            kept = [given.get(r, r) for r in node.input if r[0] != "^" or r[1:] not in effects]
+            kept = [argument_of_result.get(r, r) for r in node.input if r[0] != "^" or r[1:] not in effects]
             result.node_def.append(with_inputs(node, kept))
     for output, reference in function.ret.items():
-        result.ret[output] = given.get(reference, reference)
+        result.ret[output] = argument_of_result.get(reference, reference)
     _keep_control_results(result)
     return result
 
@@ -190,11 +190,11 @@ def _keep_control_results(function: Any) -> None:
 
 def _unused(functions: Sequence[Any]) -> set[int]:
     """Return the numbers of the arguments that none of some functions uses."""
-    found = set(range(len(functions[0].signature.input_arg)))
+    unused = set(range(len(functions[0].signature.input_arg)))
     for function in functions:
         read = {source_of(r) for node in function.node_def for r in node.input} | set(function.ret.values())
-        found -= {i for i in found if function.signature.input_arg[i].name in read}
-    return found
+        unused -= {i for i in unused if function.signature.input_arg[i].name in read}
+    return unused
 
 
 def _without(function: Any, dropped: set[int]) -> Any:

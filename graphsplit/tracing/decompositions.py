@@ -55,9 +55,9 @@ def decompose(
     # What a fused forward op hands to a gradient in a branch is in the kernel's own form: then both stay fused.
     fused = any(node.op in _BACKWARD and node.attr["is_training"].b for f in library for node in f.node_def)
     graph = GraphDef(versions=versions)
-    given = {node.name: node for node in nodes}
+    node_by_name = {node.name: node for node in nodes}
     for node in nodes:
-        if node.op == "RaggedTensorToTensor" and (shape := _dense_shape(node, given, traced)) is not None:
+        if node.op == "RaggedTensorToTensor" and (shape := _dense_shape(node, node_by_name, traced)) is not None:
             name = f"{node.name}/{_PREFIX}shape"
             graph.node.append(constant_node(name, shape, tf.as_dtype(node.attr["Tshape"].type)))
             graph.node.append(node)
@@ -73,14 +73,14 @@ def decompose(
             continue
         graph.library.function.append(function)
         counters = [counter_of(node)] if counter_of is not None and draw is not None else []
-        graph.node.extend(_placeholder(name) for name in counters if name not in given)
+        graph.node.extend(_placeholder(name) for name in counters if name not in node_by_name)
         call = make_node(
             node.name, "StatefulPartitionedCall" if counters else "PartitionedCall", [*counters, *node.input]
         )
         call.attr["f"].func.name = function.signature.name
         graph.node.append(call)
-    inlined, found = inline_calls(graph, results)
-    return inlined, found
+    inlined, references = inline_calls(graph, results)
+    return inlined, references
 
 
 def _placeholder(name: str) -> Any:
@@ -97,20 +97,20 @@ def _drawn_from(node: Any) -> tuple[Any, ...]:
     return (tf.resource, node.attr["T"].type, *bounds)
 
 
-def _dense_shape(node: Any, given: Mapping[str, Any], traced: tf.Graph) -> np.ndarray | None:
+def _dense_shape(node: Any, node_by_name: Mapping[str, Any], traced: tf.Graph) -> np.ndarray | None:
     """Return the shape that a ragged tensor gets when it is made dense, with the number of its rows, if that is known.
 
     TensorFlow does not infer it, though the row splits of an argument say how many rows there are.
     """
-    words = _shape_of_words(node, given, traced)
+    words = _shape_of_words(node, node_by_name, traced)
     kinds = list(node.attr["row_partition_types"].list.s)
-    wanted, splits = given.get(node.input[0]), _origin(given, node.input[3])
+    wanted, splits = node_by_name.get(node.input[0]), _origin(node_by_name, node.input[3])
     if words is not None or set(kinds) != {b"ROW_SPLITS"} or wanted is None or wanted.op != "Const" or splits is None:
         return words
     try:
         rows, values = (
             known_shape(traced.get_operation_by_name(n).outputs[0].shape)
-            for n in (splits, _origin(given, node.input[1]))
+            for n in (splits, _origin(node_by_name, node.input[1]))
         )
     except KeyError:  # inlined
         return None
@@ -119,25 +119,25 @@ def _dense_shape(node: Any, given: Mapping[str, Any], traced: tf.Graph) -> np.nd
     return np.array([rows[0] - 1] + [-1] * (len(kinds) + len(values) - 1))
 
 
-def _origin(given: Mapping[str, Any], reference: str) -> str | None:
+def _origin(node_by_name: Mapping[str, Any], reference: str) -> str | None:
     """Return the name of the placeholder that a tensor is, or None if it is none."""
     name = source_of(reference)
-    while name in given and given[name].op == "Identity":
-        name = source_of(given[name].input[0])
-    return name if name in given and given[name].op == "Placeholder" else None
+    while name in node_by_name and node_by_name[name].op == "Identity":
+        name = source_of(node_by_name[name].input[0])
+    return name if name in node_by_name and node_by_name[name].op == "Placeholder" else None
 
 
-def _shape_of_words(node: Any, given: Mapping[str, Any], traced: tf.Graph) -> np.ndarray | None:
+def _shape_of_words(node: Any, node_by_name: Mapping[str, Any], traced: tf.Graph) -> np.ndarray | None:
     """Return the shape that a ragged tensor of the words of so many texts gets when it is made dense.
 
     TensorFlow does not infer how many rows that is, though it knows how many texts are split, and so would lose the
     batch here: everything behind it would have an unknown size.
     """
-    wanted, count = given.get(node.input[0]), given.get(node.input[3])
+    wanted, count = node_by_name.get(node.input[0]), node_by_name.get(node.input[3])
     if wanted is None or wanted.op != "Const" or count is None or count.op != "StridedSlice":
         return None
     name, index = split_reference(count.input[0])
-    words, begin = given[name], given.get(count.input[1])
+    words, begin = node_by_name[name], node_by_name.get(count.input[1])
     if words.op != "StringSplitV2" or index != 2 or begin is None or begin.op != "Const" or constant_value(begin).any():
         return None
     name, index = split_reference(words.input[0])
@@ -160,8 +160,8 @@ def _function_for(node: Any, keep_fused: bool) -> Any:
         layout, epsilon = attributes["data_format"].s.decode(), attributes["epsilon"].f
         spaces = 3 if node.op.endswith("V3") else 2
         if node.op in _BACKWARD:
-            given = (x, x, tf.float32, *(statistics,) * spaces)
-            return _definition(_normalise_gradient, (layout, epsilon), given)
+            types = (x, x, tf.float32, *(statistics,) * spaces)
+            return _definition(_normalise_gradient, (layout, epsilon), types)
         factor = attributes["exponential_avg_factor"].f if "exponential_avg_factor" in attributes else 1.0
         return _definition(_normalise, (layout, epsilon, factor, spaces), (x, *(statistics,) * 4))
     return None
@@ -180,18 +180,18 @@ def _with_names_of_its_own(function: Any) -> Any:
 
     Nothing in it waits: whatever it changes, it reads the value of, too.
     """
-    own = {node.name for node in function.node_def}
+    node_names = {node.name for node in function.node_def}
     for node in function.node_def:
         node.name = f"{_PREFIX}{node.name}"
-        node.input[:] = [_renamed(reference, own) for reference in node.input if reference[0] != "^"]
+        node.input[:] = [_renamed(reference, node_names) for reference in node.input if reference[0] != "^"]
     for name, reference in list(function.ret.items()):
-        function.ret[name] = _renamed(reference, own)
+        function.ret[name] = _renamed(reference, node_names)
     function.control_ret.clear()
     return function
 
 
-def _renamed(reference: str, own: set[str]) -> str:
-    return prefixed(_PREFIX, reference) if source_of(reference) in own else reference
+def _renamed(reference: str, node_names: set[str]) -> str:
+    return prefixed(_PREFIX, reference) if source_of(reference) in node_names else reference
 
 
 def _gather(node: Any) -> list[Any]:

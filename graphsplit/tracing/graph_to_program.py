@@ -186,8 +186,8 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
 
 def _replaced_devices(nodes: Sequence[Any], calls: StageCalls) -> list[str]:
     """Say which devices were asked for inside of the graph, which the plan does not follow."""
-    asked = {n.device for n in nodes if n.device and n.op != "Placeholder" and not calls.asked(n)}
-    names = ", ".join(sorted(filter(names_device, asked)))
+    devices = {n.device for n in nodes if n.device and n.op != "Placeholder" and not calls.asked(n)}
+    names = ", ".join(sorted(filter(names_device, devices)))
     return [f"tf.device requests inside the function are replaced by the plan's: {names}"] * bool(names)
 
 
@@ -215,12 +215,12 @@ def merge(
       place_of: from a node's name to where it was asked to run; nodes with different answers stay apart.
     """
     twins: dict[str, str] = {}  # the name of a dropped node -> that of the one that is kept
-    found: dict[Hashable, str] = {}
+    name_by_key: dict[Hashable, str] = {}
     kept: list[Any] = []
     for node in nodes:
         key = _key(node, twins)
         apart = key is None or node.name in named
-        name = node.name if apart else found.setdefault((key, place_of(node.name)), node.name)
+        name = node.name if apart else name_by_key.setdefault((key, place_of(node.name)), node.name)
         if name == node.name:
             kept.append(node)
         else:

@@ -62,8 +62,8 @@ def variables_of(
                 continue
             known.add(id(handle))
             parts = parts_of(handle)
-            own = parts.variable if parts is not None else None
-            variables.append(_behind(handle, *held, placeholder.op.name) if own is None else own)
+            parted = parts.variable if parts is not None else None
+            variables.append(_behind(handle, *held, placeholder.op.name) if parted is None else parted)
         # (what is laid out lies by this order: not by that of a set, which is another one in every process)
         return tuple(
             sorted(variables, key=lambda variable: (places.get(id(variable.handle), len(places)), variable.name))
@@ -72,10 +72,10 @@ def variables_of(
 
 def _behind(handle: tf.Tensor, dtype: tf.DType, shape: tf.TensorShape, name: str) -> tf.Variable:
     """Return the object for the variable behind a handle, the same as long as somebody has it (and so the handle)."""
-    found = _objects.get(id(handle))
-    if found is None:
-        found = _objects[id(handle)] = variable_behind(handle, dtype, shape, name)
-    return found
+    variable = _objects.get(id(handle))
+    if variable is None:
+        variable = _objects[id(handle)] = variable_behind(handle, dtype, shape, name)
+    return variable
 
 
 _COLLECTION = "graphsplit_traces"  # of a graph, and of graphs inside it: lists of parallelized functions called
@@ -358,8 +358,8 @@ def held_by(trace: Trace) -> dict[str, tuple[tf.DType, tuple[int, ...]]]:
     """Return what captured variables of known shape hold, dtype and shape, by the names of their placeholders."""
     with raw_handles():
         placeholders, _ = captures_of_graph(trace.graph)
-    found = {placeholder.op.name: _held(placeholder) for placeholder in placeholders}
-    known = {name: held for name, held in found.items() if held is not None and held[1].is_fully_defined()}
+    held_by_name = {placeholder.op.name: _held(placeholder) for placeholder in placeholders}
+    known = {name: held for name, held in held_by_name.items() if held is not None and held[1].is_fully_defined()}
     return {name: (dtype, tuple(shape.as_list())) for name, (dtype, shape) in known.items()}
 
 

@@ -73,12 +73,12 @@ class _Hoister:
                 parts = split_effects(node, self.library, spelling, self._shape_inside)
                 if len(parts) > 1:
                     moved[node.name] = parts[0].name
-                    waits[f"^{node.name}"] = [f"^{own.name}" for own in (parts[0], *reads)]
+                    waits[f"^{node.name}"] = [f"^{node_after.name}" for node_after in (parts[0], *reads)]
                 result += [*reads, *parts]
                 continue
             result += [*reads, node]
         for node in result if waits else ():
-            node.input[:] = [own for reference in node.input for own in waits.get(reference, [reference])]
+            node.input[:] = [waited for reference in node.input for waited in waits.get(reference, [reference])]
         return result, moved
 
     def _shape_inside(self, function: str, node: str) -> Sequence[Any]:
@@ -154,16 +154,16 @@ class _Hoister:
 def _dtypes_read(function: Any, i: int, loop: bool) -> list[int | None]:
     """Return the dtypes that a function reads from argument `i`; with a None if it does anything else with it."""
     argument = function.signature.input_arg[i].name
-    found: list[int | None] = []
+    dtypes: list[int | None] = []
     for node in function.node_def:
         if argument in node.input:
-            found.append(node.attr["dtype"].type if node.op in _READS else None)
+            dtypes.append(node.attr["dtype"].type if node.op in _READS else None)
     returned = [output for output, reference in function.ret.items() if reference == argument]
     if returned:
         same_place = len(function.signature.output_arg) > i and returned == [function.signature.output_arg[i].name]
         if not (loop and same_place):
-            found.append(None)
-    return found
+            dtypes.append(None)
+    return dtypes
 
 
 def _with_values(function: Any, chosen: Mapping[int, int]) -> Any:

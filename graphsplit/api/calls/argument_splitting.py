@@ -97,15 +97,15 @@ def resolve_split(split: Split, arguments: Container) -> Splitting:
       ArgumentError: if `split` does not fit the arguments; names all offenders.
     """
     named = _by_name(split, arguments)
-    found: list[_Argument] = []
+    split_arguments: list[_Argument] = []
     for name, tree in zip(arguments.keys, arguments.entries, strict=True):
         spec, explicit = named.get(name, (split if isinstance(split, int) else 0, False))
-        _collect(spec, explicit, tree, name, found)
-    _check_ranks(found, split)
-    batch, deciding = _batch_size(found)
+        _collect(spec, explicit, tree, name, split_arguments)
+    _check_ranks(split_arguments, split)
+    batch, deciding = _batch_size(split_arguments)
     layouts: list[Layout] = []
     shapes: list[Shape | None] = []
-    for argument in found:
+    for argument in split_arguments:
         axis, shape = _axis(argument), argument.leaf.shape
         fits = axis is not None and shape is not None and shape[axis] == batch and batch != 0
         layouts.append(Shard(axis) if deciding and fits and axis is not None else SINGLE_DEVICE)
@@ -113,9 +113,9 @@ def resolve_split(split: Split, arguments: Container) -> Splitting:
             shape = tuple([rows(1) if i == axis else size for i, size in enumerate(shape)])
         shapes.append(shape)
     count = rows(1) if batch is None and deciding else batch or 0
-    names = [argument.path for argument in found]
+    names = [argument.path for argument in split_arguments]
     is_open = isinstance(batch, Size)
-    notes = tuple(_notes(None if is_open else batch, deciding, found))
+    notes = tuple(_notes(None if is_open else batch, deciding, split_arguments))
     ragged = [(first, c) for first, c in composites(arguments) if isinstance(c.spec, tf.RaggedTensorSpec)]
     row_splits = tuple([first + 1 for first, composite in ragged if batch and _rows_of(composite) == batch])
     sparse: Mapping[int, Shape] = known_sparse_shapes(arguments)
@@ -124,7 +124,7 @@ def resolve_split(split: Split, arguments: Container) -> Splitting:
         shapes = [shape if symbol is None else _counted(shape, symbol) for shape in shapes]
         sparse = {i: shape if symbol is None else _counted(shape, symbol) or () for i, shape in sparse.items()}
         count = rows(1) if is_open else count
-        notes += tuple(_notes_of_others(found, shapes)) if is_open else ()
+        notes += tuple(_notes_of_others(split_arguments, shapes)) if is_open else ()
         return Splitting(tuple(layouts), tuple(shapes), count, notes, row_splits, sparse)
     return Splitting(tuple(layouts), _with_lengths(shapes, names), count, notes, row_splits, sparse)
 
@@ -149,10 +149,10 @@ def open_shapes(splitting: Splitting, leaves: Sequence[TensorLeaf], names: Seque
         shape = tuple([rows(1) if size is None and axis == batch else size for axis, size in sizes])
         shape = (rows(1) + 1,) if i in splitting.row_splits and shape == (None,) else shape
         shapes.append(None if leaf.shape is None else shape)
-    found = list(_with_lengths(shapes, names))
+    with_lengths = list(_with_lengths(shapes, names))
     for i in splitting.sparse:  # (before its shape a sparse tensor has as many indices as values)
-        found[i - 1] = (found[i - 2] or (None,))[:1]
-    return tuple(found)
+        with_lengths[i - 1] = (with_lengths[i - 2] or (None,))[:1]
+    return tuple(with_lengths)
 
 
 def open_sparse_shapes(splitting: Splitting, call: Tree) -> dict[int, Shape]:
@@ -188,8 +188,8 @@ def same_batch(splitting: Splitting, arguments: Container) -> bool:
     tensors = leaves(arguments)
     if any(_turns_out_empty(leaf.shape, shape) for leaf, shape in zip(tensors, splitting.shapes, strict=True)):
         return False
-    found = zip(tensors, splitting.layouts, strict=True)
-    return len({leaf.shape and leaf.shape[c.axis] for leaf, c in found if isinstance(c, Shard)}) < 2
+    leaf_and_layout = zip(tensors, splitting.layouts, strict=True)
+    return len({leaf.shape and leaf.shape[c.axis] for leaf, c in leaf_and_layout if isinstance(c, Shard)}) < 2
 
 
 def _turns_out_empty(actual: Shape | None, planned: Shape | None) -> bool:
@@ -207,7 +207,7 @@ def _by_name(split: Split, arguments: Container) -> dict[str, tuple[Split, bool]
     return dict.fromkeys(arguments.keys, (None, True)) if split is None else {}
 
 
-def _collect(spec: Split, explicit: bool, tree: Tree, path: str, found: list[_Argument]) -> None:
+def _collect(spec: Split, explicit: bool, tree: Tree, path: str, collected: list[_Argument]) -> None:
     """Walk `spec`, a tree prefix, down the structure."""
     if isinstance(tree, StaticLeaf):
         return
@@ -217,7 +217,7 @@ def _collect(spec: Split, explicit: bool, tree: Tree, path: str, found: list[_Ar
                 f"split gives {spec!r} for {path}, a {tree.spec.value_type.__name__}, whose tensors are split alike; "
                 "give an axis or None."
             )
-        found += [_Argument(p, leaf, spec, False) for p, leaf in paths(tree, path)]
+        collected += [_Argument(p, leaf, spec, False) for p, leaf in paths(tree, path)]
     elif isinstance(tree, CompositeLeaf):
         if explicit and spec is not None:
             raise ArgumentError(
@@ -225,11 +225,11 @@ def _collect(spec: Split, explicit: bool, tree: Tree, path: str, found: list[_Ar
                 "Leave it out of split, or pass its parts as ordinary tensors."
             )
         kind, count = tree.spec.value_type.__name__, _rows_of(tree)
-        found += [_Argument(p, leaf, None, False, kind, count) for p, leaf in paths(tree, path)]
+        collected += [_Argument(p, leaf, None, False, kind, count) for p, leaf in paths(tree, path)]
     elif isinstance(tree, TensorLeaf):
         if spec is not None and (isinstance(spec, bool) or not isinstance(spec, int)):
             raise ArgumentError(f"split gives {spec!r} for {path}, which is a single tensor; give an axis or None.")
-        found.append(_Argument(path, tree, spec, explicit))
+        collected.append(_Argument(path, tree, spec, explicit))
     elif isinstance(spec, (Mapping, list, tuple)):
         entries = dict(zip(tree.keys, tree.entries, strict=True))
         chosen = dict(spec.items() if isinstance(spec, Mapping) else zip(tree.keys, spec, strict=False))
@@ -237,10 +237,10 @@ def _collect(spec: Split, explicit: bool, tree: Tree, path: str, found: list[_Ar
         if unknown or (not isinstance(spec, Mapping) and len(spec) != len(entries)):
             raise ArgumentError(f"split for {path} has entries {_quoted(chosen)}, but {path} has {_quoted(tree.keys)}.")
         for key, entry in entries.items():
-            _collect(chosen.get(key, 0), key in chosen, entry, step_path(tree.kind, path, key), found)
+            _collect(chosen.get(key, 0), key in chosen, entry, step_path(tree.kind, path, key), collected)
     else:
         for key, entry in zip(tree.keys, tree.entries, strict=True):
-            _collect(spec, explicit, entry, step_path(tree.kind, path, key), found)
+            _collect(spec, explicit, entry, step_path(tree.kind, path, key), collected)
 
 
 def _axis(argument: _Argument) -> int | None:
@@ -252,19 +252,28 @@ def _axis(argument: _Argument) -> int | None:
     return axis % len(shape) if -len(shape) <= axis < len(shape) else None
 
 
-def _check_ranks(found: Sequence[_Argument], split: Split) -> None:
-    wrong = [a for a in found if a.explicit and a.axis is not None and a.leaf.shape is not None and _axis(a) is None]
+def _check_ranks(split_arguments: Sequence[_Argument], split: Split) -> None:
+    wrong = [
+        a
+        for a in split_arguments
+        if a.explicit and a.axis is not None and a.leaf.shape is not None and _axis(a) is None
+    ]
     if wrong:
         lines = [f"{a.path} has shape {list(a.leaf.shape or ())}, which has no axis {a.axis}" for a in wrong]
         raise ArgumentError(f"split names axes that do not exist:\n{bullet_list(lines)}")
-    if isinstance(split, int) and split not in (0, -1) and found and all(_axis(a) is None for a in found):
-        lines = [f"{a.path} has shape {list(a.leaf.shape or ())}" for a in found]
+    if (
+        isinstance(split, int)
+        and split not in (0, -1)
+        and split_arguments
+        and all(_axis(a) is None for a in split_arguments)
+    ):
+        lines = [f"{a.path} has shape {list(a.leaf.shape or ())}" for a in split_arguments]
         raise ArgumentError(f"split={split}, but no argument has an axis {split}:\n{bullet_list(lines)}")
 
 
-def _batch_size(found: Sequence[_Argument]) -> tuple[int | None, str]:
+def _batch_size(split_arguments: Sequence[_Argument]) -> tuple[int | None, str]:
     """Return the size that counts as the batch and the argument that decided it."""
-    sized = [(a, a.leaf.shape[axis]) for a in found if (axis := _axis(a)) is not None and a.leaf.shape]
+    sized = [(a, a.leaf.shape[axis]) for a in split_arguments if (axis := _axis(a)) is not None and a.leaf.shape]
     explicit = [(a, size) for a, size in sized if a.explicit]
     if len({size for _, size in explicit}) > 1:
         lines = [f"{a.path}: {size} along axis {a.axis} (shape {list(a.leaf.shape or ())})" for a, size in explicit]
@@ -276,7 +285,7 @@ def _batch_size(found: Sequence[_Argument]) -> tuple[int | None, str]:
     opened = [(a, size) for a, size in sized if isinstance(size, Size)]
     for argument, size in explicit or opened or sized:
         return size, argument.path
-    for argument in found:
+    for argument in split_arguments:
         if argument.rows is not None:
             return argument.rows, argument.path.split(" (part")[0]
     return None, ""
@@ -291,27 +300,29 @@ def _rows_of(tree: CompositeLeaf) -> int | None:
     return None if shape is None or not shape.rank else shape.as_list()[0]
 
 
-def _notes(batch: int | None, deciding: str, found: Sequence[_Argument]) -> Iterator[str]:
+def _notes(batch: int | None, deciding: str, split_arguments: Sequence[_Argument]) -> Iterator[str]:
     if not deciding:
         yield "no argument has an axis to split; everything runs on one device"
     elif batch is None:
         yield f"{_ANY_BATCH} of {deciding}: each shard takes its share of the rows, whole rows only"
     elif batch == 0:
         yield f"{deciding} has no rows; everything runs on one device"
-    whole = {argument.path.split(" (part")[0]: argument.composite for argument in found if argument.composite}
+    whole = {argument.path.split(" (part")[0]: argument.composite for argument in split_arguments if argument.composite}
     for path, kind in whole.items():
         yield f"{path} is a {kind}: it is kept whole, and split where it becomes dense"
 
 
-def _notes_of_others(found: Sequence[_Argument], shapes: Sequence[Shape | None]) -> Iterator[str]:
+def _notes_of_others(split_arguments: Sequence[_Argument], shapes: Sequence[Shape | None]) -> Iterator[str]:
     """Say which arguments have rows of their own, as the edges of a graph beside its nodes."""
-    first = [(argument, shape[0]) for argument, shape in zip(found, shapes, strict=True) if shape]
-    others = {a.path: size for a, size in first if isinstance(size, Size) and size != rows(1) and not a.composite}
-    if others:
-        counts = ", ".join(dict.fromkeys([f"{size} as {int(size)}" for size in (rows(1), *others.values())]))
+    first = [(argument, shape[0]) for argument, shape in zip(split_arguments, shapes, strict=True) if shape]
+    with_other_rows = {
+        a.path: size for a, size in first if isinstance(size, Size) and size != rows(1) and not a.composite
+    }
+    if with_other_rows:
+        counts = ", ".join(dict.fromkeys([f"{size} as {int(size)}" for size in (rows(1), *with_other_rows.values())]))
         yield (
-            f"{', '.join(others)}: not as many rows as the batch, so kept whole, and what follows from them alone runs "
-            f"on one device; split={{...}} says which are cut. Shares of the work count {counts}"
+            f"{', '.join(with_other_rows)}: not as many rows as the batch, so kept whole, and what follows from them "
+            f"alone runs on one device; split={{...}} says which are cut. Shares of the work count {counts}"
         )
 
 

@@ -89,8 +89,8 @@ def spread(arguments: structures.Container, signature: inspect.Signature) -> str
 
 def check_no_specs(name: str, arguments: Container) -> None:
     """Raise `ArgumentError` for specifications where a call needs tensors."""
-    found = structures.static_leaves(arguments)
-    if specs := [f"{path}: {value}" for path, value in found if isinstance(value, tf.TypeSpec)]:
+    static_values = structures.static_leaves(arguments)
+    if specs := [f"{path}: {value}" for path, value in static_values if isinstance(value, tf.TypeSpec)]:
         raise ArgumentError(
             f"{name} was called with specifications, and needs tensors:\n"
             f"{bullet_list(specs)}\n"
@@ -120,7 +120,7 @@ def by_bound_arguments(fn: Callable[..., Any], signature: inspect.Signature) -> 
 
 def check_takes_inputs(fn: Any, args: Sequence[Any]) -> None:
     """Raise `ArgumentError` for a Keras model and a batch: called, a model takes its inputs, then `training`."""
-    if not hasattr(fn, "train_step") or not any(hasattr(own, "shape") for own in args[1:2]):
+    if not hasattr(fn, "train_step") or not any(hasattr(argument, "shape") for argument in args[1:2]):
         return
     if list(inspect.signature(fn.call).parameters)[1:2] == ["training"]:
         raise ArgumentError(

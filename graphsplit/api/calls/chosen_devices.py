@@ -42,11 +42,11 @@ class ChosenDevices:
     def check(self) -> None:
         """Raise `DeviceError` unless all of them are there."""
         if self.missing:
-            asked, argument = self.options.devices, self.options.devices_argument
-            if isinstance(asked, tuple):
-                names = [short_name(name) for name in asked]
-                asked = names[0] if argument == "device" and len(names) == 1 else names
-            check_existing(self.devices, argument, asked)
+            wanted_devices, argument = self.options.devices, self.options.devices_argument
+            if isinstance(wanted_devices, tuple):
+                names = [short_name(name) for name in wanted_devices]
+                wanted_devices = names[0] if argument == "device" and len(names) == 1 else names
+            check_existing(self.devices, argument, wanted_devices)
             check_existing([self.home], "default_device", self.options.tuning["default_device"])
 
     @property
@@ -66,8 +66,12 @@ def choose_devices(options: Options) -> ChosenDevices:
       ArgumentError: for shares of the batch, or stages, that do not fit so many devices.
       DeviceError: if there are not as many as a number asks for.
     """
-    asked = options.devices
-    devices = names_of_devices(asked) if isinstance(asked, (str, tuple)) else devices_of(options.mesh, asked)
+    wanted_devices = options.devices
+    devices = (
+        names_of_devices(wanted_devices)
+        if isinstance(wanted_devices, (str, tuple))
+        else devices_of(options.mesh, wanted_devices)
+    )
     shares, stages = options.shares, stages_asked(options, devices)
     heads = devices if stages is None else stages.heads
     count = len(heads if options.mesh.is_of_rows else device_mesh(options.mesh, devices).columns[0])
@@ -91,39 +95,39 @@ def stages_asked(options: Options, devices: Sequence[str]) -> StagesAsked | None
         return None
     begins = options.stages if isinstance(options.stages, Beginnings) else None
     count = options.stages if isinstance(options.stages, int) else options.stages.count
-    there = count_text(len(devices), "device")
+    devices_text = count_text(len(devices), "device")
     groups: list[tuple[str, ...]] = [(device,) for device in devices]
     if options.mesh.stages:
         mesh = device_mesh(options.mesh, devices)
-        groups, there = [mesh.of_stage(own).by_row for own in mesh.stages], f"mesh {mesh}"
+        groups, devices_text = [mesh.of_stage(stage_devices).by_row for stage_devices in mesh.stages], f"mesh {mesh}"
     if options.schedule == "interleaved":
         if count % len(groups) or count < 2 * len(groups):
             raise ArgumentError(
-                f"stages={options.stages} with schedule='interleaved' on {there}: each device has "
+                f"stages={options.stages} with schedule='interleaved' on {devices_text}: each device has "
                 f"several stages, {2 * len(groups)}, {3 * len(groups)} or more altogether. Choose one of these "
                 "numbers, or '1f1b'."
             )
-        found = [groups[stage % len(groups)] for stage in range(count)]
+        devices_by_stage = [groups[stage % len(groups)] for stage in range(count)]
     elif options.mesh.stages:
-        found = groups
+        devices_by_stage = groups
     else:
         if len(devices) % count:
             raise ArgumentError(
-                f"stages={options.stages} on {there}: each of {count} stages has a device of its own "
+                f"stages={options.stages} on {devices_text}: each of {count} stages has a device of its own "
                 f"in each pipeline, so they need {count}, {2 * count} or more devices. Choose other devices or stages, "
                 "or schedule='interleaved', which has several stages on each device."
             )
-        found = [tuple(devices[stage::count]) for stage in range(count)]
-    return StagesAsked(tuple(found), begins, gpu_memory_bytes(devices), bool(options.mesh.stages))
+        devices_by_stage = [tuple(devices[stage::count]) for stage in range(count)]
+    return StagesAsked(tuple(devices_by_stage), begins, gpu_memory_bytes(devices), bool(options.mesh.stages))
 
 
 def check_no_others(program: Program, options: Options) -> None:
     """Raise `ArgumentError` if a function has stages of its own that is to be cut into stages."""
-    own = program.all_stages()
-    if options.stages is not None and own:
-        asked = f"mesh={options.mesh.asked!r}" if options.mesh.stages else f"stages={options.stages}"
+    own_stages = program.all_stages()
+    if options.stages is not None and own_stages:
+        option = f"mesh={options.mesh.asked!r}" if options.mesh.stages else f"stages={options.stages}"
         raise ArgumentError(
-            f"{asked} would cut the function into stages, but it already has stages from on_device:\n"
-            f"{bullet_list(list(map(str, own)))}\n"
+            f"{option} would cut the function into stages, but it already has stages from on_device:\n"
+            f"{bullet_list(list(map(str, own_stages)))}\n"
             "Drop the stages, or on_device."
         )

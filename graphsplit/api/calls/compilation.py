@@ -95,12 +95,12 @@ def trace_and_plan(
     if find_state is None and chosen.missing:
         lies = lying_elsewhere(lies, traced, devices, mesh, at_home=options.variables is None)
         state = None if asks else State()  # (variables are where a process that has the devices makes them)
-    asked = lie_as_asked(lies, traced, options.variables, devices, mesh) if asks else ()
+    notes_on_layout = lie_as_asked(lies, traced, options.variables, devices, mesh) if asks else ()
     near = None if options.tuning["default_device"] is None else chosen.home
     is_automatic = options.variables == AUTO
     where = devices, near, mesh, traced, lies, state, is_automatic
     request = PlanRequest(traced.program, splitting, options, *where)
-    request = request.noting(*variables_elsewhere(traced), *notes, *asked, *moved)
+    request = request.noting(*variables_elsewhere(traced), *notes, *notes_on_layout, *moved)
     if options.is_automatic:
         plan, lies = _chosen_plan(request, Choices() if choices is None else choices, called.arguments)
     else:
@@ -121,7 +121,9 @@ def trace_call(called: Called, names: Sequence[str], splitting: Splitting, compi
     if valid not in functions:
         functions[valid] = trace_function(called.fn, call, names, compiled, called.draws)
     seen, shapes = structures.leaves(call), splitting.shapes
-    if any(map(has_sizes, shapes)) or all(leaf.shape == own for leaf, own in zip(seen, shapes, strict=True)):
+    if any(map(has_sizes, shapes)) or all(
+        leaf.shape == known_shape for leaf, known_shape in zip(seen, shapes, strict=True)
+    ):
         known = structures.known_sparse_shapes(call)
         values = {i: shape for i, shape in splitting.sparse.items() if i not in known}
         return functions[valid].read(names, splitting.shapes, values=values)
@@ -159,10 +161,12 @@ def variables_elsewhere(traced: Trace) -> list[str]:
         for position, handle in zip(program.captures, traced.captures, strict=True)
         if handle.dtype == tf.resource and handle.device and parts_of(handle) is None
     }
-    found: dict[Stage, set[str]] = {}
+    devices_by_stage: dict[Stage, set[str]] = {}
     for op in program.ops:
         stage = op.stage
         away = {lives[t.op] for t in op.inputs if t.op in lives} - {stage.home if stage else ""}
         if stage and away:
-            found.setdefault(stage, set()).update(away)
-    return [f"{stage} reads variables on {', '.join(map(short_name, sorted(d)))}" for stage, d in found.items()]
+            devices_by_stage.setdefault(stage, set()).update(away)
+    return [
+        f"{stage} reads variables on {', '.join(map(short_name, sorted(d)))}" for stage, d in devices_by_stage.items()
+    ]

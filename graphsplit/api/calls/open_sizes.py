@@ -65,19 +65,19 @@ class OpenSizes:
           seen: as one device traces it.
           call: with the sizes of the call.
         """
-        found = list(_open_sizes(seen, call))
+        open_sizes = list(_open_sizes(seen, call))
         if any(leaf.shape is None or None in leaf.shape for leaf in structures.leaves(call)):
             return None
-        own = [one for one in found if one.size]
-        key = seen, tuple([one.size == 0 for one in found])
-        now = tuple([one.size for one in own])
+        not_empty = [open_size for open_size in open_sizes if open_size.size]
+        key = seen, tuple([open_size.size == 0 for open_size in open_sizes])
+        now = tuple([open_size.size for open_size in not_empty])
         before = self.classes.get(key)
         classes = _numbered(now if before is None else list(zip(before, now, strict=True)))
         if before is not None and classes != before:
-            _warn(name, own, before)
+            _warn(name, not_empty, before)
         self.classes[key] = classes
         if (key, classes) not in self.wide:
-            self.wide[key, classes] = _with_symbols(seen, call, found, _symbols(own, classes))
+            self.wide[key, classes] = _with_symbols(seen, call, open_sizes, _symbols(not_empty, classes))
         return self.wide[key, classes]
 
 
@@ -103,7 +103,9 @@ def _numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
 
 
 def _warn(name: str, sizes: Sequence[_Open], before: Sequence[int]) -> None:
-    pairs = itertools.combinations([(own, one) for own, one in zip(before, sizes, strict=True) if one.name], 2)
+    pairs = itertools.combinations(
+        [(number, open_size) for number, open_size in zip(before, sizes, strict=True) if open_size.name], 2
+    )
     apart = [(a, b) for (m, a), (n, b) in pairs if m == n and a.size != b.size]
     for a, b in apart[:1]:
         warnings.warn(
@@ -117,24 +119,32 @@ def _warn(name: str, sizes: Sequence[_Open], before: Sequence[int]) -> None:
 
 def _symbols(sizes: Sequence[_Open], classes: Sequence[int]) -> dict[tuple[int, int, bool], Size]:
     """Return what is said of each open size: of as many as there are symbols for, and that can be measured."""
-    measured = {own: one.name for own, one in zip(classes, sizes, strict=True) if one.is_axis and not one.more}
-    alone = {own: one.name for own, one in zip(classes, sizes, strict=True) if one.is_axis}
+    measured = {
+        number: open_size.name
+        for number, open_size in zip(classes, sizes, strict=True)
+        if open_size.is_axis and not open_size.more
+    }
+    alone = {number: open_size.name for number, open_size in zip(classes, sizes, strict=True) if open_size.is_axis}
     names = list({**alone, **measured}.items())[:MOST_LENGTHS]
-    symbols = {own: length(k, name) for k, (own, name) in enumerate(sorted(names))}
-    found = {}
-    for own, one in zip(classes, sizes, strict=True):
-        if own in symbols and (own in measured or one.is_axis):
-            polynomial = Polynomial.of(symbols[own])
-            more = one.more if own in measured else 0
-            found[one.tensor, one.axis, one.is_axis] = Size(Polynomial.of(polynomial + more))
-    return found
+    symbols = {number: length(k, name) for k, (number, name) in enumerate(sorted(names))}
+    size_by_place = {}
+    for number, open_size in zip(classes, sizes, strict=True):
+        if number in symbols and (number in measured or open_size.is_axis):
+            polynomial = Polynomial.of(symbols[number])
+            more = open_size.more if number in measured else 0
+            size_by_place[open_size.tensor, open_size.axis, open_size.is_axis] = Size(Polynomial.of(polynomial + more))
+    return size_by_place
 
 
 def _with_symbols(
     seen: Container, call: Container, sizes: Sequence[_Open], symbols: dict[tuple[int, int, bool], Size]
 ) -> Container:
     """Return the structure that one device traces with symbols for open sizes, and zeros where they are 0."""
-    known = {(one.tensor, one.axis, one.is_axis): one.size + one.more for one in sizes if not one.size} | symbols
+    known = {
+        (open_size.tensor, open_size.axis, open_size.is_axis): open_size.size + open_size.more
+        for open_size in sizes
+        if not open_size.size
+    } | symbols
 
     def of_tensor(i: int, leaf: TensorLeaf) -> TensorLeaf:
         shape = [known.get((i, axis, True)) if size is None else size for axis, size in enumerate(leaf.shape or ())]
@@ -142,9 +152,9 @@ def _with_symbols(
 
     dense: dict[int, Shape] = {}
     for i, shape in structures.known_sparse_shapes(call).items():
-        found = tuple([known.get((i, axis, False)) for axis in range(len(shape))])
-        if None not in found and i not in structures.known_sparse_shapes(seen):
-            dense[i] = found
+        sparse_shape = tuple([known.get((i, axis, False)) for axis in range(len(shape))])
+        if None not in sparse_shape and i not in structures.known_sparse_shapes(seen):
+            dense[i] = sparse_shape
     numbers = itertools.count()
 
     def of_leaf(leaf: structures.Leaf) -> structures.Leaf:

@@ -162,17 +162,17 @@ def check_no_dtensors(name: str, trace: Trace, tensors: Sequence[Any]) -> None:
 
 def check_no_distributed_values(name: str, arguments: structures.Container) -> None:
     """Raise `ArgumentError` for `tf.distribute.DistributedValues` that are no variables: a batch of each replica."""
-    found = []
+    distributed = []
     for path, leaf in structures.walk(arguments):
         if not isinstance(leaf, structures.TensorLeaf):
             kind = leaf.spec.value_type if isinstance(leaf, structures.CompositeLeaf) else type(leaf.value)
             is_variable = hasattr(kind, "assign")
             if issubclass(kind, tf.distribute.DistributedValues) and not is_variable:
-                found.append(f"{path}: {kind.__name__}")
-    if found:
+                distributed.append(f"{path}: {kind.__name__}")
+    if distributed:
         raise ArgumentError(
             f"{name} is called on values that a tf.distribute strategy has spread over its replicas:\n"
-            f"{bullet_list(found)}\n"
+            f"{bullet_list(distributed)}\n"
             "It needs the whole batch, and splits it: iterate over the dataset, not over "
             "strategy.experimental_distribute_dataset(dataset)."
         )

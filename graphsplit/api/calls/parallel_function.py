@@ -280,8 +280,8 @@ class ParallelFunction(Generic[P, R]):
 
     def _variables_so_far(self) -> tuple[tf.Variable, ...]:
         """Return the variables that the calls so far read or change."""
-        found = [variable for planned in self._traces.all() for variable in planned.trace.variables]
-        return tuple({id(variable): variable for variable in found}.values())
+        variables = [variable for planned in self._traces.all() for variable in planned.trace.variables]
+        return tuple({id(variable): variable for variable in variables}.values())
 
     def _programs_so_far(self) -> list[Program]:
         """Return what the calls so far were traced to."""
@@ -377,10 +377,10 @@ class ParallelFunction(Generic[P, R]):
         """Copy and pickle the function and its options: by name what is found under its name, methods by instance."""
         if self._instance is not None and self._attribute:
             return getattr, (self._instance, self._attribute)
-        found: Any = sys.modules.get(getattr(self, "__module__", None) or "")
+        named: Any = sys.modules.get(getattr(self, "__module__", None) or "")
         for name in str(getattr(self, "__qualname__", "")).split("."):
-            found = getattr(found, name, None)
-        return self.__qualname__ if found is self else super().__reduce_ex__(protocol)
+            named = getattr(named, name, None)
+        return self.__qualname__ if named is self else super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
         left = ("_traces", "_instances", "_signature", "__signature__", "_chosen", "_asks", "_specs")
@@ -413,20 +413,20 @@ class ParallelFunction(Generic[P, R]):
                 "one device and would erase the placement. Remove jit_compile=True from the outer function; you may "
                 "set it on functions that the parallelized one calls."
             )
-        if (found := self._find(arguments)) is not None:
-            return found
+        if (planned := self._find(arguments)) is not None:
+            return planned
         with self._traces.lock:
             seen = self._seen(arguments)
             arguments = self._cover(arguments, seen)
-            found = self._find(arguments)  # another thread may have been faster, or another call was like this
-            if found is None:
-                found = self._trace_and_plan(arguments, seen)
-                warn_of_kernels(self._name(), self._traces, Signature(seen, open_scopes()), found.trace.program)
+            planned = self._find(arguments)  # another thread may have been faster, or another call was like this
+            if planned is None:
+                planned = self._trace_and_plan(arguments, seen)
+                warn_of_kernels(self._name(), self._traces, Signature(seen, open_scopes()), planned.trace.program)
                 signature = Signature(arguments, open_scopes())
-                others = [other for other in self._traces.planned.get(signature, ()) if other.is_current]
-                self._traces.planned[signature] = [*others, found]
+                current = [other for other in self._traces.planned.get(signature, ()) if other.is_current]
+                self._traces.planned[signature] = [*current, planned]
                 warn_of_retracing(self._name(), list(dict.fromkeys(known.arguments for known in self._traces.planned)))
-        return found
+        return planned
 
     def _find(self, arguments: structures.Container) -> PlannedFunction | None:
         """Return the planned form for this signature that is valid here and now.
@@ -472,8 +472,8 @@ class ParallelFunction(Generic[P, R]):
             self._traces.remember_covered(arguments, wide)
         return wide
 
-    def _is_one_batch(self, found: structures.Container, arguments: structures.Container) -> bool:
-        splitting = resolve_split(self._options.split, spread(found, self._signature))
+    def _is_one_batch(self, planned_arguments: structures.Container, arguments: structures.Container) -> bool:
+        splitting = resolve_split(self._options.split, spread(planned_arguments, self._signature))
         return same_batch(splitting, spread(arguments, self._signature))
 
     @collection_paused()

@@ -107,8 +107,12 @@ class PlanRequest:
         """Return the request with the stages of its mesh cut, and what is still asked of its plan; see `cut_first`."""
         splitting, stages = _as_read(self.splitting, self.program), stages_asked(self.options, self.devices)
         mesh = _mesh(splitting, self.options, self.devices)
-        program, asked, notes = cut_first(self.program, mesh, splitting.layouts, self.options.of_planning, stages)
-        return replace(self, program=program, options=replace(self.options, recompute=asked.recompute)).noting(*notes)
+        program, left_to_plan, notes = cut_first(
+            self.program, mesh, splitting.layouts, self.options.of_planning, stages
+        )
+        return replace(self, program=program, options=replace(self.options, recompute=left_to_plan.recompute)).noting(
+            *notes
+        )
 
     def in_stages(self) -> PlanRequest:
         """Return what `cut_first` does; variables are to lie on the devices of their stages, and cut between units."""
@@ -150,13 +154,13 @@ class PlanRequest:
         split = trace.program.symbols == plan.program.symbols
         mesh, layouts = (plan.mesh, layouts) if split else (Mesh(), [SINGLE_DEVICE] * len(layouts))
         stages = plan.stage_cuts.asked if plan.stage_cuts else None
-        program, asked, notes = cut_first(trace.program, mesh, layouts, plan.asked, stages)
+        program, left_to_plan, notes = cut_first(trace.program, mesh, layouts, plan.asked, stages)
         planned = partial(
             plan_program,
             mesh=mesh,
             home=plan.home,
             input_layouts=layouts,
-            asked=asked,
+            asked=left_to_plan,
             stages=stages,
             notes=(*plan.notes, *notes),
             input_devices=plan.input_devices,
@@ -179,8 +183,8 @@ class PlanRequest:
         lies, variables = self.lies.copy(), list(self.traced.variables)
         request = replace(self, lies=lies).noting(chosen.why)
         if any(chosen.layouts):
-            given = (variables, chosen.layouts, slots, self.devices, self.mesh)
-            decide(lies, *given, reshard_after_forward=reshard, is_automatic=True)
+            arguments = (variables, chosen.layouts, slots, self.devices, self.mesh)
+            decide(lies, *arguments, reshard_after_forward=reshard, is_automatic=True)
             request = replace(request, state=None)
         return request.plan(), lies
 

@@ -114,20 +114,20 @@ class PerInstance(Generic[ValueT]):
         Raises:
           UnsupportedError: if nothing tells when `instance` is gone.
         """
-        found = self._found.get(id(instance))
-        if found is None or found[0]() is not instance:
+        kept = self._found.get(id(instance))
+        if kept is None or kept[0]() is not instance:
             with self._lock:  # two threads must not make two values
-                found = self._found.get(id(instance))
-                if found is None or found[0]() is not instance:  # (an identity may be that of one that is gone)
-                    found = self._found[id(instance)] = self._reference(instance, name), self._make()
-        return found[1]
+                kept = self._found.get(id(instance))
+                if kept is None or kept[0]() is not instance:  # (an identity may be that of one that is gone)
+                    kept = self._found[id(instance)] = self._reference(instance, name), self._make()
+        return kept[1]
 
     def _reference(self, instance: Any, name: str) -> weakref.ref[Any]:
-        found, key = self._found, id(instance)
+        kept_by_id, key = self._found, id(instance)
 
         def forget(gone: weakref.ref[Any]) -> None:
-            if key in found and found[key][0] is gone:  # else another instance has taken its place
-                del found[key]
+            if key in kept_by_id and kept_by_id[key][0] is gone:  # else another instance has taken its place
+                del kept_by_id[key]
 
         try:
             return weakref.ref(instance, forget)

@@ -104,5 +104,5 @@ def advice_on(reason: str, finished: bool = False) -> Advice:
     >>> print(advice_on("no rule for TopKUnique"))
     write it in operations that have a rule, or move it into dataset.map
     """
-    found = next((advice for advice in ADVICE if re.search(advice.reason, reason)), ADVICE[-1])
-    return found._replace(do=found.finished) if finished and found.finished else found
+    first = next((advice for advice in ADVICE if re.search(advice.reason, reason)), ADVICE[-1])
+    return first._replace(do=first.finished) if finished and first.finished else first

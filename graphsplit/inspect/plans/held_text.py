@@ -46,16 +46,16 @@ def held_text(plan: Decisions, tasks: Tasks, alive: Mapping[str, Alive]) -> list
     for device in sorted(kinds, key=lambda device: -kinds[device].total()):
         sizes = kinds[device].total(), *[kinds[device][kind] for kind in columns]
         most = [f"{layer} {format_bytes(size)}" for layer, size in layers[device].most_common(_MOST_LAYERS)]
-        own = tasks.alike.devices.get(device, (device,))
+        alike_devices = tasks.alike.devices.get(device, (device,))
         cells = *map(format_bytes, sizes), f"{operations[device]:,}", ", ".join(most)
-        alike.setdefault(cells, []).extend(own)
+        alike.setdefault(cells, []).extend(alike_devices)
     shown = sorted([(devices, cells) for cells, devices in list(alike.items())[:_MOST_ROWS]])
     names = [_named(devices) for devices, _ in shown]
     rows = [(f"  {name}", *cells[:-1]) for name, (_, cells) in zip(names, shown, strict=True)]
     texts = aligned([("peak memory", "total", *columns, _OPERATIONS), *rows])
     lines = [f"  {row}  {last}" for row, last in zip(texts, ["most of it", *[c[-1] for _, c in shown]], strict=True)]
-    others = sum(map(len, alike.values())) - sum(len(devices) for devices, _ in shown)
-    lines += [f"    no more on {count_text(others, 'other')}"] if others else []
+    left_out = sum(map(len, alike.values())) - sum(len(devices) for devices, _ in shown)
+    lines += [f"    no more on {count_text(left_out, 'other')}"] if left_out else []
     return [*lines, *_not_counted(plan)] if kinds else []
 
 
@@ -77,10 +77,10 @@ def _not_counted(plan: Decisions) -> list[str]:
 
 def _named(devices: Sequence[str]) -> str:
     """Return the name of a line whose figures hold for each of some devices."""
-    first, *others = map(short_name, devices)
-    if not others:
+    first, *other_names = map(short_name, devices)
+    if not other_names:
         return first
-    return f"each of {first} and {others[0] if len(others) == 1 else f'{len(others)} others'}"
+    return f"each of {first} and {other_names[0] if len(other_names) == 1 else f'{len(other_names)} others'}"
 
 
 def _layer_of(holding: Holding, scopes: Mapping[Scopes, tuple[str, bool]]) -> str:
@@ -97,17 +97,17 @@ def _scopes(plan: Decisions) -> dict[Scopes, tuple[str, bool]]:
     Keras 3 enters each layer's scope twice, so that TensorFlow gives it a number: `dense_1` is the layer `dense`. The
     variables, which have the layers' own names, tell.
     """
-    found: dict[Scopes, tuple[str, bool]] = {}
-    for own in plan.state.captured:
-        layers, scopes = own.name.split("/")[:-1], own.placeholder.split("/")[:-1]
+    name_by_scopes: dict[Scopes, tuple[str, bool]] = {}
+    for captured in plan.state.captured:
+        layers, scopes = captured.name.split("/")[:-1], captured.placeholder.split("/")[:-1]
         for start in range(len(scopes) - len(layers) + 1) if layers else ():
             pairs = zip(layers, scopes[start:], strict=False)
             if all(re.fullmatch(rf"{re.escape(layer)}(_\d+)?", scope) for layer, scope in pairs):
                 for k in range(1, len(layers) + 1):
-                    before = found.get(key := tuple(scopes[: start + k]))
-                    found[key] = "/".join(layers[:k]), k == len(layers) or (before is not None and before[1])
+                    before = name_by_scopes.get(key := tuple(scopes[: start + k]))
+                    name_by_scopes[key] = "/".join(layers[:k]), k == len(layers) or (before is not None and before[1])
                 break
-    return found
+    return name_by_scopes
 
 
 def _layer(known: Mapping[Scopes, tuple[str, bool]], name: str) -> str:

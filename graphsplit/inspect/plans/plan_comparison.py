@@ -15,9 +15,9 @@ from graphsplit.planning.work_shares import sharding_devices
 def compare(plan: Decisions, other: Decisions) -> str:
     """Return the differences between two plans, a line each; `gs.predict` says the times."""
     lines = []
-    for what, one, another in zip(_QUESTIONS, _answers(plan), _answers(other), strict=True):
-        if one != another:
-            lines.append(f"  {what}: {one}, against {another}")
+    for what, answer, another in zip(_QUESTIONS, _answers(plan), _answers(other), strict=True):
+        if answer != another:
+            lines.append(f"  {what}: {answer}, against {another}")
     return "\n".join([_title(plan, other), *(lines or ["  nothing is different"])])
 
 
@@ -46,7 +46,10 @@ def _count(plan: Decisions) -> str:
 
 def _answers(plan: Decisions) -> list[str]:
     tasks = few_tasks_of(plan)
-    moved, live = traffic_of_call(plan, tasks), {device: own.bytes for device, own in alive_on(plan, tasks).items()}
+    moved, live = (
+        traffic_of_call(plan, tasks),
+        {device: at_peak.bytes for device, at_peak in alive_on(plan, tasks).items()},
+    )
     device, out, into = moved.busiest
     fullest = max(live, key=lambda name: live[name], default="")
     kinds = Counter(move.kind for move in plan.moves)

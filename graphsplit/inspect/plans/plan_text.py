@@ -83,8 +83,8 @@ def describe(plan: Decisions) -> str:
     burden = burden_of_variables(plan, tasks)
     more = [f"  {burden}"] if burden is not None else []
     named = [*rows_in_place_text(plan), *whole_sums_text(plan)]
-    found = [*_header(plan, shares, sends), *_communication(plan, sends), *named, *more, *at_home]
-    return "\n".join([*found, *_turns(plan), *_held(plan, tasks), *_split_turns(plan), *notes])
+    lines = [*_header(plan, shares, sends), *_communication(plan, sends), *named, *more, *at_home]
+    return "\n".join([*lines, *_turns(plan), *_held(plan, tasks), *_split_turns(plan), *notes])
 
 
 _LONG_CHAIN = 20  # exchanges: of some 20 us each over GPUs' links that is a tenth of a step of 4 ms
@@ -142,8 +142,8 @@ def _header(plan: Decisions, shares: Shares, sends: Traffic) -> list[str]:
         lies = f", from {short_name(device)}" if device not in ("", plan.home) else ""
         lines.append(f"  argument {name}: {dtype}{list(shape) if shape is not None else ''} {layout}{lies}")
     live = [op for op, step in zip(program.ops, steps, strict=True) if step.home or step.shards]
-    found = Counter(op.stage for op in live if op.stage)
-    lines += [f"  stage {stage}: {count_text(count, 'operation')}" for stage, count in found.items()]
+    operations_of_stage = Counter(op.stage for op in live if op.stage)
+    lines += [f"  stage {stage}: {count_text(count, 'operation')}" for stage, count in operations_of_stage.items()]
     lines += [*stages_text(plan), *_in_parts(plan), *_only_held(plan, sends)]
     elsewhere = ", outside of loops and branches" if plan.turns_split else ""
     lines.append(f"  on every shard: {_count(plan.sharded_ops)}{elsewhere}")
@@ -162,7 +162,7 @@ def _shards(mesh: Mesh) -> list[str]:
     for _, group in itertools.groupby(range(mesh.shards), key=lambda d: mesh.positions[d]):
         shards = list(group)
         position, first = mesh.positions[shards[0]], mesh.devices[shards[0]]
-        place = " and ".join(map(short_name, dict.fromkeys([first, *[own[position] for own in mesh.columns]])))
+        place = " and ".join(map(short_name, dict.fromkeys([first, *[column[position] for column in mesh.columns]])))
         if len(shards) == 1:
             lines.append(f"  shard {shards[0]}: {place}, {_rows_text(mesh, shards)}")
         else:
@@ -185,14 +185,14 @@ def _in_parts(plan: Decisions) -> list[str]:
         rows = {axes.copies_axis: axes.copies} if axes.copies > 1 else {}
         sizes = {**rows, axes.batch_axis: axes.rows // axes.copies, **axes.others}
         lines.append(f"  mesh: {', '.join([f'{axis}={size}' for axis, size in sizes.items()])}")
-    ranks = {own.placeholder: own.rank for own in state.captured}
+    ranks = {captured.placeholder: captured.rank for captured in state.captured}
     heads = _whole_heads(plan)
     texts = [_on_mesh(state.divisions[n], ranks[n], axes, n in state.gathered, heads.get(n, 1)) for n in longest]
     lines += _variable_lines([state.in_place[name] for name in longest], texts)
     for what, chosen in (("sharded", divided), ("replicated", copied)):
         if chosen:
-            there = zip(devices_of_handles(plan.program, state), state.parts, strict=True)
-            devices = sorted({short_name(device) for device, (k, _) in there if k in chosen})
+            device_and_part = zip(devices_of_handles(plan.program, state), state.parts, strict=True)
+            devices = sorted({short_name(device) for device, (k, _) in device_and_part if k in chosen})
             lines.append(f"  variables {what}: {len(chosen)}, on {', '.join(devices)}")
     if used := [name for name, why in state.staying.items() if not why]:
         more = f" and {len(used) - _MOST_LISTED} more" if len(used) > _MOST_LISTED else ""
@@ -203,7 +203,7 @@ def _in_parts(plan: Decisions) -> list[str]:
 
 def _whole_heads(plan: Decisions) -> dict[str, int]:
     """Return how wide heads are, by the even cuts that leave them whole: a reshape takes what a part makes apart."""
-    state, program, found = plan.state, plan.program, dict[str, int]()
+    state, program, width_by_name = plan.state, plan.program, dict[str, int]()
     readers = readers_of([[tensor.op for tensor in op.inputs] for op in program.ops]) if state.in_place else []
 
     def keeping(i: int) -> list[int]:
@@ -218,8 +218,8 @@ def _whole_heads(plan: Decisions) -> dict[str, int]:
             for op in [program.ops[i] for i in sorted(reached(products, keeping)) if program.ops[i].type == "Reshape"]:
                 before, after = op.in_shapes[0] or (), [size or 0 for size in op.out_shapes[0] or ()]
                 if before[-1:] == cut.lengths[:1] == (math.prod(after[-2:]),) and len(after) > len(before):
-                    found.setdefault(name, after[-1])
-    return found
+                    width_by_name.setdefault(name, after[-1])
+    return width_by_name
 
 
 def _variable_lines(names: Sequence[str], texts: Sequence[str]) -> list[str]:
@@ -235,7 +235,7 @@ def _variable_lines(names: Sequence[str], texts: Sequence[str]) -> list[str]:
     lines = []
     for (_, text), members in groups.items():
         scopes = zip(*[name.split("/") for name in members], strict=True)
-        name = "/".join([one[0] if len(set(one)) == 1 else re.sub(r"\d+", "*", one[0]) for one in scopes])
+        name = "/".join([words[0] if len(set(words)) == 1 else re.sub(r"\d+", "*", words[0]) for words in scopes])
         lines.append(f"    {f'{len(members)} of ' if len(members) > 1 else ''}{name}: {text}")
     return lines
 
@@ -246,10 +246,10 @@ def _only_held(plan: Decisions, sends: Traffic) -> list[str]:
     held: dict[str, dict[str, int]] = {}
     for device, part in state_on(plan.program, plan.state, plan.home):
         if device not in computing and part.placeholder in plan.state.divisions:
-            own = held.setdefault(device, {})
-            own[part.placeholder] = own.get(part.placeholder, 0) + part.bytes
-    for device, own in held.items():
-        count, size = len(own), format_bytes(sum(own.values()))
+            bytes_by_variable = held.setdefault(device, {})
+            bytes_by_variable[part.placeholder] = bytes_by_variable.get(part.placeholder, 0) + part.bytes
+    for device, bytes_by_variable in held.items():
+        count, size = len(bytes_by_variable), format_bytes(sum(bytes_by_variable.values()))
         received, sent = (format_bytes(by.get(device, 0)) for by in (sends.received, sends.sent))
         travels = "" if plan.program.symbols else f"; it receives {received} and sends {sent} a call"
         lines.append(f"  variables in the memory of {short_name(device)}: {count}, {size}{travels}")
@@ -277,7 +277,7 @@ def _on_mesh(division: MeshDivision, rank: int, axes: MeshAxes, is_gathered: boo
 def _lengths(cut: Cut, head: int) -> str:
     units = [f"units of {max(cut.block, head)}"] if max(cut.block, head) > 1 else []
     blocks = [f"{cut.blocks} blocks"] if cut.blocks > 1 else []
-    blocks = [f"blocks of {', '.join([str(own * cut.length) for own in cut.times])}"] if cut.times else blocks
+    blocks = [f"blocks of {', '.join([str(times * cut.length) for times in cut.times])}"] if cut.times else blocks
     more = f" ({'; '.join([*units, *blocks])})" if units or blocks else ""
     return f"{' + '.join(map(str, cut.lengths))}{more}"
 
@@ -296,8 +296,8 @@ def _counts(plan: Decisions) -> str:
     parts = [(len(_working(plan.sharded_ops)), shards), *once]
     texts = [f"{count} {where}" for count, where in parts if count]
     for kind, what in (("Placeholder", "input"), ("Const", "constant")):
-        found = sum(op.type == kind for op in live)
-        texts += [count_text(found, what)] if found else []
+        count_of_kind = sum(op.type == kind for op in live)
+        texts += [count_text(count_of_kind, what)] if count_of_kind else []
     return f"{count_text(len(live), 'operation')}: {', '.join(texts)}"
 
 
@@ -307,13 +307,13 @@ def _once(plan: Decisions) -> dict[str, tuple[Op, ...]]:
     What is beside a variable, wherever that is, counts as home.
     """
     sharded = {op.index for op in plan.sharded_ops}
-    found: dict[str, list[Op]] = {plan.home: []}
+    ops_by_device: dict[str, list[Op]] = {plan.home: []}
     for op in plan.home_ops:
         if op.index not in sharded:
             devices = plan.owners.devices(op.index)
             where = f"each of {', '.join(map(short_name, devices))}" if len(devices) > 1 else devices[0] or plan.home
-            found.setdefault(where, []).append(op)
-    return {device: tuple(found[device]) for device in [plan.home, *sorted(set(found) - {plan.home})]}
+            ops_by_device.setdefault(where, []).append(op)
+    return {device: tuple(ops_by_device[device]) for device in [plan.home, *sorted(set(ops_by_device) - {plan.home})]}
 
 
 def _working(ops: Iterable[Op]) -> list[Op]:
@@ -370,7 +370,7 @@ def _along_axes(plan: Decisions, sends: Traffic) -> list[str]:
     for axis in axes:
         text = _sent(sends, along(axis)) if not plan.program.symbols else "of unknown size"
         lines.append(f"  {along(axis)}: {_kinds_of_moves(live, axis) or 'values for other columns'}, {text}")
-    joint = {along(*own) for count in range(2, len(axes) + 1) for own in itertools.combinations(axes, count)}
+    joint = {along(*joined) for count in range(2, len(axes) + 1) for joined in itertools.combinations(axes, count)}
     lines += [f"  {kind}: {_sent(sends, kind)}" for kind in sends.by_kind if kind in joint and not plan.program.symbols]
     for op in [op for op in live if op.has_columns]:
         inside = [inner for body in op.bodies.values() for inner in body.ops]
@@ -390,22 +390,24 @@ def _kinds_of_moves(ops: Iterable[Op], axis: str) -> str:
     for op in ops:
         if op.provenance.axis == axis and op.provenance.role in _SENT:
             roles.setdefault(op.provenance.origin, set()).add(op.provenance.role)
-    found: Counter[str] = Counter()
-    for own in roles.values():
-        both = own & {"reduce-scatter", "all-gather"}
-        found.update(["all-reduce", *own - both] if len(both) > 1 else own)
-    return ", ".join([count_text(count, kind) for kind, count in found.most_common()])
+    count_by_kind: Counter[str] = Counter()
+    for roles_of_tensor in roles.values():
+        both = roles_of_tensor & {"reduce-scatter", "all-gather"}
+        count_by_kind.update(["all-reduce", *roles_of_tensor - both] if len(both) > 1 else roles_of_tensor)
+    return ", ".join([count_text(count, kind) for kind, count in count_by_kind.most_common()])
 
 
 def _by_hosts(plan: Decisions, kind: str) -> str:
     """Say in which order moves of a kind pass between devices of one host and between hosts, where that matters."""
-    found = [collective for collective in plan.collectives if collective.kind == kind and collective.gateways]
-    if not found:
+    through_gateways = [
+        collective for collective in plan.collectives if collective.kind == kind and collective.gateways
+    ]
+    if not through_gateways:
         return ""
-    own = [value.device for collective in found for value in collective.values]
-    reading = [read.device for collective in found for reads in collective.reads for read in reads]
-    count = f"{len(set(map(host_name, [*own, *reading])))} hosts"
-    return f", within each host, then between {count}" if found[0].adds_up else f", once to each of {count}"
+    making = [value.device for collective in through_gateways for value in collective.values]
+    reading = [read.device for collective in through_gateways for reads in collective.reads for read in reads]
+    count = f"{len(set(map(host_name, [*making, *reading])))} hosts"
+    return f", within each host, then between {count}" if through_gateways[0].adds_up else f", once to each of {count}"
 
 
 def _hosts(plan: Decisions) -> set[str]:
@@ -438,8 +440,8 @@ def _at_home(plan: Decisions) -> list[str]:
 
 def _rows_kept(plan: Decisions) -> list[str]:
     """Say what brings rows into variables that keep them."""
-    found = sorted(plan.rows_kept, key=lambda op: -plan.gathered_bytes(op))
-    gathering = [op for op in found if plan.gathered(op)]
+    bringing_most_first = sorted(plan.rows_kept, key=lambda op: -plan.gathered_bytes(op))
+    gathering = [op for op in bringing_most_first if plan.gathered(op)]
     lines = [f"  rows that variables keep, each written once, on their devices: {len(gathering)}"] if gathering else []
     for op in gathering[:_MOST_LISTED]:
         where = plan.program.line_of(op)
@@ -450,38 +452,38 @@ def _rows_kept(plan: Decisions) -> list[str]:
 
 def _for_rows(plan: Decisions) -> list[str]:
     """Say which lookups run where their table is, as that is fewer bytes to send."""
-    found = run_for_rows(plan)
-    lines = [f"  lookups that run once, on the device of the table, to send less: {len(found)}"] if found else []
-    for op, sent in found[:_MOST_LISTED]:
+    lookups = run_for_rows(plan)
+    lines = [f"  lookups that run once, on the device of the table, to send less: {len(lookups)}"] if lookups else []
+    for op, sent in lookups[:_MOST_LISTED]:
         where = plan.program.line_of(op)
         lines.append(f"    {op.label}: {sent}" + (f" ({where})" if where else ""))
-    more = len(found) - _MOST_LISTED
+    more = len(lookups) - _MOST_LISTED
     return lines + ([f"    ... and {more} more"] if more > 0 else [])
 
 
 def run_for_rows(plan: Decisions) -> list[tuple[Op, str]]:
     """Return a plan's operations that run once as rows are fewer bytes than a table, and what moves, for people."""
-    found = []
+    lookups = []
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.for_rows:
             rows, table, adds = step.for_rows
             sent, held = plan.size_text(rows), plan.size_text([table])
-            found.append((op, f"{sent} of rows sent instead of {held} {'from' if adds else 'to'} each device"))
+            lookups.append((op, f"{sent} of rows sent instead of {held} {'from' if adds else 'to'} each device"))
         for body in step.bodies.values():
-            found += run_for_rows(body)
-    return found
+            lookups += run_for_rows(body)
+    return lookups
 
 
 def _following(plan: Decisions, shares: Shares) -> list[str]:
     """Say what follows on one device from each operation that has rows there, where it is any work."""
     named = {id(op) for op, _ in plan.stayed_home}
-    found = [cause for cause in shares.causes if cause.flops and (cause.followers or id(cause.op) not in named)]
+    causes = [cause for cause in shares.causes if cause.flops and (cause.followers or id(cause.op) not in named)]
     lines = [
         line
-        for cause in found[:_MOST_LISTED]
+        for cause in causes[:_MOST_LISTED]
         for line in (f"    {cause_text(plan, cause, shares)}", f"      -> {advice_on(cause.reason)}")
     ]
-    more = len(found) - _MOST_LISTED
+    more = len(causes) - _MOST_LISTED
     lines += [f"    ... and {more} more"] if more > 0 else []
     if not shares.at_home:
         return []
@@ -523,8 +525,8 @@ def _held(plan: Decisions, tasks: Tasks) -> list[str]:
         return []
     alive, giving = alive_on(plan, tasks), giving_devices(plan)
     working = [device for device in alive if device not in giving]
-    others = [device for device in working if device != plan.home]
-    fullest = max(others, key=lambda device: alive[device].bytes, default=plan.home)
+    beside_default = [device for device in working if device != plan.home]
+    fullest = max(beside_default, key=lambda device: alive[device].bytes, default=plan.home)
     shown = [device for device in working if device in (plan.home, fullest)]
     most = [f"{format_bytes(alive[device].bytes)} on {short_name(device)}" for device in shown]
     most += [f"no more on {count_text(len(working) - len(shown), 'other')}"] if len(working) > len(shown) else []

@@ -33,8 +33,8 @@ def stages_text(plan: Decisions) -> list[str]:
         return ["  no stages: nothing runs on the shards"]
     sent = size_text(plan.program, [tensor for stage in cuts.stages for tensor in stage.received])
     slowest = f"the slowest takes {cuts.balance:.2f} times the mean"
-    asked = len(cuts.asked.devices)
-    fewer = f" instead of {asked}, as too little runs on the shards" if len(cuts.stages) < asked else ""
+    wanted_stages = len(cuts.asked.devices)
+    fewer = f" instead of {wanted_stages}, as too little runs on the shards" if len(cuts.stages) < wanted_stages else ""
     count = "1 stage" if len(cuts.stages) == 1 else f"{len(cuts.stages)} stages"
     lines = [f"  cut into {count}{fewer}, {slowest}; {sent} sent between them"]
     for cut in cuts.stages:
@@ -54,14 +54,17 @@ def _place(plan: Decisions, op: Op) -> str:
 def _reads(plan: Decisions, stage: Stage) -> str:
     """Say how many bytes of variables a stage reads from other devices."""
     program = plan.program
-    found: dict[str, dict[Tensor, None]] = {}
+    tensors_by_device: dict[str, dict[Tensor, None]] = {}
     for op in plan.sharded_ops:
         if op.stage == stage:
             for tensor in op.inputs:
                 device = plan.owners.of_ops[tensor.op] or plan.home
                 if program.ops[tensor.op].type == "ReadVariableOp" and device not in stage.devices:
-                    found.setdefault(device, {})[tensor] = None
-    texts = [f"{size_text(program, own)} of variables from {short_name(d)}" for d, own in sorted(found.items())]
+                    tensors_by_device.setdefault(device, {})[tensor] = None
+    texts = [
+        f"{size_text(program, tensors)} of variables from {short_name(d)}"
+        for d, tensors in sorted(tensors_by_device.items())
+    ]
     return f", reads {' and '.join(texts)}" if texts else ""
 
 
@@ -81,15 +84,15 @@ def host_kernels_text(plan: Decisions) -> str:
     devices = computing_devices(plan.program, plan.mesh, plan.home) | plan.owners.all_devices
     if not any("GPU" in device for device in devices):
         return ""
-    asked = [op for op in plan.program.ops if op.type not in ("Placeholder", SIZES) and _on_gpu(plan, op)]
-    found = Counter(op.type for op in asked if "GPU" not in kernel_devices(op.node))
+    ops_on_gpus = [op for op in plan.program.ops if op.type not in ("Placeholder", SIZES) and _on_gpu(plan, op)]
+    count_by_kind = Counter(op.type for op in ops_on_gpus if "GPU" not in kernel_devices(op.node))
     for collective in plan.collectives:
         tensor = collective.moves[0].tensor
         dtype = plan.program.ops[tensor.op].out_dtypes[tensor.index]
-        made = {_made_by(value) for value in collective.values if "GPU" in value.device}
-        if not all(has_moving_kernel(op_type, dtype, "GPU") for op_type in made if op_type):
-            found[f"{collective.kind} of {dtype.name}"] += len(collective.moves)
-    return ", ".join(f"{count} {what}" for what, count in found.most_common())
+        types = {_made_by(value) for value in collective.values if "GPU" in value.device}
+        if not all(has_moving_kernel(op_type, dtype, "GPU") for op_type in types if op_type):
+            count_by_kind[f"{collective.kind} of {dtype.name}"] += len(collective.moves)
+    return ", ".join(f"{count} {what}" for what, count in count_by_kind.most_common())
 
 
 def _on_gpu(plan: Decisions, op: Op) -> bool:
@@ -117,11 +120,11 @@ def rows_in_place_text(plan: Decisions) -> list[str]:
     """Return which lookups and writes take rows of a sharded variable where these are, each part its own."""
     lines = []
     for types, what in ((_LOOKUPS, "looked up"), (_WRITES, "written")):
-        found: dict[str, list[Op]] = {}
+        ops_by_name: dict[str, list[Op]] = {}
         for op in plan.home_ops:
             if op.device and op.type.startswith(types) and _is_of_variable(plan, op.inputs[0]):
-                found.setdefault(op.provenance.origin or op.name, []).append(op)
-        named = {name: ops for name, ops in found.items() if len({op.device for op in ops}) > 1}
+                ops_by_name.setdefault(op.provenance.origin or op.name, []).append(op)
+        named = {name: ops for name, ops in ops_by_name.items() if len({op.device for op in ops}) > 1}
         for name, ops in list(named.items())[:_MOST_NAMED]:
             where = plan.program.line_of(ops[0])
             lines.append(
@@ -144,11 +147,11 @@ _PUTS = ("ScatterNd", "TensorScatter", "UnsortedSegment")  # types begin so that
 
 def whole_sums_text(plan: Decisions) -> list[str]:
     """Return what each device puts its rows into that is larger than they are, and has all rows' places."""
-    found = [op for op in plan.sharded_ops if op.type.startswith(_PUTS) and _is_larger_than_rows(plan, op)]
-    lines = [f"  sums of rows for which each device holds a whole tensor: {len(found)}"] if found else []
-    for op in found[:_MOST_NAMED]:
+    whole_sums = [op for op in plan.sharded_ops if op.type.startswith(_PUTS) and _is_larger_than_rows(plan, op)]
+    lines = [f"  sums of rows for which each device holds a whole tensor: {len(whole_sums)}"] if whole_sums else []
+    for op in whole_sums[:_MOST_NAMED]:
         lines.append(f"    {_place(plan, op)}: {size_text(plan.program, [Tensor(op.index, 0)])} on each device")
-    return lines + ([f"    ... and {len(found) - _MOST_NAMED} more"] if len(found) > _MOST_NAMED else [])
+    return lines + ([f"    ... and {len(whole_sums) - _MOST_NAMED} more"] if len(whole_sums) > _MOST_NAMED else [])
 
 
 def _is_larger_than_rows(plan: Decisions, op: Op) -> bool:

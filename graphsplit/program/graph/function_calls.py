@@ -109,13 +109,13 @@ def rename_functions(node: Any, names: Mapping[str, str]) -> None:
             function.name = names.get(function.name, function.name)
 
 
-def hand_over(node: Any, given: Sequence[str]) -> None:
+def hand_over(node: Any, references: Sequence[str]) -> None:
     """Let a control-flow node hand more arguments to its functions, 64-bit integers."""
-    if given:
+    if references:
         data, controls = inputs_of(node)
-        node.input[:] = [*data, *given, *controls]
+        node.input[:] = [*data, *references, *controls]
         types = node.attr[CONTROL_FLOW[node.op].types].list.type
-        types.extend([tf.int64.as_datatype_enum] * len(given))
+        types.extend([tf.int64.as_datatype_enum] * len(references))
         if CONTROL_FLOW[node.op].loops:
             del node.attr["output_shapes"].list.shape[:]  # TensorFlow infers them again
 
@@ -156,9 +156,9 @@ class Body:
       library: the functions that its nodes may have as their types, by name.
     """
 
-    def __init__(self, function: Any, prefix: str, given: Sequence[str], library: Mapping[str, Any]):
+    def __init__(self, function: Any, prefix: str, arguments: Sequence[str], library: Mapping[str, Any]):
         self.nodes, self.prefix = function.node_def, prefix
-        self.arguments = {a.name: given[k] for k, a in enumerate(function.signature.input_arg)}
+        self.arguments = {a.name: arguments[k] for k, a in enumerate(function.signature.input_arg)}
         self.handles = {a.name for a in function.signature.input_arg if a.type == tf.resource.as_datatype_enum}
         self._function, self._library = function, library
         self._outputs: dict[str, list[str]] = {}
@@ -243,7 +243,7 @@ def inline_calls(graph: Any, results: Sequence[str], compiled: bool = False) -> 
     """
     library, replaced = {function.signature.name: function for function in graph.library.function}, Replaced()
     called = CALL_TYPES | library.keys()
-    found: list[Any] = []
+    inlined: list[Any] = []
     pending = [iter(graph.node)]  # the graph, and the bodies around the one that is read
     while pending:
         node = next(pending[-1], None)
@@ -254,19 +254,19 @@ def inline_calls(graph: Any, results: Sequence[str], compiled: bool = False) -> 
         stays = (kind in CALL_TYPES and is_compiled(node) and not compiled) or kind not in called
         function = None if stays else function_called(node, library)
         if function is None:
-            found.append(node)
+            inlined.append(node)
             continue
         data, controls = inputs_of(node)
         body, begin = Body(function, f"{node.name}/", data, library), f"{node.name}/begin"
-        found += [make_node(begin, "NoOp", controls)] if controls else []
+        inlined += [make_node(begin, "NoOp", controls)] if controls else []
         inside = [name for name in map(source_of, body.results) if name.startswith(body.prefix)]
         replaced.add(node.name, body, [*inside, *([begin] if controls else [])])
         pending.append(_written(body, node.device, begin if controls else ""))
-    for node in found:
+    for node in inlined:
         if replaced.concern(node.input):
             node.input[:] = replaced.now(node.input)
     names = [replaced.now([reference]) for reference in results]
-    return found, [name for own in names for name in own]
+    return inlined, [name for names_of_result in names for name in names_of_result]
 
 
 def _written(body: Body, device: str, begin: str) -> Iterator[Any]:

@@ -56,30 +56,30 @@ class Graph:
     @cached_property
     def place(self) -> Mapping[str, int]:
         """The positions of the nodes, by name. Raises `CheckError` if two have the same name."""
-        found = {node.name: k for k, node in enumerate(self.nodes)}
-        if len(found) < len(self.nodes):
-            twice = next(node.name for k, node in enumerate(self.nodes) if found[node.name] != k)
+        place_by_name = {node.name: k for k, node in enumerate(self.nodes)}
+        if len(place_by_name) < len(self.nodes):
+            twice = next(node.name for k, node in enumerate(self.nodes) if place_by_name[node.name] != k)
             raise CheckError(f"Two nodes have the same name: {twice!r}.")
-        return found
+        return place_by_name
 
     @cached_property
     @collection_paused()
     def sources(self) -> Sequence[Sequence[int]]:
         """The positions of what each node reads, each once. Raises `CheckError` if there is no such node."""
-        found: list[Sequence[int]] = []
+        all_sources: list[Sequence[int]] = []
         place = self.place
         for node in self.nodes:
-            own: dict[int, None] = {}
+            sources: dict[int, None] = {}
             for reference in node.input:
                 source = place.get(reference)
                 if source is None:
                     source = place.get(source_of(reference))
                 if source is not None:
-                    own[source] = None
+                    sources[source] = None
                 elif source_of(reference) not in self.outside:
                     raise CheckError(f"The node {node.name!r} reads {reference!r}, which does not exist.")
-            found.append(tuple(own))
-        return found
+            all_sources.append(tuple(sources))
+        return all_sources
 
     @cached_property
     @collection_paused()
@@ -110,8 +110,8 @@ class Graph:
         return self._reached(names, self.readers)
 
     def _reached(self, names: Iterable[str], following: Sequence[Sequence[int]]) -> set[str]:
-        found = reached([self.place[name] for name in names], following.__getitem__)
-        return {self.nodes[k].name for k in found}
+        places = reached([self.place[name] for name in names], following.__getitem__)
+        return {self.nodes[k].name for k in places}
 
 
 Place = TypeVar("Place", bound=Hashable)
@@ -123,14 +123,14 @@ def reached(roots: Iterable[Place], following: Callable[[Place], Iterable[Place]
     >>> list(reached([4], lambda k: [k // 2] if k else []))
     [4, 2, 1, 0]
     """
-    found = dict.fromkeys(roots)
-    pending = list(found)
+    reached_places = dict.fromkeys(roots)
+    pending = list(reached_places)
     while pending:
         for place in following(pending.pop()):
-            if place not in found:
-                found[place] = None
+            if place not in reached_places:
+                reached_places[place] = None
                 pending.append(place)
-    return found.keys()
+    return reached_places.keys()
 
 
 def readers_of(sources: Iterable[Iterable[int]]) -> list[list[int]]:
@@ -141,8 +141,8 @@ def readers_of(sources: Iterable[Iterable[int]]) -> list[list[int]]:
     """
     sources = list(sources)
     readers: list[list[int]] = [[] for _ in sources]
-    for k, own in enumerate(sources):
-        for source in own:
+    for k, sources_of_place in enumerate(sources):
+        for source in sources_of_place:
             readers[source].append(k)
     return readers
 

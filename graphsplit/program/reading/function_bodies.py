@@ -50,17 +50,17 @@ class Given:
     counts: Mapping[int, int] = field(default_factory=dict)
     constants: Mapping[int, Any] = field(default_factory=dict)
 
-    def holds(self, given: Given, point: Point) -> bool:
+    def holds(self, arguments: Given, point: Point) -> bool:
         """Return whether all that is known here of any sizes is so of what is given, if the sizes are these."""
-        shapes = [*zip(self.shapes, given.shapes, strict=True)]
-        shapes += [(shape, given.elements.get(i, (dtype, None))[1]) for i, (dtype, shape) in self.elements.items()]
-        held = [(value, given.held.get(i)) for i, value in self.held.items()]
+        shapes = [*zip(self.shapes, arguments.shapes, strict=True)]
+        shapes += [(shape, arguments.elements.get(i, (dtype, None))[1]) for i, (dtype, shape) in self.elements.items()]
+        held = [(value, arguments.held.get(i)) for i, value in self.held.items()]
         return (
             all(_says_no_more(shape_at(shape, point), other) for shape, other in shapes)
             and all(other is not None and _at(value, point) == _at(other, point) for value, other in held)
-            and all(Polynomial.of(count).at(point) == given.counts.get(i) for i, count in self.counts.items())
-            and all(given.constants.get(i) == node for i, node in self.constants.items())
-            and (self.kept, self.empty) == (given.kept, given.empty)
+            and all(Polynomial.of(count).at(point) == arguments.counts.get(i) for i, count in self.counts.items())
+            and all(arguments.constants.get(i) == node for i, node in self.constants.items())
+            and (self.kept, self.empty) == (arguments.kept, arguments.empty)
         )
 
 
@@ -99,32 +99,34 @@ class Bodies:
         self._point = point
         self._digests: dict[str, bytes] = {}
 
-    def of_branches(self, node: Any, given: Given) -> tuple[dict[str, Program], list[Shape | None]]:
+    def of_branches(self, node: Any, arguments: Given) -> tuple[dict[str, Program], list[Shape | None]]:
         """Return the programs that a branch or call chooses among, and the shapes in which their results agree."""
-        bodies = {name: self._of_branch(name, given) for name in function_names(node)}
+        bodies = {name: self._of_branch(name, arguments) for name in function_names(node)}
         results = [[body.shape(tensor) for tensor in body.outputs] for body in bodies.values()]
         return bodies, [agreed(shapes) for shapes in zip(*results, strict=True)]
 
-    def _of_branch(self, name: str, given: Given) -> Program:
+    def _of_branch(self, name: str, arguments: Given) -> Program:
         """Return the program of a branch; of one that does not fit what it is given, for arguments of any shape.
 
         Such a branch is not taken: which one is may follow from the shapes. TensorFlow says so when it infers its.
         """
         try:
-            return self._read(name, given)
+            return self._read(name, arguments)
         except InferenceError:
-            return self._read(name, Given([None] * len(given.shapes), given.elements))
+            return self._read(name, Given([None] * len(arguments.shapes), arguments.elements))
 
-    def of_loop(self, node: Any, given: Given, out_shapes: Sequence[Shape | None]) -> tuple[dict[str, Program], Given]:
+    def of_loop(
+        self, node: Any, arguments: Given, out_shapes: Sequence[Shape | None]
+    ) -> tuple[dict[str, Program], Given]:
         """Return the programs of a loop's condition and body, and what is known of what it carries from turn to turn.
 
         That has sizes that follow from unknown ones where it has them before, and still has after a turn. A list has
         the elements that the body puts into it.
         """
         condition, body_name = function_names(node)
-        shapes = [with_sizes(shape, hint) for shape, hint in zip(out_shapes, given.shapes, strict=True)]
-        counts = {i: given.counts[i] for i in _passed_on(self._library[body_name]) if i in given.counts}
-        carried = Given(shapes, given.elements, given.held, empty=given.empty, counts=counts)
+        shapes = [with_sizes(shape, hint) for shape, hint in zip(out_shapes, arguments.shapes, strict=True)]
+        counts = {i: arguments.counts[i] for i in _passed_on(self._library[body_name]) if i in arguments.counts}
+        carried = Given(shapes, arguments.elements, arguments.held, empty=arguments.empty, counts=counts)
         while True:
             body = self._read(body_name, carried)
             after = [body.shape(tensor) for tensor in body.outputs]
@@ -138,20 +140,20 @@ class Bodies:
         programs = {condition: self._read(condition, carried), body_name: body}
         return programs, Given(carried.shapes, carried.elements, pushed, kept)
 
-    def _read(self, name: str, given: Given) -> Program:
-        key = self._digest(name), self._symbols, repr(given)
+    def _read(self, name: str, arguments: Given) -> Program:
+        key = self._digest(name), self._symbols, repr(arguments)
         if key not in self._memo:
-            found: list[Findings] = []
-            program = self._program(self._library[name], given, self._found_before(key[0], given), found)
-            self._memo[key] = program, given, found[-1]
+            findings: list[Findings] = []
+            program = self._program(self._library[name], arguments, self._found_before(key[0], arguments), findings)
+            self._memo[key] = program, arguments, findings[-1]
         return self._memo[key][0]
 
-    def _found_before(self, digest: bytes, given: Given) -> Findings:
+    def _found_before(self, digest: bytes, arguments: Given) -> Findings:
         """Return what was found in a function for all sizes, if what was known of its arguments then still is so."""
         if self._point is not None:
-            for (read, symbols, _), (_, known, found) in reversed(self._memo.items()):
-                if read == digest and symbols and known.holds(given, self._point):
-                    return found
+            for (read, symbols, _), (_, known, findings) in reversed(self._memo.items()):
+                if read == digest and symbols and known.holds(arguments, self._point):
+                    return findings
         return Findings()
 
     def _digest(self, name: str) -> bytes:
@@ -164,9 +166,9 @@ class Bodies:
             self._digests[name] = digest.digest()
         return self._digests[name]
 
-    def _program(self, function: Any, given: Given, before: Findings, found: list[Findings]) -> Program:
-        known = [without_sizes(shape) for shape in given.shapes]
-        graph, outputs = function_graph(function, self._library.values(), self._versions, known, given.constants)
+    def _program(self, function: Any, arguments: Given, before: Findings, found: list[Findings]) -> Program:
+        known = [without_sizes(shape) for shape in arguments.shapes]
+        graph, outputs = function_graph(function, self._library.values(), self._versions, known, arguments.constants)
         calls = stage_calls(graph)
         effects = [f"^{name}" for name in function.control_ret.values()]
         nodes, references = inline_calls(graph, [*outputs, *effects])
@@ -180,11 +182,11 @@ class Bodies:
             effects=[reference[1:] for reference in references[len(outputs) :]],
             library=graph.library,
             versions=self._versions,
-            resources={names[i]: elements for i, elements in given.elements.items()},
-            given_shapes=dict(zip(names, given.shapes, strict=True)),
+            resources={names[i]: elements for i, elements in arguments.elements.items()},
+            given_shapes=dict(zip(names, arguments.shapes, strict=True)),
             symbols=self._symbols,
-            held={names[i]: value for i, value in given.held.items()},
-            counts={names[i]: count for i, count in given.counts.items()},
+            held={names[i]: value for i, value in arguments.held.items()},
+            counts={names[i]: count for i, count in arguments.counts.items()},
             memo=self._memo,
             before=before,
             point=self._point,

@@ -132,8 +132,8 @@ class OperationReader:
         node = self._nodes[name]
         inputs = self._inputs(node)
         if node.op in SIMPLIFIED and inputs:
-            given, known = map(self._shape, inputs), map(self._known.get, inputs)
-            node = simplified(node, tuple(given), tuple(known), shapes, dtypes)
+            shapes_read, known = map(self._shape, inputs), map(self._known.get, inputs)
+            node = simplified(node, tuple(shapes_read), tuple(known), shapes, dtypes)
             inputs = self._inputs(node)
         first = shapes[0] if shapes else None
         count = rows_made(node, inputs, self.ops, self._value) if first and first[0] is None else None
@@ -282,18 +282,19 @@ class OperationReader:
     def _bodies(self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]) -> Mapping[str, Program]:
         """Return the programs of the functions that a loop or branch calls, and note what they say of its results."""
         passed = inputs[CONTROL_FLOW[node.op].chooses :]
-        given = self._lists.given(passed, [self.ops[t.op].out_shapes[t.index] for t in passed], self.ops)
+        arguments = self._lists.given(passed, [self.ops[t.op].out_shapes[t.index] for t in passed], self.ops)
         if not CONTROL_FLOW[node.op].loops:
             exact = {i: t for i, t in enumerate(passed) if t in self._known and t not in self._symbols}
             constants = {i: self._constant_node(tensor) for i, tensor in exact.items()}
-            programs, shapes = self._read_bodies.of_branches(node, replace(given, held={}, constants=constants))
+            programs, shapes = self._read_bodies.of_branches(node, replace(arguments, held={}, constants=constants))
             if "output_shapes" in node.attr:
                 self._find_results(node, shapes)
             return programs
         lists = {
-            i: (kind, merged(shape, self._carried.get((node.name, i)))) for i, (kind, shape) in given.elements.items()
+            i: (kind, merged(shape, self._carried.get((node.name, i))))
+            for i, (kind, shape) in arguments.elements.items()
         }
-        programs, carried = self._read_bodies.of_loop(node, replace(given, elements=lists), out_shapes)
+        programs, carried = self._read_bodies.of_loop(node, replace(arguments, elements=lists), out_shapes)
         self._find(node.name, out_shapes, carried.shapes)
         self._lists.carry(node.name, carried, inputs, self.ops)
         return programs
@@ -302,20 +303,20 @@ class OperationReader:
         dtype = self.ops[tensor.op].out_dtypes[tensor.index]
         return constant_node("", np.asarray(self._known[tensor], dtype.as_numpy_dtype), dtype)
 
-    def _find_results(self, node: Any, found: Sequence[Shape | None]) -> None:
+    def _find_results(self, node: Any, body_shapes: Sequence[Shape | None]) -> None:
         """Note the shapes of a branch's results, if the node does not name them as its bodies do.
 
         (TensorFlow rewrites a branch that is differentiated, and then names the shapes of the first body's results.)
         """
         named = [known_shape(tf.TensorShape(proto)) for proto in node.attr["output_shapes"].list.shape]
         hints = [known_shape(tensor.shape) for tensor in self._known_outputs.get(node.name, ())]
-        hints += [None] * (len(found) - len(hints))
-        shapes = tuple([confirmed(*known) for known in zip(named or found, found, hints, strict=True)])
+        hints += [None] * (len(body_shapes) - len(hints))
+        shapes = tuple([confirmed(*known) for known in zip(named or body_shapes, body_shapes, hints, strict=True)])
         if not named or not all(map(are_same, shapes, named)):
             self.found.outputs[node.name] = shapes
 
-    def _find(self, name: str, inferred: Sequence[Shape | None], found: Sequence[Shape | None]) -> None:
-        shapes = tuple([with_sizes(shape, hint) for shape, hint in zip(inferred, found, strict=True)])
+    def _find(self, name: str, inferred: Sequence[Shape | None], known_shapes: Sequence[Shape | None]) -> None:
+        shapes = tuple([with_sizes(shape, hint) for shape, hint in zip(inferred, known_shapes, strict=True)])
         if any(map(has_sizes, shapes)):
             self.found.outputs[name] = shapes
 

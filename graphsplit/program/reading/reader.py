@@ -168,10 +168,10 @@ def _read_until_known(
         reader = make_reader()
         for operations in zip(*cases, strict=True):
             reader.read(operations)
-        found = before.joined(reader.found)
-        if found == known:
+        findings = before.joined(reader.found)
+        if findings == known:
             return reader, known
-        known = found
+        known = findings
 
 
 def _largest_number(nodes: Sequence[Any], resources: Mapping[str, Elements]) -> int:
@@ -217,25 +217,25 @@ def build_for_any_batch(
       build: `build_program` with its other arguments.
       given_shapes, notes, values: see there.
     """
-    given = dict(given_shapes)
+    open_shapes = dict(given_shapes)
     notes = list(notes)
     while True:
         try:
-            known = set(symbols_in(list(given.values())))
+            known = set(symbols_in(list(open_shapes.values())))
             open_values = {name: value for name, value in values.items() if known.issuperset(symbols_in([value]))}
-            return build(given_shapes=given, values=open_values, notes=tuple(notes))
+            return build(given_shapes=open_shapes, values=open_values, notes=tuple(notes))
         except ValueError as error:
-            symbols = symbols_in(list(given.values()))
+            symbols = symbols_in(list(open_shapes.values()))
             if not symbols:
                 raise
             reason = str(error).strip().split("\n")[0]
             lengths = [symbol for symbol in symbols if symbol != ROWS]
             if lengths:  # perhaps they are not as independent as they seem
                 last = max(lengths, key=lambda symbol: symbol.stand_in)
-                given = {name: _without(shape, last) for name, shape in given.items()}
+                open_shapes = {name: _without(shape, last) for name, shape in open_shapes.items()}
                 notes.append(f"shapes do not follow for every {last.name}: {reason}")
             else:
-                given = {}
+                open_shapes = {}
                 notes.append(f"shapes do not follow for every batch size, so everything runs on one device: {reason}")
 
 

@@ -79,7 +79,10 @@ class Findings:
     def joined(self, more: Findings) -> Findings:
         """Return this and more, which counts where both say something."""
         return Findings(
-            *[{**own, **others} for own, others in zip(vars(self).values(), vars(more).values(), strict=True)]
+            *[
+                {**known, **more_known}
+                for known, more_known in zip(vars(self).values(), vars(more).values(), strict=True)
+            ]
         )
 
 

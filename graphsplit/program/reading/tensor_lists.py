@@ -30,8 +30,8 @@ class Lists:
       counts: how many elements lists have.
     """
 
-    def __init__(self, found: Findings):
-        self._found = found
+    def __init__(self, findings: Findings):
+        self._found = findings
         self._elements: dict[Tensor, Elements] = {}
         self.counts: dict[Tensor, int] = {}
         self.held: dict[Tensor, np.ndarray] = {}
@@ -45,9 +45,12 @@ class Lists:
         largest: int,
     ) -> None:
         """Note what TensorFlow knows of the elements of a list, for one or several choices of unknown sizes."""
-        found = [held for case in cases if (held := resource_value(case)) is not None]
-        if found:
-            dtype, shape = found[0][0], joined_shapes([known_shape(held[1]) for held in found], symbols, largest)
+        held_by_cases = [held for case in cases if (held := resource_value(case)) is not None]
+        if held_by_cases:
+            dtype, shape = (
+                held_by_cases[0][0],
+                joined_shapes([known_shape(held[1]) for held in held_by_cases], symbols, largest),
+            )
         elif hint is not None and (held := resource_value(hint)) is not None:
             dtype, shape = held[0], known_shape(held[1])
         else:
@@ -91,14 +94,14 @@ class Lists:
         """Note the elements of a list that something of more rows is put into, is made from a tensor, or is read."""
         if op.type not in _ON_LISTS:
             return
-        given = op.inputs[0] if op.inputs else None
-        self._count(op, given)
-        held = [t for t in (Tensor(op.index, 0), given) if t in self._elements]
+        first_input = op.inputs[0] if op.inputs else None
+        self._count(op, first_input)
+        held = [t for t in (Tensor(op.index, 0), first_input) if t in self._elements]
         if not held:
             return
         dtype, shape = self._elements[held[0]]
-        if given in self._elements:
-            shape = with_sizes(shape, self._elements[given][1])
+        if first_input in self._elements:
+            shape = with_sizes(shape, self._elements[first_input][1])
         if op.type in ITEM:
             item = op.in_shapes[ITEM[op.type]]
             shape = with_sizes(shape, item and item[1:] if op.type == "TensorListFromTensor" else item)
@@ -107,15 +110,15 @@ class Lists:
         if op.type in ELEMENT_SHAPE and has_sizes(shape):
             self._found.elements[op.name] = shape
 
-    def _count(self, op: Op, given: Tensor | None) -> None:
+    def _count(self, op: Op, first_input: Tensor | None) -> None:
         """Note how many elements a list has."""
         count: int | None = None
         if op.type == "TensorListReserve" and 1 in op.constants:
             count = Size(Polynomial.of(op.symbols[1][()])) if 1 in op.symbols else int(op.constants[1])
         elif op.type == "TensorListFromTensor":
             count = (op.in_shapes[0] or (None,))[0]
-        elif given in self.counts and op.type in _AS_LONG and not grows(op):
-            count = self.counts[given]
+        elif first_input in self.counts and op.type in _AS_LONG and not grows(op):
+            count = self.counts[first_input]
         if count is not None and op.type == "TensorListStack":
             self._found.counts[op.name] = count
         elif count is not None:

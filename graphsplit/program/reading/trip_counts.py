@@ -119,18 +119,18 @@ def _comparisons(condition: Any) -> list[Any]:
         op = condition.ops[position]
         return [origin(condition, tensor).op for tensor in op.inputs] if op.type == "LogicalAnd" else []
 
-    asked = [condition.ops[i] for i in reached([origin(condition, condition.outputs[0]).op], asked_by)]
-    found = [op for op in asked if op.type == "Less"]
-    return found if all(op.type in ("Less", "LogicalAnd") for op in asked) else []
+    conditions = [condition.ops[i] for i in reached([origin(condition, condition.outputs[0]).op], asked_by)]
+    comparisons = [op for op in conditions if op.type == "Less"]
+    return comparisons if all(op.type in ("Less", "LogicalAnd") for op in conditions) else []
 
 
 def pushed_counters(op: Any, turns: Turns) -> list[int]:
     """Return the carried lists onto which each turn pushes its number."""
-    body, found = op.bodies[function_names(op.node)[1]], []
-    own = {body.inputs[k] for k in turns.counters}
+    body, lists = op.bodies[function_names(op.node)[1]], []
+    counters = {body.inputs[k] for k in turns.counters}
     for k, tensor in enumerate(body.outputs):
         last = body.ops[origin(body, tensor).op]
         pushes = last.type == "TensorListPushBack" and origin(body, last.inputs[0]).op == body.inputs[k]
-        if pushes and origin(body, last.inputs[1]).op in own:
-            found.append(k)
-    return found
+        if pushes and origin(body, last.inputs[1]).op in counters:
+            lists.append(k)
+    return lists

@@ -39,8 +39,8 @@ def batch_matmul(op: Op) -> Factors:
     leads, lead = [shape[:-2] for shape in operands], result[:-2]
 
     def dims(operand: int, last: tuple[int, int], transposed: bool) -> Dims:
-        own = broadcast_dims(leads[operand], lead, first_axis=3) or ()
-        return (*own, *(reversed(last) if transposed else last))
+        lead_dims = broadcast_dims(leads[operand], lead, first_axis=3) or ()
+        return (*lead_dims, *(reversed(last) if transposed else last))
 
     inputs = (dims(0, (_M, _K), op.attr("adj_x").b), dims(1, (_K, _N), op.attr("adj_y").b))
     leading = [3 + i if isinstance(i, int) else None for i in result_dims(leads, lead)]
@@ -57,7 +57,7 @@ def sparse_matmul(op: Op) -> Factors:
 @register("Einsum", linear=(0, 1))
 def einsum(op: Op) -> Factors | Declined:
     """The equation is the rule. An ellipsis stands for broadcast axes; a repeated letter (a diagonal) is declined."""
-    *shapes, made = ranked(*op.in_shapes, op.out_shapes[0])
+    *shapes, result_shape = ranked(*op.in_shapes, op.out_shapes[0])
     operands, _, result = op.attr("equation").s.decode().partition("->")
     terms = operands.split(",")
     if any(len(set(t.replace(".", ""))) != len(t.replace(".", "")) for t in [*terms, result]):
@@ -78,12 +78,12 @@ def einsum(op: Op) -> Factors | Declined:
             middle.append(None if broadcast or from_right in undecided else 100 + from_right)
         return (*[letters[c] for c in head], *middle, *[letters[c] for c in tail])
 
-    shared = broadcast_sizes(result, made) if "..." in result else None
+    shared = broadcast_sizes(result, result_shape) if "..." in result else None
     stands_for = [broadcast_sizes(term, shape) for term, shape in zip(terms, shapes, strict=True)]
     # (of a size that is only known when it runs, nobody knows whether it is broadcast)
     undecided = {len(sizes) - i for sizes in stands_for for i, size in enumerate(sizes) if size is None}
     inputs = tuple([dims(term, shape, shared) for term, shape in zip(terms, shapes, strict=True)])
-    output = dims(result, made, None)
+    output = dims(result, result_shape, None)
     kept = set(output or ())
     contracted = {f: "sum" for d in inputs for f in d or () if isinstance(f, int) and f not in kept}
     return Factors(inputs, (output,), contracted)
@@ -114,8 +114,8 @@ def _channels(op: Op, rank: int, images: KnownSizes, kernel: KnownSizes) -> tupl
     """
     count = images[_channel_axis(op, rank)] if images is not None and _has_channels(op) else None
     is_cut = count is not None and kernel is not None and is_same(count, kernel[-2])
-    read, made = (1, 2) if is_cut else (None, None)
-    return read, made, (*[None] * (rank - 2), read, made)
+    read, made_channels = (1, 2) if is_cut else (None, None)
+    return read, made_channels, (*[None] * (rank - 2), read, made_channels)
 
 
 @register("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv", linear=(0, 1))
@@ -125,31 +125,33 @@ def convolution(op: Op) -> Factors:
     (In NCHW channels are the second axis. Where `_channels` has no factors of them, they are whole: `n.., .. -> n..`.)
     """
     rank = _rank(op) if op.type != "Conv" else len(op.out_shapes[0] or (0,) * 4)
-    read, made, dims = _channels(op, rank, *op.in_shapes)
+    read, made_channels, dims = _channels(op, rank, *op.in_shapes)
     sums = {} if read is None else {read: "sum"}
-    return Factors((_images(op, rank, read), dims), (_images(op, rank, made),), sums)
+    return Factors((_images(op, rank, read), dims), (_images(op, rank, made_channels),), sums)
 
 
 @register("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput", linear=(1, 2))
 def convolution_input_gradient(op: Op) -> Factors:
     """`(input_sizes, ..io, n..o) -> n..i`; `input_sizes` may begin with the number of samples, and has the channels."""
     rank, sizes = _rank(op), shape_operand(op, 0, "its input_sizes are")
-    read, made, dims = _channels(op, rank, op.out_shapes[0], op.in_shapes[1])
-    own = {0: 0} if read is None else {0: 0, read: _channel_axis(op, rank)}
-    resize = {factor: (Resize(0, k, sizes),) if len(sizes) == rank else () for factor, k in own.items()}
-    sums = {} if made is None else {made: "sum"}
-    return Factors((None, dims, _images(op, rank, made)), (_images(op, rank, read),), sums, resize=resize)
+    read, made_channels, dims = _channels(op, rank, op.out_shapes[0], op.in_shapes[1])
+    axis_of_factor = {0: 0} if read is None else {0: 0, read: _channel_axis(op, rank)}
+    resize = {factor: (Resize(0, k, sizes),) if len(sizes) == rank else () for factor, k in axis_of_factor.items()}
+    sums = {} if made_channels is None else {made_channels: "sum"}
+    return Factors((None, dims, _images(op, rank, made_channels)), (_images(op, rank, read),), sums, resize=resize)
 
 
 @register("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter", linear=(0, 2))
 def convolution_filter_gradient(op: Op) -> Factors:
     """`(n..i, filter_sizes, n..o) -> ..io`: a sum over the samples, so one addend per device."""
     rank, sizes = _rank(op), shape_if_known(op, 1)
-    read, made, dims = _channels(op, rank, op.in_shapes[0], sizes)
+    read, made_channels, dims = _channels(op, rank, op.in_shapes[0], sizes)
     resize = {}
-    if sizes is not None and read is not None and made is not None:
-        resize = {read: (Resize(1, rank - 2, sizes),), made: (Resize(1, rank - 1, sizes),)}
-    return Factors((_images(op, rank, read), None, _images(op, rank, made)), (dims,), {0: "sum"}, resize=resize)
+    if sizes is not None and read is not None and made_channels is not None:
+        resize = {read: (Resize(1, rank - 2, sizes),), made_channels: (Resize(1, rank - 1, sizes),)}
+    return Factors(
+        (_images(op, rank, read), None, _images(op, rank, made_channels)), (dims,), {0: "sum"}, resize=resize
+    )
 
 
 @register("BiasAdd", joint=True)

@@ -109,13 +109,13 @@ def strided_slice_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     if not isinstance(layout, Shard) or shape is None:
         return None
     cut = _cut(op, shape, layout.axis)
-    found = blocks_between(layout, *cut[:2], shape[layout.axis]) if cut else None
-    if cut is None or found is None or op.out_shapes[0] is None:
+    blocks = blocks_between(layout, *cut[:2], shape[layout.axis]) if cut else None
+    if cut is None or blocks is None or op.out_shapes[0] is None:
         return None
     position, result = cut[2].position, cut[2].result
-    resize = [Resize(1 + i, position, op.constants[1 + i], layout.between(0, found[i])) for i in (0, 1)]
+    resize = [Resize(1 + i, position, op.constants[1 + i], layout.between(0, blocks[i])) for i in (0, 1)]
     wants = (layout, REPLICATE, REPLICATE, REPLICATE)
-    return Sharded(wants, (layout.between(*found).along(result or 0),), tuple(resize))
+    return Sharded(wants, (layout.between(*blocks).along(result or 0),), tuple(resize))
 
 
 def strided_slice_gradient_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
@@ -130,12 +130,12 @@ def strided_slice_gradient_blocks(op: Op, layouts: Sequence[Layout]) -> Answer |
     start, stop, (position, axis, *_) = cut
     assert axis is not None
     size: Any = static[axis]
-    own = layout.along(axis)
-    zeros = beside(own, start, size - stop, gradient[layout.axis])
+    gradient_layout = layout.along(axis)
+    zeros = beside(gradient_layout, start, size - stop, gradient[layout.axis])
     if zeros is None:
         return None
     before, after = zeros
-    whole = joined([before, own, after])
+    whole = joined([before, gradient_layout, after])
     resize = (
         Resize(0, axis, shape),
         Resize(1, position, op.constants[1], before),

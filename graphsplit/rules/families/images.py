@@ -73,9 +73,9 @@ def fused_batch_norm_gradient(op: Op) -> Factors | Declined:
     """`(dy, x, scale, mean, variance) -> dx, dscale, doffset` with given statistics; sums over the samples."""
     if op.attr("is_training").b:
         return Declined("it differentiates through statistics of the whole batch in one fused kernel")
-    found = by_core_ranks((-1, -1, *(None,) * 4), (-1, *(None,) * 4))(op)
-    [images, *_] = found.outputs
-    return replace(found, outputs=(images, (None,), (None,), None, None), contracted={0: "sum"})
+    factors = by_core_ranks((-1, -1, *(None,) * 4), (-1, *(None,) * 4))(op)
+    [images, *_] = factors.outputs
+    return replace(factors, outputs=(images, (None,), (None,), None, None), contracted={0: "sum"})
 
 
 @register("SpaceToBatchND", "BatchToSpaceND", linear=(0,))
@@ -87,8 +87,8 @@ def space_to_batch(op: Op) -> Factors:
     count = operator.index(known(quotient(*counts), "its shape is"))
     images: Dims = (0, *(None,) * (len(few) - 1))
     blocks: Dims = ((Part(0, count, 1),), *(None,) * (len(many) - 1))
-    own, made = (images, blocks) if few is before else (blocks, images)
-    return Factors((own, None, None), (made,))
+    read_dims, made_dims = (images, blocks) if few is before else (blocks, images)
+    return Factors((read_dims, None, None), (made_dims,))
 
 
 @register("CropAndResize", layouts=own_rows("ren-", "e"))

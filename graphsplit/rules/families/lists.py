@@ -54,12 +54,12 @@ def make_list(op: Op) -> Factors:
     if 0 not in op.constants:
         unknown = Resize(0, None, np.array(-1))
         return Factors((None, None), (_WITHIN,), resize=dict.fromkeys(range(LIST), (unknown,)))
-    count, found = op.constants.get(1), _factors(op, (None, None), (ELEMENTS,))
+    count, factors = op.constants.get(1), _factors(op, (None, None), (ELEMENTS,))
     if op.type == "EmptyTensorList":
-        return found
+        return factors
     if count is None:
-        return replace(found, outputs=(_WITHIN,))
-    return replace(found, resize={**found.resize, LIST: (Resize(1, (), np.asarray(count)),)})
+        return replace(factors, outputs=(_WITHIN,))
+    return replace(factors, resize={**factors.resize, LIST: (Resize(1, (), np.asarray(count)),)})
 
 
 def _factors(op: Op, inputs: tuple[Dims, ...], outputs: tuple[Dims, ...]) -> Factors:

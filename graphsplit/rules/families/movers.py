@@ -68,10 +68,10 @@ def pad_with_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     if not isinstance(layout, Shard) or shape is None or paddings is None or not _pads(paddings[layout.axis]):
         return None
     axis, (ahead, behind) = layout.axis, paddings[layout.axis]
-    found = beside(layout, ahead, behind, shape[axis])
-    if found is None:
+    zeros = beside(layout, ahead, behind, shape[axis])
+    if zeros is None:
         return None
-    before, after = found
+    before, after = zeros
     resize = (Resize(1, (axis, 0), paddings, before), Resize(1, (axis, 1), paddings, after))
     return Sharded((layout, *(REPLICATE,) * (len(layouts) - 1)), (joined([before, layout, after]),), resize)
 
@@ -136,11 +136,11 @@ def slice_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     first, size = begin[axis], sizes[axis]
     if length is None or is_same(size, -1) or is_same(size, length):
         return None
-    found = blocks_between(layout, first, first + size, length)
-    if found is None:
+    blocks = blocks_between(layout, first, first + size, length)
+    if blocks is None:
         return None
-    resize = (Resize(1, axis, begin, layout.between(0, found[0])), Resize(2, axis, sizes))
-    return Sharded((layout, REPLICATE, REPLICATE), (layout.between(*found),), resize)
+    resize = (Resize(1, axis, begin, layout.between(0, blocks[0])), Resize(2, axis, sizes))
+    return Sharded((layout, REPLICATE, REPLICATE), (layout.between(*blocks),), resize)
 
 
 @register("Slice", linear=(0,), layouts=slice_blocks)
@@ -174,14 +174,14 @@ def join_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     if not any(isinstance(layout, Shard) and layout.axis == axis for layout in data):
         return None
     sizes = [None if s is None else s[axis] for s in op.in_shapes[: len(data)]]
-    own = [layout if isinstance(layout, Shard) and layout.axis == axis else None for layout in data]
-    cuts = [(layout, rows_of(layout, size)) for layout, size in zip(own, sizes, strict=True) if layout]
+    cut_along_axis = [layout if isinstance(layout, Shard) and layout.axis == axis else None for layout in data]
+    cuts = [(layout, rows_of(layout, size)) for layout, size in zip(cut_along_axis, sizes, strict=True) if layout]
     known: list[Shard] = []
-    for layout, size in zip(own, sizes, strict=True):
-        found = layout or _cut_like(axis, size, cuts)
-        if found is None:
+    for layout, size in zip(cut_along_axis, sizes, strict=True):
+        cut = layout or _cut_like(axis, size, cuts)
+        if cut is None:
             return Declined("it joins sharded rows with rows that every device has")
-        known.append(found)
+        known.append(cut)
     return Sharded((*known, REPLICATE), (joined(known),))
 
 
@@ -246,11 +246,11 @@ def split_v_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     pieces, resize = [], []
     for i, shapes in enumerate(op.out_shapes):
         size = None if shapes is None else shapes[layout.axis]
-        found = None if size is None else blocks_between(layout, begin, begin + size, shape[layout.axis])
-        if size is None or found is None:
+        blocks = None if size is None else blocks_between(layout, begin, begin + size, shape[layout.axis])
+        if size is None or blocks is None:
             return None
         begin += size
-        pieces.append(layout.between(*found))
+        pieces.append(layout.between(*blocks))
         resize.append(Resize(1, i, op.constants.get(1, np.zeros(len(op.out_shapes), np.int32)), pieces[-1]))
     return Sharded((layout, REPLICATE, REPLICATE), tuple(pieces), tuple(resize))
 

@@ -94,7 +94,7 @@ def drawn_in_parts(op: Op, layout: Shard, shards: int) -> Sharded | None:
     if isinstance(factors, Declined) or len(shape) < len(op.out_shapes[0] or ()) or len(layout.blocks) > 1:
         return None
     runs, inner = math.prod(shape[: layout.axis]), math.prod(shape[layout.axis + 1 :])
-    saved = inner * min(layout.size(0) - own for own in layout.pieces((1,) * shards)[0])
+    saved = inner * min(layout.size(0) - part_length for part_length in layout.pieces((1,) * shards)[0])
     if runs > _MOST_RUNS or saved < _LEAST_SAVED:
         return None
     resize = (Resize(0, layout.axis, shape_operand(op, 0)),)

@@ -57,11 +57,11 @@ def factor_shapes(before: Shape, after: Shape) -> tuple[Dims, Dims]:
             continue  # of no entries, an axis may have any size
         spans_before, spans_after = _spans(before, group_before), _spans(after, group_after)
         for first, last in _candidates(spans_before, spans_after):
-            there, here = _find(spans_before, first, last), _find(spans_after, first, last)
-            for k in range(max(len(there), len(here)) if there and here else 0):
+            places_before, places_after = _find(spans_before, first, last), _find(spans_after, first, last)
+            for k in range(max(len(places_before), len(places_after)) if places_before and places_after else 0):
                 factor = next(factors)
-                for parts, found in ((parts_before, there), (parts_after, here)):
-                    axis, outer, inner = found[min(k, len(found) - 1)]
+                for parts, places in ((parts_before, places_before), (parts_after, places_after)):
+                    axis, outer, inner = places[min(k, len(places) - 1)]
                     parts[axis].append(Part(factor, outer, inner))
     return _dims(parts_before), _dims(parts_after)
 
@@ -132,13 +132,13 @@ def _candidates(before: Sequence[_Span], after: Sequence[_Span]) -> list[tuple[_
     for position in sorted([1, *[last for _, _, last in (*before, *after)]], key=_IN_ORDER):
         if not positions or not is_same(position, positions[-1]):
             positions.append(position)
-    found: list[tuple[_AnySize, _AnySize]] = []
+    candidates: list[tuple[_AnySize, _AnySize]] = []
     for position, following in itertools.zip_longest(positions, positions[1:]):
         if any(is_same(first, last) and is_same(first, position) for _, first, last in (*before, *after)):
-            found.append((position, position))
+            candidates.append((position, position))
         if following is not None:
-            found.append((position, following))
-    return found
+            candidates.append((position, following))
+    return candidates
 
 
 def _find(spans: Sequence[_Span], first: _AnySize, last: _AnySize) -> list[tuple[int, _AnySize, _AnySize]]:
@@ -148,8 +148,8 @@ def _find(spans: Sequence[_Span], first: _AnySize, last: _AnySize) -> list[tuple
     """
     if is_same(first, 0) or is_same(last, 0) or quotient(last, first) is None:
         return []
-    found = [(axis, quotient(first, start), quotient(end, last), end - start) for axis, start, end in spans]
-    within = [span for span in found if span[1] is not None and span[2] is not None]
+    spans_with_counts = [(axis, quotient(first, start), quotient(end, last), end - start) for axis, start, end in spans]
+    within = [span for span in spans_with_counts if span[1] is not None and span[2] is not None]
     shortest = min((length for *_, length in within), key=_IN_ORDER, default=0)
     return [(axis, outer, inner) for axis, outer, inner, length in within if is_same(length, shortest)]
 

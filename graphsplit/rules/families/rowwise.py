@@ -38,8 +38,8 @@ def by_core_ranks(operands: Ranks, results: Ranks) -> Callable[[Op], Factors]:
         free = result_dims(known, whole)  # an axis is nobody's factor where an operand's size is unknown
         dims: list[Dims] = []
         for lead, (shape, _) in zip(leads, pairs, strict=True):
-            own = broadcast_dims(lead, whole) if lead is not None else ()
-            axes = tuple([dim if isinstance(dim, int) and free[dim] == dim else None for dim in own or ()])
+            lead_dims = broadcast_dims(lead, whole) if lead is not None else ()
+            axes = tuple([dim if isinstance(dim, int) and free[dim] == dim else None for dim in lead_dims or ()])
             dims.append(None if lead is None else (*axes, *(None,) * (len(shape or ()) - len(lead))))
         return Factors(tuple(dims[:count]), tuple(dims[count:]))
 

@@ -32,9 +32,9 @@ def scatter_own(op: Op, layouts: Sequence[Layout]) -> Answer | None:
 
     Then every device puts its own updates into it, or into zeros, and what they have is joined.
     """
-    own = _own_updates(op, layouts)
-    if own is not None or op.type not in _JOINED or None in op.in_shapes:
-        return own
+    answer = _own_updates(op, layouts)
+    if answer is not None or op.type not in _JOINED or None in op.in_shapes:
+        return answer
     tensor, indices, updates = [shape or () for shape in op.in_shapes]
     cut = layouts[2]
     if not is_whole(layouts[0]) or not isinstance(cut, Shard) or cut.axis >= len(indices) - 1:

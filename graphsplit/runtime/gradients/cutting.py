@@ -32,16 +32,16 @@ class CutGraph:
     forward: Function
     backward: Sequence[tuple[Sequence[str], Function]]
 
-    def run_forward(self, given: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    def run_forward(self, inputs: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Return the outputs and the residuals, for the arguments and captures."""
-        results = self.forward(given)
+        results = self.forward(inputs)
         return results[: self.outputs], results[self.outputs :]
 
     def run_backward(
-        self, g: int, given: Sequence[tf.Tensor], seeds: Sequence[tf.Tensor], residuals: Sequence[tf.Tensor]
+        self, g: int, inputs: Sequence[tf.Tensor], seeds: Sequence[tf.Tensor], residuals: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Return the gradients of group `g`."""
-        known = dict(zip((*self.given, *self.residuals), (*given, *residuals), strict=True))
+        known = dict(zip((*self.given, *self.residuals), (*inputs, *residuals), strict=True))
         read, function = self.backward[g]
         return function([*[known[r] for r in read], *seeds])
 
@@ -81,27 +81,27 @@ def cut_graph(
       name: what to call the functions.
       late: captures of which the forward part knows nothing: what reads them runs backward.
     """
-    given = (*graph.inputs[:arguments], *graph.captures)
+    inputs = (*graph.inputs[:arguments], *graph.captures)
     parts = _parts(graph, arguments, outputs, groups, late)
     constant = _constant_only(graph) | {n.name for n in graph.nodes if n.op == "Const"}
     forward = set(graph.by_name).difference(*[part.after for part in parts])
     crossing = [_crossing(graph, part.after, part.results, constant) for part in parts]
     dead = dead_tensors(graph)
     read = [*[r for c in crossing for r in c], *graph.present]
-    residuals = [r for r in dict.fromkeys(read) if source_of(r) not in given]
+    residuals = [r for r in dict.fromkeys(read) if source_of(r) not in inputs]
     kept, returned = dead.replaced(residuals)
     run_forward = runtime_function(
         f"{name}_forward",
         graph,
         [*[n for n in graph.nodes if n.name in forward], *kept],
-        given,
+        inputs,
         (*graph.outputs[:outputs], *returned),
         [e for e in graph.effects if e in forward],
         {},
     )
     pairs = zip(parts, crossing, strict=True)
     backward = [_backward(graph, constant, part, read, dead, f"{name}_backward") for part, read in pairs]
-    return CutGraph(outputs, given, residuals, run_forward, backward)
+    return CutGraph(outputs, inputs, residuals, run_forward, backward)
 
 
 def _parts(
@@ -124,16 +124,16 @@ def _backward(
     read = list(dict.fromkeys([*crossing, *graph.present]))
     inputs = {r: f"{graph.scope}/residual_{i}" for i, r in enumerate(read)}
     nodes = [_placeholder(stand_in, graph, r) for r, stand_in in inputs.items()]
-    own, stand_ins, tokens = dead.again(inputs)
-    nodes += own
+    dead_nodes, stand_ins, tokens = dead.again(inputs)
+    nodes += dead_nodes
     own_constants = constant - part.after  # (one that waits for a gradient stands with what follows from that)
     for node in graph.nodes:
         if node.name in own_constants:
             nodes.append(waiting_for(node, tokens.get(dead.without.get(node.name, ""))))
-    there = part.after | constant  # what nodes may wait for: what runs in the same part
+    names_in_part = part.after | constant  # what nodes may wait for: what runs in the same part
     for node in graph.nodes:
         if node.name in part.after:
-            read_there = [stand_ins.get(r, r) for r in node.input if r[0] != "^" or r[1:] in there]
+            read_there = [stand_ins.get(r, r) for r in node.input if r[0] != "^" or r[1:] in names_in_part]
             nodes.append(with_inputs(node, read_there))
     function = runtime_function(
         name,

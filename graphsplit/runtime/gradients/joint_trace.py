@@ -92,9 +92,9 @@ def _trace_joint(trace: Trace, groups: Sequence[_Group]) -> JointTrace:
             targets = [trace.outputs[k] for k in group.outputs]
             own_seeds = [tf.compat.v1.placeholder(t.dtype, t.shape, "graphsplit_seed") for t in targets]
             by = [sources[i] for i in group.sources]
-            found = tf.gradients(targets, by, own_seeds) if by else []
+            gradients = tf.gradients(targets, by, own_seeds) if by else []
             by_source: list[Any] = [None] * len(sources)
-            for i, gradient in zip(group.sources, found, strict=True):
+            for i, gradient in zip(group.sources, gradients, strict=True):
                 by_source[i] = gradient
             tensors, tree = structures.flatten(by_source)
             seeds += own_seeds
@@ -105,9 +105,11 @@ def _trace_joint(trace: Trace, groups: Sequence[_Group]) -> JointTrace:
     names = [*trace.program.input_names, *[f"gradient of output {k}" for group in outputs_of for k in group]]
     inputs, outputs = (*trace.inputs, *seeds), (*trace.outputs, *flat)
     shapes = _shapes(trace, outputs_of)
-    own = trace.effects, trace.result
+    effects_and_result = trace.effects, trace.result
     count, shared = len(seeds), trace.shared
-    joint = read_graph(trace.function, inputs, outputs, *own, names, shapes, count, shared, values=trace.values)
+    joint = read_graph(
+        trace.function, inputs, outputs, *effects_and_result, names, shapes, count, shared, values=trace.values
+    )
     return JointTrace(joint, outputs_of, trees)
 
 
@@ -163,10 +165,10 @@ def _grouped(program: Program, chosen: Sequence[int]) -> list[_Group]:
     """Return the differentiable outputs grouped by those sources that they can depend on, and that count."""
     readers, sources = _readers(program), (*program.inputs, *program.captures)
     behind = [(i, reached([sources[i]], readers.__getitem__)) for i in chosen]
-    found: dict[tuple[int, ...], list[int]] = {}
+    outputs_by_sources: dict[tuple[int, ...], list[int]] = {}
     for k in differentiable_outputs(program):
-        found.setdefault(tuple([i for i, r in behind if program.outputs[k].op in r]), []).append(k)
-    return [_Group(outputs, list(own)) for own, outputs in found.items()]
+        outputs_by_sources.setdefault(tuple([i for i, r in behind if program.outputs[k].op in r]), []).append(k)
+    return [_Group(outputs, list(numbers)) for numbers, outputs in outputs_by_sources.items()]
 
 
 def _grouped_by_seeds(joint: JointTrace) -> list[_Group]:
@@ -181,14 +183,14 @@ def _grouped_by_seeds(joint: JointTrace) -> list[_Group]:
     seed = len(program.inputs) - sum(seeds for seeds, _ in sizes)
     first = len(program.outputs) - sum(results for _, results in sizes)
     for g, (_, results) in enumerate(sizes):
-        found: dict[tuple[int, ...], list[int]] = {}
+        outputs_by_gradients: dict[tuple[int, ...], list[int]] = {}
         for k in joint.groups[g]:
             behind = reached([program.inputs[seed]], readers.__getitem__)
             gradients = enumerate(program.outputs[first : first + results])
-            found.setdefault(tuple([i for i, t in gradients if t.op in behind]), []).append(k)
+            outputs_by_gradients.setdefault(tuple([i for i, t in gradients if t.op in behind]), []).append(k)
             seed += 1
         first += results
-        result += [_Group(outputs, joint.sources(g)) for outputs in found.values()]
+        result += [_Group(outputs, joint.sources(g)) for outputs in outputs_by_gradients.values()]
     return result
 
 

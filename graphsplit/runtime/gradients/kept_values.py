@@ -67,9 +67,14 @@ class KeptValues:
         for position, (name, _) in enumerate(origins_of(trace, plan)):
             positions.setdefault(name, []).append(position)
         captures = {}
-        for name, own in positions.items():
-            values, devices = slice(own[0], own[-1] + 1), tuple([handles[i].device for i in own])
-            captures[name] = _Capture(values, devices, plan.state.divisions.get(name), held[own[0]] is not None)
+        for name, positions_of_capture in positions.items():
+            values, devices = (
+                slice(positions_of_capture[0], positions_of_capture[-1] + 1),
+                tuple([handles[i].device for i in positions_of_capture]),
+            )
+            captures[name] = _Capture(
+                values, devices, plan.state.divisions.get(name), held[positions_of_capture[0]] is not None
+            )
         kept = cls(asked_of_workers(trace, read), captures)
         kept._record(trace, handles)
         return kept
@@ -89,16 +94,16 @@ class KeptValues:
 
     def handles(self, trace: Trace, plan: Plan) -> list[tf.Tensor]:
         """Return what a plan takes for its captures: variables of its own that hold these values."""
-        made: dict[str, list[tf.Tensor]] = {}
-        found = []
+        handles_by_name: dict[str, list[tf.Tensor]] = {}
+        handles = []
         for position, (name, part) in enumerate(origins_of(trace, plan)):
             if name not in self.captures:  # what only a derivative takes
-                found.append(captured(trace, plan)[position])
+                handles.append(captured(trace, plan)[position])
                 continue
-            if name not in made:
-                made[name] = self._made(self.captures[name], plan.state.divisions.get(name))
-            found.append(made[name][part])
-        return found
+            if name not in handles_by_name:
+                handles_by_name[name] = self._made(self.captures[name], plan.state.divisions.get(name))
+            handles.append(handles_by_name[name][part])
+        return handles
 
     def _made(self, capture: _Capture, division: MeshDivision | None) -> list[tf.Tensor]:
         values: Sequence[tf.Tensor] = self.tensors[capture.values]
@@ -146,9 +151,9 @@ def _variable(value: tf.Tensor, device: str) -> tf.Tensor:
     if tf.executing_eagerly():
         return make(value)
     with tf.init_scope():
-        made = tf.function(make, autograph=False).get_concrete_function(tf.TensorSpec(value.shape, value.dtype))
+        making = tf.function(make, autograph=False).get_concrete_function(tf.TensorSpec(value.shape, value.dtype))
     with graph_around(value).as_default(), tf.control_dependencies(None), no_recording():
-        handle = stateless_call(made, value)
+        handle = stateless_call(making, value)
     set_graph_gradient([handle], lambda _inputs, _results, gradients: list(gradients))
     record_on_tapes("kept_variable", [handle], [value], lambda gradient: [gradient])
     return handle

@@ -81,8 +81,8 @@ class PlannedFunction:
         self.runs = 0  # how often it was called
         self.layouts = layouts or Layouts(trace, plan)
         cut = {move.tensor.op for move in plan.moves if isinstance(move.target, Shard)}
-        given = zip(plan.program.inputs, plan.input_devices, strict=False)
-        self._cut = {k: device for k, (i, device) in enumerate(given) if i in cut}
+        input_places = zip(plan.program.inputs, plan.input_devices, strict=False)
+        self._cut = {k: device for k, (i, device) in enumerate(input_places) if i in cut}
 
     @property
     def plan(self) -> Plan:
@@ -140,13 +140,13 @@ class PlannedFunction:
                 self._executable = self._executable or make_executable(self.trace, self.plan, self.name, self.layouts)
         return self._executable
 
-    def made_once(self, made: dict[MadeKey, Made], key: MadeKey, make: Callable[[], Made]) -> Made:
+    def made_once(self, made_before: dict[MadeKey, Made], key: MadeKey, make: Callable[[], Made]) -> Made:
         """Return what is there by a key, made by the first thread that asks."""
-        if key not in made:
+        if key not in made_before:
             with self.trace.lock:
-                if key not in made:
-                    made[key] = make()
-        return made[key]
+                if key not in made_before:
+                    made_before[key] = make()
+        return made_before[key]
 
     def sends(self, readers: tuple[str, ...] = ()) -> bool:
         """Return whether `send` has what it needs, and only runs it."""
@@ -258,46 +258,55 @@ class ForwardAndBackward:
 
     def __call__(self, tensors: Sequence[tf.Tensor], kept: KeptValues | None = None) -> list[tf.Tensor]:
         """Run forward and tell the tapes how to run backward."""
-        given = [*tensors, *self.joint.trace.captures]
-        may_go_on = not tf.executing_eagerly() or tapes_watch_twice(given)  # (in a graph what nobody reads is not read)
-        with self._held(given, kept, self.single.layouts) as planned:
+        function_inputs = [*tensors, *self.joint.trace.captures]
+        # (in a graph what nobody reads is not read)
+        may_go_on = not tf.executing_eagerly() or tapes_watch_twice(function_inputs)
+        with self._held(function_inputs, kept, self.single.layouts) as planned:
             values = kept or (self._kept(planned) if may_go_on else None)
             run = partial(self._run_forward_again, kept=kept) if kept else partial(self._run_forward, kept=values)
-            outputs, residuals = run(given, planned)
+            outputs, residuals = run(function_inputs, planned)
         for g, group in enumerate(self.joint.groups):
             sources = self.joint.sources(g)
 
             def backward(*gradients: Any, g: int = g, sources: Sequence[int] = sources) -> list[Any]:
-                found = self._run_backward(g, given, outputs, gradients, residuals, values, planned)
-                return [found[i] for i in sources]
+                by_inputs = self._run_backward(g, function_inputs, outputs, gradients, residuals, values, planned)
+                return [by_inputs[i] for i in sources]
 
             if sources:
-                record_on_tapes(self.single.name, [outputs[k] for k in group], [given[i] for i in sources], backward)
+                record_on_tapes(
+                    self.single.name, [outputs[k] for k in group], [function_inputs[i] for i in sources], backward
+                )
         return outputs
 
     def gradients(self, sources: Sequence[tf.Tensor], gradients: Sequence[Any], kept: KeptValues) -> list[Any]:
         """Return the gradients by the sources, arguments and captures, given those of all outputs (None if none)."""
-        given = [*sources, *self.joint.trace.captures[len(sources) - len(self.single.trace.inputs) :]]
-        outputs, residuals = self._run_forward_again(given, self._as_planned(given, kept), kept)
-        return self._gradients(kept, given, [*outputs, *residuals], gradients)[: len(sources)]
+        function_inputs = [*sources, *self.joint.trace.captures[len(sources) - len(self.single.trace.inputs) :]]
+        outputs, residuals = self._run_forward_again(function_inputs, self._as_planned(function_inputs, kept), kept)
+        return self._gradients(kept, function_inputs, [*outputs, *residuals], gradients)[: len(sources)]
 
     def _gradients(
-        self, kept: KeptValues, given: Sequence[tf.Tensor], results: Sequence[tf.Tensor], gradients: Sequence[Any]
+        self,
+        kept: KeptValues,
+        function_inputs: Sequence[tf.Tensor],
+        results: Sequence[tf.Tensor],
+        gradients: Sequence[Any],
     ) -> list[Any]:
         """Return the gradients by all that was given, by what came of it, outputs and residuals."""
         count = len(self.single.trace.outputs)
         outputs, residuals = results[:count], results[count:]
-        totals: list[Any] = [None] * len(given)
+        totals: list[Any] = [None] * len(function_inputs)
         for g, group in enumerate(self.joint.groups):
-            own = [gradients[k] for k in group]
-            if any(gradient is not None for gradient in own):
-                for i, gradient in enumerate(self._run_backward(g, given, outputs, own, residuals, kept)):
+            group_gradients = [gradients[k] for k in group]
+            if any(gradient is not None for gradient in group_gradients):
+                for i, gradient in enumerate(
+                    self._run_backward(g, function_inputs, outputs, group_gradients, residuals, kept)
+                ):
                     total = totals[i]
                     totals[i] = total if gradient is None else gradient if total is None else total + gradient
         return totals
 
     def _run_forward(
-        self, given: Sequence[tf.Tensor], planned: Sequence[tf.Tensor], kept: KeptValues | None
+        self, function_inputs: Sequence[tf.Tensor], planned: Sequence[tf.Tensor], kept: KeptValues | None
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Return outputs and residuals.
 
@@ -306,8 +315,8 @@ class ForwardAndBackward:
           planned: the same as the plan takes them.
           kept: the values of the captures, None if those that are planned keep them.
         """
-        record_captures(given)
-        with no_recording(), Located(self.plan, given):
+        record_captures(function_inputs)
+        with no_recording(), Located(self.plan, function_inputs):
             outputs, residuals = self.cut.run_forward(planned)
 
         def backward(inputs: list[tf.Tensor], results: list[tf.Tensor], gradients: Sequence[Any]) -> list[Any]:
@@ -318,7 +327,7 @@ class ForwardAndBackward:
         return outputs, residuals
 
     def _run_forward_again(
-        self, given: Sequence[tf.Tensor], planned: Sequence[tf.Tensor], kept: KeptValues
+        self, function_inputs: Sequence[tf.Tensor], planned: Sequence[tf.Tensor], kept: KeptValues
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Return outputs and residuals where captures count as what they were.
 
@@ -326,15 +335,15 @@ class ForwardAndBackward:
         values that were kept, which are nobody's.
         """
         if tf.executing_eagerly():
-            return self._run_forward(given, planned, None)
-        first, last = len(given), len(given) + len(planned)
+            return self._run_forward(function_inputs, planned, None)
+        first, last = len(function_inputs), len(function_inputs) + len(planned)
 
         def run(*flat: tf.Tensor) -> list[tf.Tensor]:
             outputs, residuals = self.cut.run_forward(flat[first:last])
             return [*outputs, *residuals]
 
-        with Located(self.plan, given):
-            flat = self._as_one_call(None, run, [*given, *planned, *kept.tensors])
+        with Located(self.plan, function_inputs):
+            flat = self._as_one_call(None, run, [*function_inputs, *planned, *kept.tensors])
 
         def backward(inputs: list[tf.Tensor], results: list[tf.Tensor], gradients: Sequence[Any]) -> list[Any]:
             then = replace(kept, tensors=tuple(inputs[last:]))
@@ -366,7 +375,7 @@ class ForwardAndBackward:
     def _run_backward(
         self,
         g: int,
-        given: Sequence[tf.Tensor],
+        function_inputs: Sequence[tf.Tensor],
         outputs: Sequence[tf.Tensor],
         gradients: Sequence[Any],
         residuals: Sequence[tf.Tensor],
@@ -376,22 +385,22 @@ class ForwardAndBackward:
         """Return the gradient by each argument and capture; `planned` is what the forward part was given."""
         pairs = zip([outputs[k] for k in self.joint.groups[g]], gradients, strict=True)
         seeds = [tf.zeros_like(output) if by is None else tf.convert_to_tensor(by) for output, by in pairs]
-        single, sources = self.single.trace, [*given, *seeds]
+        single, sources = self.single.trace, [*function_inputs, *seeds]
         by_tape = bool(planned)  # (`tf.gradients` may ask in a graph that TensorFlow made, which captures nothing more)
         is_watched = watches(sources, single.variables if kept and by_tape else ())
         if is_watched and kept and by_tape:
-            flat = self._again(g).watched([*given[: len(single.inputs)], *seeds], kept)
+            flat = self._again(g).watched([*function_inputs[: len(single.inputs)], *seeds], kept)
         elif tf.executing_eagerly():
-            with no_recording(), Located(self.plan, given):
+            with no_recording(), Located(self.plan, function_inputs):
                 try:
-                    with self._held(given, layouts=self.single.layouts if planned else None) as found:
-                        flat = self.cut.run_backward(g, found, seeds, residuals)
+                    with self._held(function_inputs, layouts=self.single.layouts if planned else None) as held_inputs:
+                        flat = self.cut.run_backward(g, held_inputs, seeds, residuals)
                 except LayoutsChangedError:  # since the forward part: it goes back on what that had
                     flat = self.cut.run_backward(g, planned, seeds, residuals)
             if is_watched:
                 record_on_tapes(f"{self.single.name}_gradient", flat, sources, self._refuse)
         else:
-            flat = self._run_backward_in_graph(g, given, seeds, residuals, kept)
+            flat = self._run_backward_in_graph(g, function_inputs, seeds, residuals, kept)
         return list(structures.unflatten(self.joint.gradients[g], flat))
 
     def _refuse(self, *_: Any) -> NoReturn:
@@ -401,26 +410,26 @@ class ForwardAndBackward:
             "the call, and let it watch them."
         )
 
-    def _as_planned(self, given: Sequence[tf.Tensor], kept: KeptValues | None = None) -> list[tf.Tensor]:
+    def _as_planned(self, function_inputs: Sequence[tf.Tensor], kept: KeptValues | None = None) -> list[tf.Tensor]:
         """Return arguments and captures as the plan takes them: captures that hold what was kept, or as they are."""
         find = kept.handles if kept else captured
-        return [*given[: len(self.single.trace.inputs)], *find(self.joint.trace, self.plan)]
+        return [*function_inputs[: len(self.single.trace.inputs)], *find(self.joint.trace, self.plan)]
 
     @contextlib.contextmanager
     def _held(
-        self, given: Sequence[tf.Tensor], kept: KeptValues | None = None, layouts: Layouts | None = None
+        self, function_inputs: Sequence[tf.Tensor], kept: KeptValues | None = None, layouts: Layouts | None = None
     ) -> Iterator[list[tf.Tensor]]:
         """Give what `_as_planned` returns to a call, and let no value move as long as it runs."""
         if kept is not None:
-            yield self._as_planned(given, kept)
+            yield self._as_planned(function_inputs, kept)
             return
         with held_captures(self.joint.trace, self.plan, layouts) as captures:
-            yield [*given[: len(self.single.trace.inputs)], *captures]
+            yield [*function_inputs[: len(self.single.trace.inputs)], *captures]
 
     def _run_backward_in_graph(
         self,
         g: int,
-        given: Sequence[tf.Tensor],
+        function_inputs: Sequence[tf.Tensor],
         seeds: Sequence[tf.Tensor],
         residuals: Sequence[tf.Tensor],
         kept: KeptValues | None,
@@ -430,24 +439,24 @@ class ForwardAndBackward:
         What is cut reads residuals, which depend on the arguments, and not all of these. So it is called by a function
         that takes all: that one's gradient by the arguments says all that there is to say, and residuals need none.
         """
-        arguments, first, last = len(self.single.trace.inputs), len(given), len(given) + len(seeds)
-        held, planned = last + len(residuals), self._as_planned(given) if self.plan.state.parts else []
+        arguments, first, last = len(self.single.trace.inputs), len(function_inputs), len(function_inputs) + len(seeds)
+        held, planned = last + len(residuals), self._as_planned(function_inputs) if self.plan.state.parts else []
         end = held + len(planned)
 
         def run(*flat: tf.Tensor) -> list[tf.Tensor]:
             return self.cut.run_backward(g, flat[held:end] or flat[:first], flat[first:last], flat[last:held])
 
-        taken = [*given, *seeds, *residuals, *planned, *(kept.tensors if kept else ())]
+        taken = [*function_inputs, *seeds, *residuals, *planned, *(kept.tensors if kept else ())]
         flat = self._as_one_call(g, run, taken)
 
         def backward(inputs: list[tf.Tensor], _: Any, gradients: Sequence[Any]) -> list[Any]:
             if kept is None:
                 self._refuse()
             sources = [*inputs[:arguments], *inputs[first:last], *inputs[arguments:first]]
-            found = self._again(g).pair().gradients(sources, gradients, replace(kept, tensors=tuple(inputs[end:])))
-            by_arguments, by_seeds = found[:arguments], found[arguments : arguments + len(seeds)]
+            by_all = self._again(g).pair().gradients(sources, gradients, replace(kept, tensors=tuple(inputs[end:])))
+            by_arguments, by_seeds = by_all[:arguments], by_all[arguments : arguments + len(seeds)]
             nothing = [None] * (len(inputs) - last)
-            return [*by_arguments, *found[arguments + len(seeds) :], *by_seeds, *nothing]
+            return [*by_arguments, *by_all[arguments + len(seeds) :], *by_seeds, *nothing]
 
         set_graph_gradient(flat, backward, by_rows=True)
         if watches(taken[:last]):
@@ -501,5 +510,5 @@ def _layout_of(single: PlannedFunction, output: int) -> Layout:
     """Return the layout in which the gradient of an output is used: that in which the output is made."""
     tensor = single.plan.program.outputs[output]
     sharded = single.plan.steps[tensor.op].shards
-    given = sharded.gives[tensor.index] if sharded else SINGLE_DEVICE
-    return given if isinstance(given, Shard) else SINGLE_DEVICE
+    made_layout = sharded.gives[tensor.index] if sharded else SINGLE_DEVICE
+    return made_layout if isinstance(made_layout, Shard) else SINGLE_DEVICE
