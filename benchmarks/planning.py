@@ -15,6 +15,7 @@ from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.program.program import Program
+from graphsplit.program.reading.flat_graphs import FlatGraph, KnownBefore, Labels
 from graphsplit.program.reading.reader import build_program
 
 _NODES_PER_LAYER = 6
@@ -62,17 +63,14 @@ def synthetic_program(operations: int) -> Program:
         nodes.append(_matmul(f"by_x_{i}", f"masked_{i}", "w", transpose_b=True))
         nodes.append(make_node(f"total_{i}", "AddV2", [total, f"by_w_{i}"], T=tf.float32))
         gradient, total = f"by_x_{i}", f"total_{i}"
-    return build_program(
-        nodes,
+    flat = FlatGraph(
+        nodes=nodes,
         inputs=list(_ARGUMENTS),
-        input_names=list(_ARGUMENTS),
-        captures=[],
         outputs=[f"{total}:0", f"{current}:0"],
-        effects=[],
         library=tf.compat.v1.GraphDef().library,
         versions=tf.Graph().as_graph_def().versions,
-        resources={},
     )
+    return build_program(flat, KnownBefore(), Labels(input_names=list(_ARGUMENTS)))
 
 
 _ARGUMENTS = {"x": (_ROWS, _WIDTH), "seed": (_ROWS, _WIDTH), "w": (_WIDTH, _WIDTH), "zero": (_WIDTH, _WIDTH)}

@@ -17,6 +17,7 @@ from graphsplit.core.sizes import ROWS, Size, rows, shape_at
 from graphsplit.program.program import SIZES
 from graphsplit.program.reading import constant_folding
 from graphsplit.program.reading.constant_folding import FOLDABLE
+from graphsplit.program.reading.flat_graphs import FlatGraph, KnownBefore, Labels
 from graphsplit.program.reading.reader import build_program
 from tests.helpers.law import assert_close
 
@@ -299,18 +300,14 @@ def constant(value: np.ndarray) -> tf.Tensor:
 
 def read(graph: tf.Graph, outputs: list[tf.Tensor], inputs: list[str], shapes: dict[str, Any]) -> Any:
     graph_def = graph.as_graph_def()
-    return build_program(
-        graph_def.node,
+    flat = FlatGraph(
+        nodes=graph_def.node,
         inputs=inputs,
-        input_names=inputs,
-        captures=(),
         outputs=[tensor.name for tensor in outputs],
-        effects=(),
         library=graph_def.library,
         versions=graph_def.versions,
-        resources={},
-        given_shapes=shapes,
     )
+    return build_program(flat, KnownBefore(shapes=shapes), Labels(input_names=inputs))
 
 
 def fold_differs(op_type: str, trials: int = TRIALS) -> int:

@@ -30,6 +30,7 @@ from graphsplit.planning.variables.in_parts import program_of, with_twins
 from graphsplit.program.asked_layouts import asked_of
 from graphsplit.program.graph.function_calls import KNOWN_INSIDE
 from graphsplit.program.program import Op, Program, Provenance, Tensor
+from graphsplit.program.reading.flat_graphs import FlatGraph, KnownBefore, Labels
 from graphsplit.program.reading.reader import build_program
 from graphsplit.tracing.trace import Trace, held_by
 
@@ -275,29 +276,33 @@ def _read(plan: Plan, graph: EmittedGraph, resources: HeldShapes, stride: int) -
     """Return what was written for the axis as a program."""
     before, shapes = plan.program, _shapes(plan, graph)
     provenances = {name: _provenance(*body, _arguments(body[1]), stride) for name, body in graph.bodies.items()}
-    provenance = _provenance(plan, graph, {}, stride)
     for function in graph.library.function:
         for node in function.node_def:
             node.device = ""  # (whoever plans the rows says where in a row)
-    return build_program(
-        graph.nodes,
+    flat = FlatGraph(
+        nodes=graph.nodes,
         inputs=graph.inputs,
-        input_names=before.input_names,
         captures=graph.captures,
         outputs=graph.outputs,
         effects=graph.effects,
         library=graph.library,
         versions=graph.versions,
+    )
+    known = KnownBefore(
         resources=resources,
-        given_shapes={name: before.ops[i].out_shapes[0] for name, i in zip(graph.inputs, before.inputs, strict=True)},
-        seeds=before.seeds,
+        shapes={name: before.ops[i].out_shapes[0] for name, i in zip(graph.inputs, before.inputs, strict=True)},
         symbols=before.symbols,
+        results=shapes,
+    )
+    labels = Labels(
+        input_names=before.input_names,
+        seeds=before.seeds,
         notes=before.notes,
         locate=before.locate,
-        shapes=shapes,
-        provenance=provenance,
+        provenance=_provenance(plan, graph, {}, stride),
         provenances=provenances,
     )
+    return build_program(flat, known, labels)
 
 
 def _arguments(graph: EmittedGraph) -> dict[str, str]:

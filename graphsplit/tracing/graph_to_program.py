@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -38,8 +38,9 @@ from graphsplit.errors import ArgumentError
 from graphsplit.program.asked_layouts import write_marks
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, check_nesting, inline_calls
 from graphsplit.program.program import Locate, Program
+from graphsplit.program.reading.flat_graphs import FlatGraph, KnownBefore, Labels
 from graphsplit.program.reading.function_bodies import Memo
-from graphsplit.program.reading.reader import build_for_any_batch, build_for_sizes, build_program
+from graphsplit.program.reading.reader import build_for_any_batch, build_for_sizes
 from graphsplit.program.reading.shape_inference import ELEMENT_SHAPE, InferenceError, known_shape
 from graphsplit.program.stages import StageCalls, stage_calls
 from graphsplit.tracing.branch_effects import ShapeOf
@@ -147,39 +148,36 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
     notes = [*reading.notes, *_replaced_devices(nodes, calls)]
     nodes, references = merge(nodes, references, named, calls.of)
     count = len(reading.outputs)
-    build = functools.partial(
-        build_program,
-        nodes,
+    flat = FlatGraph(
+        nodes=nodes,
         inputs=reading.inputs,
-        input_names=reading.input_names,
         captures=captures,
         outputs=references[:count],
         effects=[reference[1:] for reference in references[count:]],
         library=whole,
         versions=graph.versions,
+    )
+    known = KnownBefore(
         resources={
             **{n: (d, known_shape(s)) for n, (d, s) in reading.held.items()},
             **dict.fromkeys(counters, (tf.int64, (3,))),
         },
+        shapes=dict(zip(reading.inputs, reading.shapes, strict=bool(reading.shapes))),
+        values=reading.values,
         inlined_from=reading.known,
-        locate=reading.locate,
-        seeds=reading.seeds,
-        calls=calls,
-        memo=reading.bodies,
     )
-    given = dict(zip(reading.inputs, reading.shapes, strict=bool(reading.shapes)))
-    if reading.sizes is not None:
+    labels = Labels(
+        input_names=reading.input_names, seeds=reading.seeds, notes=notes, locate=reading.locate, calls=calls
+    )
+    try:
+        if reading.sizes is None:
+            return build_for_any_batch(flat, known, labels, reading.bodies)
         shapes, *values = reading.sizes
         sizes = dict(zip(reading.inputs, shapes, strict=True))
-        known = [{reading.inputs[i]: value for i, value in own.items()} for own in values]
+        now, for_all = [{reading.inputs[i]: value for i, value in by_number.items()} for by_number in values]
         behind_loops = any(node.op in CONTROL_FLOW or node.op in ELEMENT_SHAPE for node in nodes)
-        build_now = functools.partial(
-            build_for_sizes, functools.partial(build, notes=notes), given if behind_loops else {}, sizes, *known
-        )
-    else:
-        build_now = functools.partial(build_for_any_batch, build, given, notes, reading.values)
-    try:
-        return build_now()
+        known = replace(known, shapes=known.shapes if behind_loops else {}, values=for_all)
+        return build_for_sizes(flat, known, labels, reading.bodies, sizes, now)
     except InferenceError as error:
         raise ArgumentError(f"The function cannot run on arguments of these sizes. TensorFlow says: {error}") from None
 

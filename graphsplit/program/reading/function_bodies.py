@@ -12,18 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from graphsplit.core.polynomials import Point, Polynomial, Symbol
 from graphsplit.core.protos import constant_value, functions_named
 from graphsplit.core.sizes import Shape, agreed, are_same, has_sizes, shape_at, with_sizes, without_sizes
 from graphsplit.program.graph.function_calls import function_graph, function_names, inline_calls
 from graphsplit.program.program import Op, Program, Provenance
+from graphsplit.program.reading.flat_graphs import Elements, FlatGraph, KnownBefore, Labels
 from graphsplit.program.reading.shape_inference import Findings, InferenceError
 from graphsplit.program.reading.trip_counts import origin
 from graphsplit.program.stages import stage_calls
 
-Elements = tuple[tf.DType, Shape | None]
 ITEM = {"TensorListFromTensor": 0, "TensorListPushBack": 1, "TensorListSetItem": 2}
 """Ops that put something into a list, and the operand that it is."""
 
@@ -166,35 +165,33 @@ class Bodies:
             self._digests[name] = digest.digest()
         return self._digests[name]
 
-    def _program(self, function: Any, arguments: Given, before: Findings, found: list[Findings]) -> Program:
+    def _program(self, function: Any, arguments: Given, before: Findings, findings: list[Findings]) -> Program:
         known = [without_sizes(shape) for shape in arguments.shapes]
         graph, outputs = function_graph(function, self._library.values(), self._versions, known, arguments.constants)
         calls = stage_calls(graph)
         effects = [f"^{name}" for name in function.control_ret.values()]
         nodes, references = inline_calls(graph, [*outputs, *effects])
         names = [argument.name for argument in function.signature.input_arg]
-        return self._build(
-            nodes,
+        flat = FlatGraph(
+            nodes=nodes,
             inputs=names,
-            input_names=names,
-            captures=(),
             outputs=references[: len(outputs)],
             effects=[reference[1:] for reference in references[len(outputs) :]],
             library=graph.library,
             versions=self._versions,
+        )
+        known_before = KnownBefore(
             resources={names[i]: elements for i, elements in arguments.elements.items()},
-            given_shapes=dict(zip(names, arguments.shapes, strict=True)),
+            shapes=dict(zip(names, arguments.shapes, strict=True)),
             symbols=self._symbols,
             held={names[i]: value for i, value in arguments.held.items()},
             counts={names[i]: count for i, count in arguments.counts.items()},
-            memo=self._memo,
-            before=before,
+            findings=before,
             point=self._point,
-            found=found,
-            calls=calls,
-            provenance=self._provenances.get(function.signature.name),
-            provenances=self._provenances,
         )
+        provenance = self._provenances.get(function.signature.name)
+        labels = Labels(input_names=names, calls=calls, provenance=provenance, provenances=self._provenances)
+        return self._build(flat, known_before, labels, self._memo, findings)
 
 
 def _says_no_more(shape: Shape | None, other: Shape | None) -> bool:

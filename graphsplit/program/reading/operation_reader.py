@@ -27,7 +27,8 @@ from graphsplit.core.sizes import (
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import SIZES, TAPES, Op, Program, Provenance, Tensor, is_repeatable, is_stateful
 from graphsplit.program.reading.constant_folding import FOLDABLE, fold
-from graphsplit.program.reading.function_bodies import Bodies, Elements
+from graphsplit.program.reading.flat_graphs import Elements
+from graphsplit.program.reading.function_bodies import Bodies
 from graphsplit.program.reading.node_simplification import SIMPLIFIED, is_known, simplified, untile
 from graphsplit.program.reading.shape_inference import HELPER, Findings, Integers, known_shape, rows_made
 from graphsplit.program.reading.tensor_lists import Lists

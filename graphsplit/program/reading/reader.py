@@ -6,14 +6,13 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.garbage_collection import collection_paused
-from graphsplit.core.polynomials import Point, Symbol
+from graphsplit.core.polynomials import Symbol
 from graphsplit.core.protos import constant_value
 from graphsplit.core.sizes import (
     ROWS,
@@ -26,8 +25,9 @@ from graphsplit.core.sizes import (
     witnesses,
 )
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
-from graphsplit.program.program import Locate, Op, Program, Provenance
-from graphsplit.program.reading.function_bodies import Bodies, Elements, Memo
+from graphsplit.program.program import Op, Program
+from graphsplit.program.reading.flat_graphs import Elements, FlatGraph, KnownBefore, Labels
+from graphsplit.program.reading.function_bodies import Bodies, Memo
 from graphsplit.program.reading.operation_reader import OperationReader
 from graphsplit.program.reading.shape_inference import Findings, InferenceError, Integers, import_for_shapes
 from graphsplit.program.stages import Stage, StageCalls
@@ -38,106 +38,74 @@ _LARGEST_SIZE = 10_000_000  # a larger number means no end
 
 @collection_paused()
 def build_program(
-    nodes: Sequence[Any],
-    *,
-    inputs: Sequence[str],
-    input_names: Sequence[str],
-    captures: Sequence[str],
-    outputs: Sequence[str],
-    effects: Sequence[str],
-    library: Any,
-    versions: Any,
-    resources: Mapping[str, Elements],
-    inlined_from: tf.Graph | None = None,
-    given_shapes: Mapping[str, Shape | None] | None = None,
-    seeds: int = 0,
-    symbols: tuple[Symbol, ...] = (),
-    held: Mapping[str, np.ndarray] | None = None,
-    counts: Mapping[str, int] | None = None,
-    values: Mapping[str, Shape] = MappingProxyType({}),
+    graph: FlatGraph,
+    known: KnownBefore,
+    labels: Labels,
     memo: Memo | None = None,
-    before: Findings = Findings(),  # noqa: B008  # frozen
-    point: Point | None = None,
-    found: list[Findings] | None = None,
-    notes: Sequence[str] = (),
-    locate: Locate = lambda _: (),
-    calls: StageCalls = StageCalls(),  # noqa: B008  # frozen
-    shapes: Mapping[str, Sequence[tuple[Shape | None, tf.DType]]] | None = None,
-    provenance: Callable[[str], Provenance] | None = None,
-    provenances: Mapping[str, Callable[[str], Provenance]] = MappingProxyType({}),
+    findings: list[Findings] | None = None,
 ) -> Program:
     """Return the program of a flat graph: shapes inferred, integer arithmetic on shapes folded to constants.
 
     Args:
-      nodes: the `NodeDef`s, calls inlined, in any order.
-      inputs, captures: names of placeholder nodes.
-      outputs: references (`node:0`) of the returned tensors.
-      effects: names of nodes that must run.
-      resources: for captured variables, what they hold, without which no shape behind a read is known.
-      inlined_from: the graph that the nodes were, before calls were inlined. It knows shapes that were set by hand.
-      given_shapes: of inputs, by name, where they say more than the placeholders do: what follows from unknown sizes.
-      seeds: how many of the inputs, the last, are gradients of outputs.
-      symbols: the unknown sizes of the program that this is a part of.
-      held: for inputs that are lists of integers known beforehand, each of their elements alike: that element.
-      counts: for inputs that are lists: how many elements they have, where that is known.
-      values: of inputs that are shapes, where they are known, or follow from unknown sizes.
+      graph: what is read.
+      known: what is known of it.
+      labels: what the program says of itself.
       memo: functions that were read before, with what was known of their arguments; those read now are added.
-      before: what was found beforehand, for all sizes.
-      point: what these sizes are, in a program that is for some only: all given shapes are numbers then.
-      found: takes what was found.
-      calls: those of stages among the calls that were inlined.
-      shapes: shape and dtype of all that each node makes, by name, each behind what it reads: where they are known,
-        TensorFlow is not asked.
-      provenance: says where an operation comes from, given its name; None for what the name says.
-      provenances: the same for operations in functions, by the functions' names.
+      findings: takes what was found.
 
     Raises:
       InferenceError: if shapes cannot be inferred for all sizes.
     """
-    given = {name: shape for name, shape in (given_shapes or {}).items() if has_sizes(shape) or point is not None}
-    symbols = symbols or symbols_in([*given.values(), *values.values()])
+    point = known.point
+    shapes = {name: shape for name, shape in known.shapes.items() if has_sizes(shape) or point is not None}
+    symbols = known.symbols or symbols_in([*shapes.values(), *known.values.values()])
     arrays = {
         name: np.array([*map(as_exact, value)], object if has_sizes(value) else np.int64)
-        for name, value in values.items()
+        for name, value in known.values.items()
     }
     given_values = {(name, 0): Integers.of(tf.int64, value) for name, value in arrays.items()}
-    by_name, hints = {node.name: node for node in nodes}, _known_outputs(inlined_from)
-    sizes = symbols, _largest_number(nodes, resources) if symbols and point is None else 0
-    bodies = Bodies(build_program, library, versions, symbols, {} if memo is None else memo, provenances, point)
+    by_name, hints = {node.name: node for node in graph.nodes}, _known_outputs(known.inlined_from)
+    sizes = symbols, _largest_number(graph.nodes, known.resources) if symbols and point is None else 0
+    memo = {} if memo is None else memo
+    bodies = Bodies(build_program, graph.library, graph.versions, symbols, memo, labels.provenances, point)
 
     def make_reader() -> OperationReader:
-        of_inputs = held or {}, counts or {}, arrays
+        of_inputs, before = (known.held, known.counts, arrays), known.findings
         carried = {} if point is None else {key: shape_at(shape, point) for key, shape in before.carried.items()}
-        return OperationReader(by_name, hints, resources, *of_inputs, carried, bodies, sizes, calls, provenance)
+        return OperationReader(
+            by_name, hints, known.resources, *of_inputs, carried, bodies, sizes, labels.calls, labels.provenance
+        )
 
-    def infer(known: Findings) -> Any:
+    def infer(so_far: Findings) -> Any:
         points = witnesses(*sizes) if point is None else [point]
-        known = known.joined(Findings(values=given_values))
-        known = known if point is None else replace(known, doubted={})
-        return [import_for_shapes(nodes, versions, resources, given, known, point) for point in points]
+        so_far = so_far.joined(Findings(values=given_values))
+        so_far = so_far if point is None else replace(so_far, doubted={})
+        return [
+            import_for_shapes(graph.nodes, graph.versions, known.resources, shapes, so_far, point) for point in points
+        ]
 
-    if shapes is not None:
+    if known.results is not None:
         reader = make_reader()
-        for name, made in shapes.items():
-            reader.read_as(name, [shape for shape, _ in made], [dtype for _, dtype in made])
+        for name, results in known.results.items():
+            reader.read_as(name, [shape for shape, _ in results], [dtype for _, dtype in results])
     else:
-        reader, known = _read_until_known(nodes, make_reader, infer, before)
-        if found is not None:
-            found.append(known)
+        reader, last = _read_until_known(graph.nodes, make_reader, infer, known.findings)
+        if findings is not None:
+            findings.append(last)
     return Program(
         ops=tuple(reader.ops),
-        inputs=tuple(reader.positions[name] for name in inputs),
-        input_names=tuple(input_names),
-        captures=tuple(reader.positions[name] for name in captures),
-        outputs=tuple(reader.tensor(reference) for reference in outputs),
-        effects=tuple(dict.fromkeys(reader.positions[name] for name in effects)),
-        library=library,
-        versions=versions,
-        seeds=seeds,
+        inputs=tuple(reader.positions[name] for name in graph.inputs),
+        input_names=tuple(labels.input_names),
+        captures=tuple(reader.positions[name] for name in graph.captures),
+        outputs=tuple(reader.tensor(reference) for reference in graph.outputs),
+        effects=tuple(dict.fromkeys(reader.positions[name] for name in graph.effects)),
+        library=graph.library,
+        versions=graph.versions,
+        seeds=labels.seeds,
         symbols=symbols,
-        notes=tuple(notes),
-        locate=locate,
-        stages=_in_order(reader.ops, calls),
+        notes=tuple(labels.notes),
+        locate=labels.locate,
+        stages=_in_order(reader.ops, labels.calls),
     )
 
 
@@ -150,7 +118,7 @@ def _read_until_known(
     """Read operations again and again, until nothing more is found: what is behind a loop is only known when that is.
 
     Args:
-      nodes: see `build_program`.
+      nodes: of the graph.
       make_reader: begins anew.
       infer: returns the operations with shapes, for each choice of sizes.
       before: what is known beforehand. TensorFlow decides whether that fits.
@@ -205,25 +173,19 @@ def _known_outputs(graph: tf.Graph | None) -> dict[str, list[tf.Tensor]]:
     return {operation.name: list(operation.outputs) for operation in operations}
 
 
-def build_for_any_batch(
-    build: Callable[..., Program],
-    given_shapes: Mapping[str, Shape | None],
-    notes: Sequence[str],
-    values: Mapping[str, Shape] = MappingProxyType({}),
-) -> Program:
+def build_for_any_batch(graph: FlatGraph, known: KnownBefore, labels: Labels, memo: Memo) -> Program:
     """Return the program for all sizes; if shapes do not follow for all, one that leaves some of them open.
 
     Args:
-      build: `build_program` with its other arguments.
-      given_shapes, notes, values: see there.
+      graph, known, labels, memo: see `build_program`.
     """
-    open_shapes = dict(given_shapes)
-    notes = list(notes)
+    open_shapes, notes = dict(known.shapes), list(labels.notes)
     while True:
         try:
-            known = set(symbols_in(list(open_shapes.values())))
-            open_values = {name: value for name, value in values.items() if known.issuperset(symbols_in([value]))}
-            return build(given_shapes=open_shapes, values=open_values, notes=tuple(notes))
+            present = set(symbols_in(list(open_shapes.values())))
+            values = {name: value for name, value in known.values.items() if present.issuperset(symbols_in([value]))}
+            now = replace(known, shapes=open_shapes, values=values)
+            return build_program(graph, now, replace(labels, notes=tuple(notes)), memo)
         except ValueError as error:
             symbols = symbols_in(list(open_shapes.values()))
             if not symbols:
@@ -240,11 +202,12 @@ def build_for_any_batch(
 
 
 def build_for_sizes(
-    build: Callable[..., Program],
-    given_shapes: Mapping[str, Shape | None],
+    graph: FlatGraph,
+    known: KnownBefore,
+    labels: Labels,
+    memo: Memo,
     sizes: Mapping[str, Shape | None],
     values: Mapping[str, Shape],
-    open_values: Mapping[str, Shape],
 ) -> Program:
     """Return the program for calls of some sizes, of a function that was traced without knowing them.
 
@@ -252,18 +215,17 @@ def build_for_sizes(
     Then it is read again, where that has its numbers.
 
     Args:
-      build: see `build_for_any_batch`.
-      given_shapes: see there.
+      graph, known, labels, memo: see `build_program`, for all sizes.
       sizes: the shapes of the same inputs in these calls.
-      values: see `build_program`, in these calls.
-      open_values: the same for all sizes.
+      values: those of inputs that are shapes, in these calls.
     """
-    points, found = (point_of(given_shapes, sizes), point_of(open_values, values)), [Findings()]
-    point = {symbol: size for own in points for symbol, size in (own or {}).items()}
-    if point and None not in points and given_shapes:
+    points, findings = (point_of(known.shapes, sizes), point_of(known.values, values)), [Findings()]
+    point = {symbol: size for some_sizes in points for symbol, size in (some_sizes or {}).items()}
+    if point and None not in points and known.shapes:
         with contextlib.suppress(InferenceError):  # (what does not follow for all sizes may do for these)
-            build(given_shapes=given_shapes, values=open_values, found=found)
-    return build(given_shapes=sizes, values=values, before=found[-1], point=point)
+            build_program(graph, known, labels, memo, findings)
+    now = replace(known, shapes=sizes, values=values, findings=findings[-1], point=point)
+    return build_program(graph, now, labels, memo)
 
 
 def _without(shape: Shape | None, symbol: Symbol) -> Shape | None:

@@ -11,7 +11,8 @@ from graphsplit.core.polynomials import Polynomial, Symbol
 from graphsplit.core.sizes import Shape, Size, as_exact, has_sizes, joined_shapes, merged, with_sizes
 from graphsplit.core.tensorflow_internals import resource_value
 from graphsplit.program.program import Op, Tensor
-from graphsplit.program.reading.function_bodies import ITEM, Elements, Given, grows
+from graphsplit.program.reading.flat_graphs import Elements
+from graphsplit.program.reading.function_bodies import ITEM, Given, grows
 from graphsplit.program.reading.shape_inference import ELEMENT_SHAPE, Findings, known_shape
 
 _EMPTY = frozenset({"EmptyTensorList", "TensorListReserve"})
