@@ -132,7 +132,11 @@ LAID = {
 }
 
 
-@pytest.mark.parametrize("options", LAID.values(), ids=LAID)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(own, marks=pytest.mark.long) if name == "compiled" else own for name, own in LAID.items()],
+    ids=LAID,
+)
 @pytest.mark.parametrize(("make", "by"), [MADE["keras"], MADE["weights"]], ids=["keras", "weights"])
 def test_every_layout(make: Callable[[], Normalization], by: Callable[[int], tf.Tensor], options: dict[str, Any]):
     assert_exchanged(lambda: trained(make), [(entries(n), by(n)) for n in (2, 7)], **options)
@@ -285,6 +289,32 @@ def test_statistics_over_places_that_are_cut(make: Callable[[], Callable[[tf.Ten
     assert len([c for c in plan.collectives if c.moves[0].source in (OWN_ROW, *MOMENTS)]) == 1, str(plan)
     chains = [longest_chain(own[0], x, split={"x": axis}) for own in (made(tf.identity), made())]
     assert chains[1] == chains[0] + 2
+
+
+def test_weights_that_are_cut_along_another_axis():
+    """Of as many rows as columns, which lie so: sums of other entries than theirs."""
+
+    def step(x: tf.Tensor, w: tf.Tensor) -> Any:
+        total = tf.reduce_sum(tf.broadcast_to(w, tf.shape(x)), [0, 1])
+        mean = tf.reduce_sum(w * x, [0, 1]) / total
+        squares = tf.reduce_sum(w * tf.square(x - mean), [0, 1])
+        return squares, x + squares
+
+    x = tf.random.stateless_normal((8, 8), [1, 2], dtype=tf.float64)
+    w = tf.random.stateless_uniform((8, 1), [1, 3], dtype=tf.float64)
+    for split, count in (({"x": 1, "w": None}, 0), ({"x": 0, "w": 0}, 1)):
+        assert_exchanged(lambda: (step, []), [(x, w)], count, split=split)
+
+
+def test_weights_that_are_the_same_on_all_devices():
+    """They are cut only once it is known that their sum is wanted of what is cut."""
+
+    def step(x: tf.Tensor, w: tf.Tensor) -> Any:
+        mean, variance = tf.nn.weighted_moments(tf.sin(x), [0, 1], w, keepdims=True)
+        return x - mean + variance, mean
+
+    x, w = tf.random.stateless_normal((8, 4), [1, 2], dtype=tf.float64), weights(8)[:, 0]
+    assert_exchanged(lambda: (step, []), [(x, w)], 0, split={"x": 1, "w": None})
 
 
 # What is checked

@@ -217,15 +217,16 @@ class ForwardPropagation:
             self._append_sharded(op, given)
 
     def _of_own_moments(self, op: Op) -> Sharded | None:
-        """Return how shards compute with the moments of their own rows; see `planning/weighted_moments.py`."""
-        if op.merged not in ("center", "row"):
+        """Return how shards compute with sums over the same rows of their own; see `planning/weighted_moments.py`."""
+        if op.merged not in ("center", "row") or self.settled:  # (what reads them whole is settled, too)
             return None
-        answers = [(self._answers[tensor.op], tensor.index) for tensor in op.inputs]
-        wants = tuple([REPLICATE if made is None else made.gives[k] for made, k in answers])
-        for i, layout in enumerate(wants):
-            if i not in op.constants and layout not in (PARTIAL_SUM, OWN_MEAN, OWN_ROW):
-                return None
-        return Sharded(wants, (OWN_MEAN if op.merged == "center" else OWN_ROW,))
+        answers = [None if i in op.constants else self._answers[tensor.op] for i, tensor in enumerate(op.inputs)]
+        made = [REPLICATE if own is None else own.gives[0] for own in answers]
+        summed = {own.wants[0] for own in answers if own is not None and own.gives[0] == PARTIAL_SUM}
+        count = sum(layout in (PARTIAL_SUM, OWN_MEAN, OWN_ROW) for layout in made)
+        if count + len(op.constants) < len(op.inputs) or len(summed) > 1:
+            return None
+        return Sharded(tuple(made), (OWN_MEAN if op.merged == "center" else OWN_ROW,))
 
     def _on_columns(self, op: Op, layouts: Sequence[Layout]) -> Sharded | None:
         """Return how an operation that needs all rows runs on columns: of as many rows each shard has some columns.
