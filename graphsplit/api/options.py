@@ -38,8 +38,8 @@ class Tuning(TypedDict, total=False):
       bucket_bytes: small gradients travel together, in buckets of at most so many bytes, each as soon as it is full. 0
         lets each travel alone. None means 64 kB, and 512 kB between hosts.
       exchange_bytes: sums that shards wait for go from each shard to all others at once, if a device gets at most so
-        many bytes of one in all; larger ones go through one device, as all do with 0. None means 512 kB between GPUs,
-        and 0 between hosts and on logical devices of one CPU, where that is faster.
+        many bytes of one in all; larger ones go through one device, as all do with 0. None means 512 kB between GPUs
+        and between hosts, and 0 on logical devices of one CPU, where that is faster.
       default_device: the device for work that is not sharded, `"CPU:0"`. None means the first device; if devices or
         variables are on several hosts, the device with most bytes of variables. A variable is updated on its device,
         though.

@@ -31,6 +31,7 @@ from graphsplit.planning.communication.transfers import (
     Slice,
     Sum,
     Zeros,
+    shards_behind,
 )
 from graphsplit.planning.moments import averaged_over
 from graphsplit.planning.plan import Plan
@@ -316,14 +317,17 @@ class _Planned:
         if isinstance(value, Packed):
             return ("Pack", value.device, forms)
         if isinstance(value, Merged):
-            return _merged(value, forms, self._is_weighted(averaged_over(self._plan.steps, collective)))
+            groups = [shards_behind(collective.values, k) for k in value.of]
+            return _merged(value, forms, self._is_weighted(averaged_over(self._plan.steps, collective), groups))
         if isinstance(value, Concatenation):
             return ("ConcatV2", value.device, forms)
         return _reduced(value, forms) if isinstance(value, Sum) else ("Identity", value.device, forms)
 
-    def _is_weighted(self, layout: Shard | None) -> bool:
-        """Return whether some shards have other numbers of entries along an axis than others, as far as is known."""
-        return not self._plan.rows or layout is None or any(len(set(n)) > 1 for n in self._plan.mesh.pieces(layout))
+    def _is_weighted(self, layout: Shard | None, groups: Sequence[Sequence[int]]) -> bool:
+        """Return whether some groups have other numbers of entries along an axis than others, as far as is known."""
+        if not self._plan.rows or layout is None:
+            return True
+        return len({sum([block[d] for block in self._plan.mesh.pieces(layout) for d in own]) for own in groups}) > 1
 
 
 def _reduced(value: Sum, forms: Sequence[Form]) -> Form:

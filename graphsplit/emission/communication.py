@@ -43,6 +43,8 @@ from graphsplit.planning.communication.transfers import (
     Sum,
     Value,
     Zeros,
+    is_total,
+    shards_behind,
 )
 
 PAIRWISE = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
@@ -95,7 +97,7 @@ class CollectiveWriter:
         self._dtype: tf.DType = draft.program.dtype(first)
         self._shape = draft.program.shape(first)
         self._origin = Origin(None if collective.is_bucket else first.op, None, collective.kind)
-        self._by_hosts = any(isinstance(value, Sum) and value.host for value in self._values)
+        self._by_hosts = any(is_total(value) and value.host for value in self._values)
         self._splits: dict[tuple[int, Split, str], list[str]] = {}
         self._made: dict[object, str] = {}
         self._turns = Counter(value.turn for value in self._values if isinstance(value, Sum))
@@ -306,6 +308,8 @@ class CollectiveWriter:
 
     def _first(self, part: Value) -> int:
         """Return the number of what the first shard gives to a sum to which another one gives a part."""
+        while isinstance(part, Relay):
+            part = self._values[part.of[0]]
         piece = part.piece if isinstance(part, Slice) else None
         alike = [k for k, value in enumerate(self._values) if type(value) is type(part)]
         return next(k for k in alike if piece is None or self._values[k].piece == piece)  # type: ignore[attr-defined]
@@ -333,36 +337,44 @@ class CollectiveWriter:
     def _begins_with(self, value: Sum, number: int) -> bool:
         """Return whether a sum is one of those to whose total what is of this number belongs."""
         parts = [self._values[i] for i in value.of]
-        while isinstance(parts[0], Sum):
+        while isinstance(parts[0], (Sum, Relay)):
             parts = [self._values[i] for i in parts[0].of]
         return self._first(parts[0]) == number
 
     def _merged(self, name: str, value: Merged, parts: list[str]) -> str:
         """Write the mean of all rows, and their variance around it; see `planning/moments.py`."""
-        device, key = value.device, ("merged", value.device)
+        device, key = value.device, (value.of, value.device)
         if key not in self._made:
+            instead = parts[0] if not self._by_hosts else ""
             for k, part in enumerate(parts):
                 own = self._values[value.of[k]]
                 if self._is_absent(own):
-                    has_first = own.device == value.device
+                    has_first = own.device == value.device or self._by_hosts
                     source = "" if has_first else self._values[value.of[0]].device
-                    parts[k] = self._unless_absent(f"{name}/part_{own.shard}", part, parts[0], own, device, "", source)
+                    instead = instead or self._no_moments(f"{name}/nothing", device)
+                    parts[k] = self._unless_absent(f"{name}/part_{own.shard}", part, instead, own, device, "", source)
             packed, count = self._add(f"{name}/all", "Pack", parts, device, N=len(parts), axis=0), len(self._moves)
             self._add(f"{name}/apart", "Unpack", [packed], device, num=count, axis=1)
             self._made[key] = f"{name}/apart"
-            self._made["mean", device] = self._averaged(f"{name}/mean", f"{name}/apart", device)
-        apart, mean = self._made[key], self._made["mean", device]
+            self._made["mean", key] = self._averaged(f"{name}/mean", f"{name}/apart", value)
+        apart, mean = self._made[key], self._made["mean", key]
         if not value.which:
             return mean
         spread = self._add(f"{name}/spread", "SquaredDifference", [apart, mean], device)
-        return self._averaged(name, self._add(f"{name}/both", "AddV2", [f"{apart}:1", spread], device), device)
+        return self._averaged(name, self._add(f"{name}/both", "AddV2", [f"{apart}:1", spread], device), value)
 
-    def _averaged(self, name: str, source: str, device: str) -> str:
-        """Write the mean over shards of what each has, by their shares of the rows."""
+    def _no_moments(self, name: str, device: str) -> str:
+        """Write what stands in for the moments of no rows on another host than the first shard's: nothing is sent."""
+        shape = [len(self._moves), *[size or 0 for size in self._shape or ()]]
+        return self._constant(name, np.zeros(shape, self._dtype.as_numpy_dtype), self._dtype, device)
+
+    def _averaged(self, name: str, source: str, value: Merged) -> str:
+        """Write the mean over shards, or groups of them, of what each has, by their shares of the rows."""
+        device = value.device
         axis = self._constant(f"{name}/axis", 0, tf.int32, device)
         assert self._averaged_over is not None
-        rank = len(self._shape or ())
-        shares = self._counts.shares(f"{name}/shares", self._averaged_over, self._dtype, rank, device)
+        rank, groups = len(self._shape or ()), [shards_behind(self._values, i) for i in value.of]
+        shares = self._counts.shares(f"{name}/shares", self._averaged_over, self._dtype, rank, device, groups)
         if shares is None:
             return self._add(name, "Mean", [source, axis], device, Tidx=tf.int32)
         weighted = self._add(f"{name}/weighted", "Mul", [source, shares], device)

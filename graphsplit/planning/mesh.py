@@ -14,6 +14,7 @@ from graphsplit.core.layouts import Layout, Shard
 from graphsplit.core.sizes import STAND_IN, Shape, Size, apportion, is_same, whole_weights, without_sizes
 from graphsplit.core.sizes import rows as rows_of_unknown_batch
 from graphsplit.errors import CheckError
+from graphsplit.planning.costs.exchanges import groups_of
 from graphsplit.program.graph.function_calls import function_names
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.stages import Stage
@@ -77,10 +78,16 @@ class Mesh:
         places = self.positions if self.rows else range(self.shards)
         return tuple([tuple(own) for _, own in itertools.groupby(range(self.shards), places.__getitem__)])
 
-    @property
+    @functools.cached_property
     def few_bytes(self) -> int:
-        """Up to how many bytes a sum has that each shard sends to all others, not through one device; 0 for none."""
-        return self.exchange_bytes // (self.shards - 1) if self.shards > 1 else 0
+        """Up to how many bytes a sum has that each shard sends to all others, not through one device; 0 for none.
+
+        >>> Mesh(("a", "b", "c"), (1, 1, 1), (2, 2, 1), (0, 1, 2), exchange_bytes=100).few_bytes
+        50
+        """
+        groups = groups_of(self.devices, bool(self.rows))
+        near = [sum(map(self.devices.count, group)) for group in groups]  # how many shards each has
+        return self.exchange_bytes // (max(near) + len(groups) - 2) if self.shards > 1 else 0
 
     @property
     def has_turns(self) -> bool:

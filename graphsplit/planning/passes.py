@@ -195,7 +195,7 @@ def add_in_turns(plan: Plan) -> Plan:
 
 def go_through_gateways(plan: Plan) -> Plan:
     """Decide through which device of a host passes what others of it give or read as well."""
-    return _with(plan, through_gateways(plan.collectives))
+    return _with(plan, through_gateways(plan.collectives, bool(plan.rows)))
 
 
 def _with(plan: Plan, found: Sequence[Collective]) -> Plan:

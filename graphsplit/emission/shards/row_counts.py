@@ -165,14 +165,17 @@ class RowCounts:
         own, rows = (self._scalar(d, (symbol,), double) for symbol in (OWN, ROWS))
         return w.cast(w("RealDiv", own, rows, T=double), double, dtype)
 
-    def shares(self, name: str, layout: Shard, dtype: tf.DType, rank: int, device: str) -> str | None:
-        """Write, on a device, the fractions that all shards have of an axis that lies so; None if all are equal."""
+    def shares(self, name: str, layout: Shard, dtype: tf.DType, rank: int, device: str, groups: Groups) -> str | None:
+        """Write, on a device, the fractions that groups of shards have of what they all have of an axis that lies so.
+
+        None if all are equal.
+        """
         raise CheckError("The body of a loop has one shard.")
 
     def _shares_known(
-        self, name: str, layout: Shard, rows: Sequence[int], dtype: tf.DType, rank: int, device: str
+        self, name: str, layout: Shard, rows: Sequence[int], dtype: tf.DType, rank: int, device: str, groups: Groups
     ) -> str | None:
-        entries = [layout.own(rows, d) for d in range(len(rows))]
+        entries = [sum([layout.own(rows, d) for d in own]) for own in groups]
         if len(set(entries)) == 1:
             return None
         shares = np.array(entries, np.float64).reshape(-1, *[1] * rank) / sum(entries)
@@ -241,9 +244,9 @@ class FixedRows(RowCounts):
             self._made[key] = name
         return self._made[key]
 
-    def shares(self, name: str, layout: Shard, dtype: tf.DType, rank: int, device: str) -> str | None:
-        """Write, on a device, the fractions that all shards have of an axis that lies so; None if all are equal."""
-        return self._shares_known(name, layout, self._rows, dtype, rank, device)
+    def shares(self, name: str, layout: Shard, dtype: tf.DType, rank: int, device: str, groups: Groups) -> str | None:
+        """Write, on a device, the fractions that groups of shards have of an axis that lies so."""
+        return self._shares_known(name, layout, self._rows, dtype, rank, device, groups)
 
 
 class AxisRows(FixedRows):
@@ -323,14 +326,20 @@ class MeasuredRows(RowCounts):
             self._made[key] = w("Reshape", by_block, w.constant([-1]), T=tf.int64, Tshape=tf.int64)
         return self._made[key]
 
-    def shares(self, name: str, layout: Shard, dtype: tf.DType, rank: int, device: str) -> str | None:
-        """Write, on a device, the fractions that all shards have of an axis that lies so; 0 for those without rows."""
+    def shares(self, name: str, layout: Shard, dtype: tf.DType, rank: int, device: str, groups: Groups) -> str | None:
+        """Write, on a device, the fractions that groups of shards have of an axis that lies so; 0 without rows."""
+        count = len(self._present)
         if isinstance(layout.partition, EvenCut):
-            return self._shares_known(name, layout, (0,) * len(self._present), dtype, rank, device)
-        w, double, key = self.home, tf.float64, ("shares", dtype, rank)
+            return self._shares_known(name, layout, (0,) * count, dtype, rank, device, groups)
+        w, double, key = self.home, tf.float64, ("shares", dtype, rank, tuple(groups))
         if key not in self._made:
             own, rows = (w.cast(source, tf.int64, double) for source in (self._all_sizes, self.scalars[None][ROWS]))
-            shares = w.cast(w("RealDiv", own, rows, T=double), double, dtype)
+            divide = "RealDiv"
+            if [*groups] != [(d,) for d in range(count)]:
+                of_groups = w.constant([[d in group for d in range(count)] for group in groups], double)
+                own = w("Sum", w("Mul", own, of_groups, T=double), w.constant([1]), T=double, Tidx=tf.int64)
+                rows, divide = w("Sum", own, w.constant([0]), T=double, Tidx=tf.int64), "DivNoNan"
+            shares = w.cast(w(divide, own, rows, T=double), double, dtype)
             shape = w.constant([-1, *[1] * rank])
             self._made[key] = w("Reshape", shares, shape, T=dtype, Tshape=tf.int64)
         return self._made[key]

@@ -30,6 +30,7 @@ from graphsplit.inspect.plans.sections import (
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.burdens import burden_of_variables
 from graphsplit.planning.chains import longest_chain
+from graphsplit.planning.communication.transfers import is_total
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.device_bytes import (
     STAGES,
@@ -399,15 +400,14 @@ def _kinds_of_moves(ops: Iterable[Op], axis: str) -> str:
 
 def _by_hosts(plan: Decisions, kind: str) -> str:
     """Say in which order moves of a kind pass between devices of one host and between hosts, where that matters."""
-    through_gateways = [
-        collective for collective in plan.collectives if collective.kind == kind and collective.gateways
-    ]
+    through_gateways = [c for c in plan.collectives if c.kind == kind and c.gateways]
     if not through_gateways:
         return ""
     making = [value.device for collective in through_gateways for value in collective.values]
     reading = [read.device for collective in through_gateways for reads in collective.reads for read in reads]
     count = f"{len(set(map(host_name, [*making, *reading])))} hosts"
-    return f", within each host, then between {count}" if through_gateways[0].adds_up else f", once to each of {count}"
+    adds_up = any(map(is_total, through_gateways[0].values))
+    return f", within each host, then between {count}" if adds_up else f", once to each of {count}"
 
 
 def _hosts(plan: Decisions) -> set[str]:

@@ -27,6 +27,7 @@ from graphsplit.planning.communication.transfers import (
     Sum,
     Value,
     Zeros,
+    is_total,
 )
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.backward_propagation import entries_averaged
@@ -122,6 +123,7 @@ class _Check:
         self._sources = {(move.tensor, move.source) for move in collective.moves}
         self._values = collective.values
         self._contents: list[_Contents] = []
+        self._orders: list[tuple[object, ...]] = []  # in which each is added up
         self._first: list[int | str | None] = []  # the shard with whose part each begins, or the device of a group
 
     def check(self) -> None:
@@ -130,6 +132,7 @@ class _Check:
                 raise CheckError("is made of what does not come before it.")
             self._first.append(value.by if isinstance(value, Own) else self._first[value.of[0]] if value.of else None)
             self._contents.append(self._content(value))
+            self._orders.append(self._order(value))
             self._check_bytes(value)
         for move, reads in zip(self._collective.moves, self._collective.reads, strict=True):
             expected = list(self._expected(move))
@@ -139,8 +142,17 @@ class _Check:
             for read, (device, content) in zip(reads, expected, strict=True):
                 if self._contents[read.value] != (content,):
                     raise CheckError(f"gives {device} something else than {move.target}.")
+            if isinstance(move.target, Replicate) and len({self._orders[read.value] for read in reads}) > 1:
+                raise CheckError("is added up in another order on some devices than on others.")
         self._check_places()
         self._check_hosts()
+
+    def _order(self, value: Value) -> tuple[object, ...]:
+        """Return in which order a value is added up, wherever that is; of what is not, nothing."""
+        of = tuple([self._orders[i] for i in value.of])
+        if isinstance(value, Own):
+            return (value.by,) if isinstance(value.layout, Partial) else ()
+        return of[0] if isinstance(value, Relay) else (type(value), of)
 
     def _check_bytes(self, value: Value) -> None:
         of = [self._values[i].bytes for i in value.of]
@@ -168,9 +180,9 @@ class _Check:
                 raise CheckError(f"passes through {value.device}, which has no part in it.")
         for read in reads:
             value = self._values[read.value]
-            is_total = isinstance(value, Sum) and value.turn is None and not value.host
+            is_sum = is_total(value) and not value.host
             is_apart = isinstance(value, Slice) and bool(value.split.sizes)
-            if (is_total or is_apart or isinstance(value, (Concatenation, Merged))) and value.device != read.device:
+            if (is_sum or is_apart or isinstance(value, Concatenation)) and value.device != read.device:
                 raise CheckError(f"is put together on {value.device}, and read on {read.device}.")
 
     def _made(self, tensor: Tensor, layout: Layout | None, d: int | str | None) -> _Content:
@@ -210,18 +222,29 @@ class _Check:
         if isinstance(value, Sum):
             return self._sum(value, of)
         if isinstance(value, Packed):
+            if {self._values[i].device for i in value.of} != {value.device}:
+                raise CheckError(f"is packed on {value.device}, and is not there.")
             return tuple([content for contents in of for content in contents])
         if isinstance(value, Merged):
             return self._merged(value, of)
         return of[0]
 
     def _merged(self, value: Merged, of: Sequence[_Contents]) -> _Contents:
-        """Raise `CheckError` unless the moments of all shards' own rows are merged, those of each shard once."""
+        """Raise `CheckError` unless moments of shards' own rows are merged, those of each shard once."""
         parts = [d for contents in of for d in sorted(contents[value.which].of or ())]
         tensors = [tuple([content.tensor for content in contents]) for contents in of]
-        if parts != sorted(parts) or set(parts) != self._pieces.everybody or len(set(tensors)) > 1:
+        is_paired = all(len({content.of for content in contents}) == 1 for contents in of)
+        is_once = len(set(parts)) == len(parts) and self._is_in_order(value, [contents[0] for contents in of])
+        if not is_once or not is_paired or len(set(tensors)) > 1:
             raise CheckError("merges other moments than those of each shard.")
         return (self._whole(of[0][value.which]._replace(of=frozenset(parts))),)
+
+    def _is_in_order(self, value: Value, contents: Sequence[_Content]) -> bool:
+        """Return whether a value takes what shards have in their order; of several hosts, in that of their first."""
+        hosts = by_host(self._behind_relays(i).device for i in value.of)
+        shards = [sorted(content.of or ())[: 1 if len(hosts) > 1 else None] for content in contents]
+        order = list(itertools.chain(*shards))
+        return order == sorted(order)
 
     def _own(self, own: Own) -> _Content:
         if (own.tensor, own.layout) not in self._sources:
@@ -284,7 +307,7 @@ class _Check:
                 raise CheckError("adds up what does not belong together.")
             if len(set(parts)) < len(parts) or (-1 in parts and len(parts) > 1):
                 raise CheckError("adds up what a shard has twice.")
-            if parts != sorted(parts):
+            if not self._is_in_order(value, contents):
                 raise CheckError("adds up what shards have in another order than theirs.")
             whole = self._whole(contents[0]._replace(of=None if parts == [-1] else frozenset(parts)))
             source = next(m.source for m in self._collective.moves if m.tensor == whole.tensor)
@@ -319,11 +342,15 @@ class _Check:
         if len(set(map(host_name, taking_part))) == 1 and not self._collective.gateways:
             return
         readers: list[list[str]] = [[] for _ in self._values]
-        for i, value in enumerate(self._values):
+        for value in self._values:
             for k in value.of:
                 readers[k].append(value.device)
-            if isinstance(value, Sum) and value.turn is None:
-                self._check_sum(i, value)
+        of_hosts = [self._contents[i] for i, value in enumerate(self._values) if is_total(value) and value.host]
+        if len(set(of_hosts)) < len(of_hosts):
+            raise CheckError("is added up twice on a host.")
+        for i, value in enumerate(self._values):
+            if is_total(value):
+                self._check_sum(i, value, by_host(readers[i]))
         for reads in self._collective.reads:
             for i, device in reads:
                 readers[i].append(device)
@@ -335,20 +362,25 @@ class _Check:
             if is_relay and (away or len(set(devices)) < 2 or value.device not in devices):
                 raise CheckError(f"passes through {value.device} on host {host_name(value.device)!r}.")
 
-    def _check_sum(self, i: int, value: Sum) -> None:
-        """Raise `CheckError` if a sum takes several values of one host, although others have some as well."""
-        hosts = by_host(self._values[k].device for k in value.of)
+    def _check_sum(self, i: int, value: Sum | Merged, readers: dict[str, list[str]]) -> None:
+        """Raise `CheckError` if a sum takes several values of one host, although others have some as well.
+
+        What a host adds up is added up where it is read there, or where one of its parts is.
+        """
+        hosts = by_host(self._behind_relays(k).device for k in value.of)
         there = {host: devices for host, devices in hosts.items() if len(devices) > 1}
         if value.host:
-            total = next((v for v in self._values[i + 1 :] if isinstance(v, Sum) and i in v.of), None)
-            target = total.device if total else ""
-            known = hosts.get(value.host, []) if value.host != host_name(target) else [target]
+            known = readers.get(value.host) or hosts.get(value.host, [])
             if list(hosts) != [value.host] or value.device not in known:
                 raise CheckError(f"passes through {value.device} on host {value.host!r}.")
-            if total is None and host_name(self._target(i)) == value.host:
+            if not readers and host_name(self._target(i)) == value.host:
                 raise CheckError(f"needs no gateway on host {value.host!r}, and has one.")
         elif there and list(hosts) != [host_name(value.device)]:
             raise CheckError(f"passes through no device on host {next(iter(there))!r}.")
+
+    def _behind_relays(self, i: int) -> Value:
+        value = self._values[i]
+        return self._behind_relays(value.of[0]) if isinstance(value, Relay) else value
 
     def _target(self, i: int) -> str:
         """Return where a value is read in the end."""

@@ -10,9 +10,9 @@ traffic adds up their bytes, and `transfer_checks` derives from them what every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import MOMENTS, Layout, Shard
@@ -105,9 +105,15 @@ class Packed(Value):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Merged(Value):
-    """The mean (0) or variance (1) of all rows that follows from those of each shard's own, in this order."""
+    """The mean (0) or variance (1) of all rows that follows from those of each shard's own, in this order.
+
+    Attributes:
+      which: of both.
+      host: the host whose devices' rows it is of; "" for all rows.
+    """
 
     which: int
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,19 @@ class Zeros(Value):
 @dataclass(frozen=True, slots=True)
 class Relay(Value):
     """The same again, on a device from which others of its host get it."""
+
+
+def is_total(value: Value) -> TypeGuard[Sum | Merged]:
+    """Return whether a value amounts to several, all at once."""
+    return isinstance(value, Merged) or (isinstance(value, Sum) and value.turn is None)
+
+
+def shards_behind(values: Sequence[Value], i: int) -> tuple[int, ...]:
+    """Return the shards that have what a value is made of, by its number."""
+    value = values[i]
+    if isinstance(value, Own):
+        return (value.by,) if isinstance(value.by, int) else ()
+    return tuple(dict.fromkeys([d for k in value.of for d in shards_behind(values, k)]))
 
 
 class Read(NamedTuple):
@@ -169,7 +188,7 @@ class Collective:
     def gateways(self) -> dict[str, str]:
         """The devices, by host, through which passes what comes from other hosts or leaves for them, if one does."""
         relays = {host_name(v.device): v.device for v in self.values if isinstance(v, Relay)}
-        return {v.host: v.device for v in self.values if isinstance(v, Sum) and v.host} | relays
+        return {v.host: v.device for v in self.values if isinstance(v, (Sum, Merged)) and v.host} | relays
 
     def transfers(self) -> Iterator[tuple[Move, Send]]:
         """Yield what is sent from device to device, each value to each device once, and for which move."""
