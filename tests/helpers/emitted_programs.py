@@ -602,6 +602,8 @@ PROGRAMS: dict[str, Program] = {
     "two hosts, sharded": program(step(adam), *XY, layout="sharded", hosts=(2, 2)),
     "two hosts, mirrored": program(step(momentum), *XY, layout="replicated", hosts=(1, 3)),
     "two hosts in micro-batches": program(step(sgd), *XY, hosts=(2, 2), micro_batches=2),
+    "two hosts at once": program(convolutions, (7, 6, 6, 3), hosts=(2, 3), tuning=AT_ONCE),
+    "two hosts at once, any rows": program(convolutions, (None, 6, 6, 3), hosts=(2, 3), tuning=AT_ONCE),
     # a second axis of the mesh: one that is planned first, and rows
     "mesh, a transformer": program(
         on_mesh(lambda: transformer(3)),
