@@ -10,12 +10,14 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from benchmarks.chains import sends_in
 from graphsplit.core.hosts import host_name
 from graphsplit.core.protos import make_node, split_reference
 from graphsplit.emission import EmittedGraph, Origin, emit, emitter
 from graphsplit.emission.communication import relay_within_hosts
 from graphsplit.emission.emitted_graph import Draft
 from tests.helpers.hosts import assert_law_on_hosts, plan_on_hosts, worker_device
+from tests.helpers.law import assert_law
 from tests.helpers.layout_cases import deep_step, numbers
 
 WIDTH = 6
@@ -75,6 +77,27 @@ def test_once_to_each_host(
     assert crossing(emit(plan)) == after
     monkeypatch.setattr(emitter, "relay_within_hosts", lambda draft: None)
     assert crossing(emit(plan)) == before
+
+
+def test_what_a_device_waits_for_of_another_is_one_signal(monkeypatch: pytest.MonkeyPatch):
+    """A step's end waits for each update of each part, wherever that is: a message from each device, not from each."""
+
+    def make() -> tuple[Callable[..., Any], list[tf.Variable]]:
+        weights = [tf.Variable(0.1 * exact(WIDTH, WIDTH, seed=k), name=f"weight_{k}") for k in range(4)]
+        for weight in weights:
+            gs.set_variable_layout(weight, "sharded", 3)
+        return tf.function(deep_step(weights)), weights
+
+    batches = [(exact(rows, WIDTH, seed=rows),) for rows in (7, 4, 1)]
+    plan = assert_law(make, batches, sharded=["MatMul"])
+    graph = emit(plan)
+    device_of = {node.name: node.device for node in graph.nodes}
+    for node in graph.nodes:
+        sources = [device_of[r[1:]] for r in node.input if r[0] == "^"]
+        away = [device for device in sources if device != node.device]
+        assert len(away) == len(set(away)), node.name
+    monkeypatch.setattr(emitter, "relay_within_hosts", lambda draft: None)
+    assert sends_in(graph) < sends_in(emit(plan))
 
 
 def test_one_host_has_no_relays():

@@ -400,14 +400,14 @@ _SENT_ON = frozenset({SIZES_ROLE, "zero-fill"})  # roles
 def relay_within_hosts(draft: Draft) -> None:
     """Let devices that want the same of another host get it, all but one, from one of their own host.
 
-    What a node waits for on another host becomes one signal first.
+    What a node waits for on another host, or on another device of its own, becomes one signal first.
 
     Args:
       draft: all nodes of a graph; it gets those that send on.
     """
+    _join_signals(draft)
     if len({host_name(node.device) for node in draft.nodes}) == 1:
         return
-    _join_signals(draft)
     by_name = {node.name: node for node in draft.nodes}
     for (reference, _), readers in _wanted(draft).items():
         if len({reader.device for reader in readers}) == 1:
@@ -425,14 +425,18 @@ def relay_within_hosts(draft: Draft) -> None:
 
 
 def _join_signals(draft: Draft) -> None:
-    """Let a node that waits for several of another host wait for one there, which waits for them."""
+    """Let a node that waits for several of another device, or host, wait for one there, which waits for them."""
     joined: dict[tuple[str, ...], str] = {}
     for node in tuple(draft.nodes):
-        by_host: dict[str, list[str]] = {}
-        for signal in [r for r in node.input if r[0] == "^" and node.device]:
-            by_host.setdefault(host_name(draft.device_of(signal[1:])), []).append(signal)
-        by_host.pop(host_name(node.device), None)
-        for signals in by_host.values():
+        by_place: dict[str, list[str]] = {}
+        for signal in [r for r in node.input if r[0] == "^"]:
+            device = draft.device_of(signal[1:])
+            if not (device and node.device):
+                continue  # (a loader says where it is)
+            is_near = host_name(device) == host_name(node.device)
+            by_place.setdefault(device if is_near else host_name(device), []).append(signal)
+        by_place.pop(node.device, None)
+        for signals in by_place.values():
             if len(signals) > 1:
                 key = tuple(sorted(signals))
                 if key not in joined:

@@ -32,7 +32,7 @@ class Origin(NamedTuple):
       role: `"op"` for the operation itself; the kind of a move, `"scatter"`, `"reduce"`, ...; `"constant"` for a copy
         of a constant; `"part"` for what an operation needs besides; `"sizes"` for counting rows;
         `"order"` for what lets a shard wait for another one of its device; `"relay"` for what lets something pass
-        between two hosts once.
+        between two hosts once, or signals between two devices as one.
     """
 
     op: int | None
