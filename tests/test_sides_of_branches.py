@@ -463,6 +463,38 @@ def test_a_branch_inside_of_a_stage(layout: str, options: dict[str, Any]):
     assert held == {f"/device:{device}" for device in DEVICES}
 
 
+MESH = {"batch": 2, "model": 2}
+ON_MESH = {
+    "nested": {"weight_0": (None, "model"), "weight_1": ("model", "batch"), "weight_2": ("batch", "model")},
+    "mixed": {"weight_0": (None, "model"), "weight_1": "sharded", "weight_2": "sharded"},
+    "words": {"weight_0": ("batch", "model"), "weight_1": ((None, "model"), "sharded")},
+}
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("layout", ON_MESH)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_several_axes_of_a_mesh(program: Callable[..., Step], layout: str):
+    """Predicates are made in each column, and decide everywhere as in the first."""
+    plain, laid = variables(), variables()
+    gs.set_variable_layout(laid[:3], {**ON_MESH[layout], "*": "home"}, mesh=MESH)
+    single, many = tf.function(program(*plain)), gs.parallelize(program(*laid), mesh=MESH)
+    for count, sign in zip((7, 2, 5, 1, 3), TAKEN["in turn"], strict=True):
+        x = sign * tf.abs(numbers(count, 13, seed=count))
+        for made, expected in zip(many(x), single(x), strict=True):
+            np.testing.assert_allclose(made, expected, rtol=1e-9, atol=1e-12)
+        for own, other in zip(laid, plain, strict=True):
+            np.testing.assert_allclose(own.numpy(), other.numpy(), rtol=1e-9, atol=1e-12)
+    plan = many.plan(x)
+    plan.check()
+    plan.program.check()
+    check_emitted(plan, emit(plan))
+    assert not plan.state.whole
+    held = [op.index for op in plan.program.ops if op.type.startswith("Assign")]
+    assert not any(sides_of(plan.program).of_op(i) for i in held)
+    assert len({device for i in held for device in plan.owners.devices(i)}) >= 2
+
+
 # Sides that are not taken
 
 

@@ -26,12 +26,13 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.settling import settled
 from graphsplit.planning.state import State, captured_by, state_of
-from graphsplit.planning.variables.in_parts import program_of, with_twins
+from graphsplit.planning.variables.in_parts import branches_apart, program_of, with_twins
 from graphsplit.program.asked_layouts import asked_of
 from graphsplit.program.graph.function_calls import KNOWN_INSIDE
 from graphsplit.program.program import Op, Program, Provenance, Tensor
 from graphsplit.program.reading.flat_graphs import FlatGraph, KnownBefore, Labels
 from graphsplit.program.reading.reader import build_program
+from graphsplit.program.sides import SWITCH
 from graphsplit.tracing.trace import Trace, held_by
 
 
@@ -98,7 +99,11 @@ class _Columned:
 
     def __init__(self, trace: Trace, state: State, whole: Mapping[str, str]):
         self._trace, self._state, self._whole = trace, state, whole
-        self._program = trace.program
+        # (a branch runs in columns, but not in parts of one)
+        in_rows = {
+            name for name, division in state.divisions.items() if isinstance(division, Nested) or not axis_of(division)
+        }
+        self._program = branches_apart(trace, in_rows)
         self._held: HeldShapes = held_by(trace)
         names = [trace.program.ops[i].name for i in trace.program.captures]
         self._divisions = {name: division for name, division in state.divisions.items() if name not in whole}
@@ -276,6 +281,7 @@ def _read(plan: Plan, graph: EmittedGraph, resources: HeldShapes, stride: int) -
     """Return what was written for the axis as a program."""
     before, shapes = plan.program, _shapes(plan, graph)
     provenances = {name: _provenance(*body, _arguments(body[1]), stride) for name, body in graph.bodies.items()}
+    _decide_once(graph)
     for function in graph.library.function:
         for node in function.node_def:
             node.device = ""  # (whoever plans the rows says where in a row)
@@ -303,6 +309,15 @@ def _read(plan: Plan, graph: EmittedGraph, resources: HeldShapes, stride: int) -
         provenances=provenances,
     )
     return build_program(flat, known, labels)
+
+
+def _decide_once(graph: EmittedGraph) -> None:
+    """Let each `Switch` of a side read the predicate of the first column: by that it is told which sides are alike."""
+    first: dict[Tensor, str] = {}
+    for node in graph.nodes:
+        op = graph.origins[node.name].op
+        if node.op == SWITCH and op is not None and op in graph.predicates:
+            node.input[1] = first.setdefault(graph.predicates[op], node.input[1])
 
 
 def _arguments(graph: EmittedGraph) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 import tensorflow as tf
@@ -46,9 +46,7 @@ def program_of(
         inside = {v.name: _INSIDE for v in trace.variables if parts_of_variable(v) is not None}
         return program, replace(state, whole=inside) if inside else state
     if given is None:
-        shapes = _shapes(trace)
-        program = with_sums_of_rows(program, state.divisions.keys(), shapes)
-        program = without_branches(program, state.divisions.keys(), _captured_twice(trace), shapes)
+        program = branches_apart(trace, state.divisions.keys())
     names = [program.ops[i].name for i in program.captures]
 
     def attempt(whole: dict[str, str]) -> tuple[tuple[Program, State], dict[str, str]]:
@@ -67,6 +65,13 @@ def program_of(
         return (divided.program, found), with_twins(trace, obstacles)
 
     return settled(attempt)
+
+
+def branches_apart(trace: Trace, names: Set[str]) -> Program:
+    """Return a traced function's program without branches that take some variables, by their placeholders' names."""
+    shapes = _shapes(trace)
+    program = with_sums_of_rows(trace.program, names, shapes)
+    return without_branches(program, names, _captured_twice(trace), shapes)
 
 
 def _shapes(trace: Trace) -> dict[str, Sequence[int | None]]:

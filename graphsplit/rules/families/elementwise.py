@@ -142,4 +142,4 @@ def merge(op: Op) -> Factors | Declined:
         return Declined("its operands may have other numbers of axes")
     axes = enumerate(zip(*shapes, strict=True))
     dims = tuple([None if None in sizes or not all(is_same(s, sizes[-1]) for s in sizes) else i for i, sizes in axes])
-    return Factors((dims,) * len(op.inputs), (dims,))
+    return Factors((dims,) * len(op.inputs), (dims, ())[: len(op.out_shapes)])  # (and which it was)
