@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fuzzing.__main__ import outcomes
-from tests.fuzzing.generator import EXPERTS, FSDP, MESH, MODES, SEVERAL, generate
+from tests.fuzzing.generator import EXPERTS, FSDP, MESH, MODES, OPEN_SIZES, SEVERAL, generate
 from tests.fuzzing.oracle import judge
 from tests.fuzzing.verdicts import DIFFERENT, RAISED
 from tests.fuzzing.worker import explain
@@ -106,6 +106,21 @@ WITH_EXPERTS = 300  # programs over variables that are cut along the batch's axi
 def test_experts(first: int) -> None:
     for seed in range(first, first + 4):
         program = generate(seed, EXPERTS)
+        verdict = judge(program)
+        assert not verdict.failed, f"seed {seed}: {explain(program, verdict, SHRINK_SECONDS)}"
+
+
+WITH_OPEN_SIZES = 24  # programs of two open sizes, with lengths computed of them; the first three by default
+
+
+@pytest.mark.usefixtures("plain_oracle", "bounded")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "first", [pytest.param(i, marks=pytest.mark.long if i else ()) for i in range(0, WITH_OPEN_SIZES, 3)]
+)
+def test_open_sizes(first: int) -> None:
+    for seed in range(first, first + 3):
+        program = generate(seed, OPEN_SIZES)
         verdict = judge(program)
         assert not verdict.failed, f"seed {seed}: {explain(program, verdict, SHRINK_SECONDS)}"
 
