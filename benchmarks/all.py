@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(part.name for part in PARTS), help="names of parts")
     parser.add_argument("--minutes", type=float, default=60, help="after which no part goes on")
     parser.add_argument("--quick", action="store_true", help="the smallest case of each part; no page is written")
-    parser.add_argument("--beside-others", action="store_true", help="though other work runs: nothing is to be shown")
+    parser.add_argument("--beside-others", action="store_true", help="though other work runs; the page says how much")
     parser.add_argument("--write-only", action="store_true", help="pages and charts, of what was measured before")
     options = parser.parse_args()
     chosen = chosen_parts(options.only)
@@ -219,7 +219,7 @@ def measure(parts: Sequence[Part], folder: Path, is_quick: bool, end: float) -> 
         if limit_s <= 0:
             print(f"{part.name}: no time is left; --only {part.name} measures it", flush=True)
             continue
-        arguments = shlex.split((part.quick if is_quick else part.command).format(folder=folder))
+        arguments = shlex.split((part.quick if is_quick else part.command).format(folder=shlex.quote(str(folder))))
         begun = time.monotonic()
         lines, trouble = ended(arguments, limit_s)
         seconds = time.monotonic() - begun
@@ -259,20 +259,20 @@ def write_pages(folder: Path) -> None:
     """Write all that was measured into pages and charts."""
     kept = f"`benchmarks/results/{folder.name}`"
     printed = {part: read_printed(folder / f"{part.name}.printed.json") for part in PARTS if not part.file}
-    there = {part: found for part, found in printed.items() if found is not None}
+    measured = {part: output for part, output in printed.items() if output is not None}
     steps = of_steps_and_fit(folder)
     if steps is not None:
         more = folder / "many_devices.json"
         many = Results.load(more) if more.exists() else None
-        quoted = [quotation(part, found) for part, found in there.items() if not part.page]
+        quoted = [quotation(part, output) for part, output in measured.items() if not part.page]
         report.write(steps, DOCS / "generated" / "measurements.md", ROWS, many, kept, quoted)
         write_mark(DOCS / "performance.md", "answers", report.answers(steps))
         if steps.of(FIT).records:
             beside.draw(steps, DOCS / "beside.png")
             write_mark(README, "beside", beside.caption(steps, report.where_and_when(steps.environment)))
-    for part, found in there.items():
+    for part, output in measured.items():
         if part.page:
-            write_mark(DOCS / part.page, part.name, table_or_block(found))
+            write_mark(DOCS / part.page, part.name, table_or_block(output))
 
 
 def of_steps_and_fit(folder: Path) -> Results | None:
@@ -301,20 +301,20 @@ def read_printed(path: Path) -> Printed | None:
     return Printed(**{name: content[name] for name in ("command", "seconds", "lines", "environment")})
 
 
-def quotation(part: Part, found: Printed) -> str:
+def quotation(part: Part, output: Printed) -> str:
     """Return a section of the page of measurements."""
-    return f"### {part.name.replace('_', ' ').capitalize()}\n\n{table_or_block(found)}"
+    return f"### {part.name.replace('_', ' ').capitalize()}\n\n{table_or_block(output)}"
 
 
-def table_or_block(found: Printed) -> str:
+def table_or_block(output: Printed) -> str:
     """Return what was printed for a page, and who printed it when and where.
 
     If it has tables in Markdown, they are shown with what is below, a paragraph for each line; else all is one block.
     """
-    told, lines = report.where_and_when(found.environment), [line.strip() for line in found.lines]
+    measured_on, lines = report.where_and_when(output.environment), [line.strip() for line in output.lines]
     first = next((k for k, line in enumerate(lines) if line.startswith("|")), None)
-    shown = ["```", *found.lines, "```"] if first is None else paragraphs(lines[first:])
-    return "\n".join([f"`python -m {found.command}`, {told}:", "", *shown])
+    shown = ["```", *output.lines, "```"] if first is None else paragraphs(lines[first:])
+    return "\n".join([f"`python -m {output.command}`, {measured_on}:", "", *shown])
 
 
 def paragraphs(lines: Sequence[str]) -> list[str]:

@@ -49,16 +49,16 @@ def heights(results: Results, workload: str, devices: int) -> dict[str, dict[str
     }
 
 
-def caption(results: Results, told: str) -> str:
+def caption(results: Results, measured_on: str) -> str:
     """Return the chart of the README with its caption, which says on what it was measured."""
     devices = max(record.devices for record in results.of(FIT).records)
-    others = ", ".join([label for name, label in NAMES.items() if name not in ("plain", "graphsplit")])
+    rivals = ", ".join([label for name, label in NAMES.items() if name not in ("plain", "graphsplit")])
     return "\n".join(
         [
-            f"![`fit` of {', '.join(WORKLOADS.values())}: a batch, the first batch and memory, beside {others} and "
+            f"![`fit` of {', '.join(WORKLOADS.values())}: a batch, the first batch and memory, beside {rivals} and "
             "one device](docs/beside.png)",
             "",
-            f"*Keras' `fit` on {devices} logical devices, {told}. All use all cores; what a strategy costs",
+            f"*Keras' `fit` on {devices} logical devices, {measured_on}. All use all cores; what a strategy costs",
             "is the comparison. [Measurements](docs/generated/measurements.md) has all rows, and why graphsplit loses "
             "where it does.*",
         ]

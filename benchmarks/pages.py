@@ -42,9 +42,9 @@ def with_printed(text: str, name: str, block: str) -> str:
       ValueError: if the page has no such mark, or no end of it.
     """
     begin, end = f"<!-- measured: {name} -->", f"<!-- end of {name} -->"
-    before, found, rest = text.partition(begin)
+    before, begins, rest = text.partition(begin)
     _, ends, after = rest.partition(end)
-    if not found or not ends:
+    if not begins or not ends:
         raise ValueError(f"no {begin} ... {end} on the page")
     return f"{before}{begin}\n{block.strip()}\n{end}{after}"
 

@@ -99,9 +99,9 @@ def test_what_is_printed_is_kept_and_no_part_begins_late(
     everything.measure(parts[:1], tmp_path, False, end=101.0)
     everything.measure(parts[1:], tmp_path, False, end=99.0)
     assert [path.name for path in tmp_path.iterdir()] == ["serving.printed.json"]
-    found = everything.read_printed(tmp_path / "serving.printed.json")
-    assert found is not None
-    assert (found.command, found.lines) == ("benchmarks.serving", ["| a |", "benchmarks.serving"])
+    output = everything.read_printed(tmp_path / "serving.printed.json")
+    assert output is not None
+    assert (output.command, output.lines) == ("benchmarks.serving", ["| a |", "benchmarks.serving"])
     assert everything.read_printed(tmp_path / "pipelines.printed.json") is None
     assert "pipelines: no time is left; --only pipelines measures it" in capsys.readouterr().out
 

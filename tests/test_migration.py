@@ -47,13 +47,14 @@ def test_an_average_under_the_strategy_is_of_replicas():
 
     strategy = tf.distribute.MirroredStrategy(DEVICES)
     pieces = [X[:4], X[4:]]
-    rows = strategy.experimental_distribute_values_from_function(lambda own: pieces[own.replica_id_in_sync_group])
-    summed = strategy.reduce("sum", tf.function(lambda own: strategy.run(average, (own,)))(rows), axis=None)
+    distributed = strategy.experimental_distribute_values_from_function
+    rows = distributed(lambda context: pieces[context.replica_id_in_sync_group])
+    summed = strategy.reduce("sum", tf.function(lambda piece: strategy.run(average, (piece,)))(rows), axis=None)
     halves = (tf.reduce_mean(tf.reduce_sum(X[:4] ** 2, 1)) + tf.reduce_mean(tf.reduce_sum(X[4:] ** 2, 1))) / 2
     assert_close(summed, halves)
-    one = gs.parallelize(average, devices=2)(X)
-    assert_close(one, average(X))
-    assert abs(float(summed) - float(one)) > 1e-3
+    mean = gs.parallelize(average, devices=2)(X)
+    assert_close(mean, average(X))
+    assert abs(float(summed) - float(mean)) > 1e-3
 
 
 def test_a_strategy_that_is_kept_reduces_results_as_the_page_says():

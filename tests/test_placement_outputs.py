@@ -357,8 +357,8 @@ def test_a_table_of_transfers(tmp_path: Path):
         (t.source, str(t.output), t.source_device, t.target_device, str(t.bytes), " ".join(t.readers))
         for t in placed.transfers
     ]
-    assert sum(int(row["bytes"]) for row in rows) == sum(own.sent_bytes for own in placed.devices.values()) > 0
-    assert [dataclasses.asdict(own)["bytes"] for own in placed.transfers] == [own.bytes for own in placed.transfers]
+    assert sum(int(row["bytes"]) for row in rows) == sum(totals.sent_bytes for totals in placed.devices.values()) > 0
+    assert [dataclasses.asdict(t)["bytes"] for t in placed.transfers] == [t.bytes for t in placed.transfers]
     placed.transfers.save(path)  # (its own file is written again, another one never)
     with raises(gs.errors.ArgumentError, "'transfers.xlsx': transfers are written as .csv."):
         placed.transfers.save("transfers.xlsx")

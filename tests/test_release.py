@@ -34,8 +34,8 @@ def test_all_say_the_same_version_and_day():
     assert gs.__version__ == version
     assert re.findall(r"^(?:version|date-released): (.*)$", citation, re.MULTILINE) == [version, day]
     assert re.findall(r"^## (.*)$", changes, re.MULTILINE)[0] == "Unreleased"
-    told = {command: CliRunner().invoke(app, [command]).output for command in ("--version", "doctor")}
-    assert all(text.startswith(f"graphsplit {version}") for text in told.values()), told
+    output = {command: CliRunner().invoke(app, [command]).output for command in ("--version", "doctor")}
+    assert all(text.startswith(f"graphsplit {version}") for text in output.values()), output
 
 
 @pytest.mark.parametrize("address", ["", "https://example.org/graphsplit/"])
@@ -61,6 +61,6 @@ def test_what_becomes_of_links(setup_script: ModuleType):
 def test_what_the_readme_says_of_exchanges_is_counted():
     readme, page = [(ROOT / name).read_text() for name in ("README.md", "docs/generated/chains.md")]
     counted = dict(re.findall(r"^\| (\w+) \| (\d+) exchanges", page, re.MULTILINE))
-    said = re.search(r"(\d+) times in a step of\nResNet50 on 8 GPUs, (\d+) times in a transformer's", readme)
-    assert said is not None
-    assert said.groups() == (counted["ResNet50"], counted["transformer"])
+    sentence = re.search(r"(\d+) times in a step of\nResNet50 on 8 GPUs, (\d+) times in a transformer's", readme)
+    assert sentence is not None
+    assert sentence.groups() == (counted["ResNet50"], counted["transformer"])
