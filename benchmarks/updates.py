@@ -24,7 +24,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.storage import forms
-from graphsplit.planning.device_bytes import traffic
+from graphsplit.planning.device_bytes import on_smaller_sides, traffic
 from graphsplit.planning.tasks import OPERATION, SEND, tasks_of
 
 GPUS = [f"GPU:{k}" for k in range(8)]
@@ -126,8 +126,9 @@ def why(plan: gs.inspect.Plan, weights: int) -> str:
         return f"stays a branch: {notes[0]}"
     device, sent, received = traffic(plan).busiest
     tasks, found = tasks_of(plan).tasks, Counter[str]()
-    for task in tasks:
-        if task.kind == SEND and task.reads[0] is not None:
+    left_out = on_smaller_sides(plan, tasks)
+    for n, task in enumerate(tasks):
+        if task.kind == SEND and task.reads[0] is not None and n not in left_out:
             source = tasks[task.reads[0].task]
             if device == (task.device if received >= sent else source.device) and task.op is not None:
                 found[plan.program.ops[task.op].type] += task.bytes[0]
@@ -181,6 +182,8 @@ larger of what the busiest device sends and receives in a call. An all-reduce of
 
 Bold is what is above {most_p} P; below each table stands why. The first device runs {fewest:.1f} to {most:.1f} times
 the operations of the median device: what is small, a bias or a count of steps, is updated there.
+With an embedding, `SplitV` is also sums of rows: Adam adds up rows and, by themselves, their squares. And RMSprop and
+Adafactor divide rows by a table; Keras does that in a branch that says how many rows are left, on one device.
 `python -m benchmarks.updates --page docs/generated/updates.md` writes this page, and `tests/test_updates.py` checks a
 sample.{left_out}
 

@@ -60,6 +60,16 @@ def test_any_numbers(how: str, layout: str):
     assert not any(op.type == "If" for op in plan.program.ops)
 
 
+@pytest.mark.parametrize(
+    "options", [{"micro_batches": 2}, pytest.param({"jit_compile": True}, marks=pytest.mark.long)], ids=str
+)
+def test_other_ways_to_run(options: dict[str, Any]):
+    ways = itertools.cycle(["home", "sharded"])
+    calls = [(ids(1, 1),), (ids(41),)]
+    plan = assert_law(lambda: training(next(ways), 3, "branch"), calls, devices=3, at_home=None, **options)
+    assert any(op.type == "UnsortedSegmentSum" for op in plan.sharded_ops)
+
+
 def test_what_moves_is_as_large_as_the_table():
     step, _ = training("sharded", 3, "plain")
     plan = gs.parallelize(step, devices=3).plan(ids(200))
@@ -149,3 +159,15 @@ def test_any_number_of_rows():
     plan = assert_law(make, [(ids(count),) for count in (41, 2, 1)], at_home=None)
     assert plan.program.batch_is_unknown
     assert any(op.type.startswith("ResourceScatter") for op in plan.program.ops)
+
+
+def test_a_table_on_the_host_is_not_written_whole():
+    """Of a table that is too large for other devices a branch writes a few rows, beside it."""
+    devices = ["CPU:1", "CPU:2", "CPU:3"]
+    with tf.device(devices[0]):
+        both = [training("home", 1, "branch"), training("home", 1, "branch")]
+    gs.set_variable_layout(both[1][1], "host", devices)
+    ways = iter(both)
+    plan = assert_law(lambda: next(ways), [(ids(41),), (ids(5),)], devices=devices, at_home=None)
+    assert any(op.type == "If" for op in plan.program.ops)
+    assert "whose device has no rows of the batch" in str(plan)

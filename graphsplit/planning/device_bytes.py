@@ -264,7 +264,7 @@ def _sides_of_tasks(plan: Decisions, tasks: Sequence[PlannedTask]) -> list[Side]
     return sides
 
 
-def _on_smaller_sides(plan: Decisions, tasks: Sequence[PlannedTask]) -> set[int]:
+def on_smaller_sides(plan: Decisions, tasks: Sequence[PlannedTask]) -> set[int]:
     """Return the tasks on those sides of branches for which less is sent than for the other one."""
     sides = _sides_of_tasks(plan, tasks)
     sent: dict[tuple[Tensor, int], int] = {}
@@ -348,7 +348,7 @@ def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
     received: dict[str, int] = {}
     between_hosts, by_kind, unknown = 0, {COPY: 0}, set[str]()
     found = tasks or few_tasks_of(plan)
-    left_out = _on_smaller_sides(plan, found.tasks)
+    left_out = on_smaller_sides(plan, found.tasks)
     for n, task in enumerate(found.tasks):
         size = task.bytes[0] if task.kind == SEND else 0
         if task.kind != SEND or task.reads[0] is None or n in left_out:

@@ -33,7 +33,9 @@ _BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 _Values = dict[Tensor, Tensor]
 
 
-def without_branches(program: Program, names: Set[str], twins: Set[str], shapes: _Held) -> Program:
+def without_branches(
+    program: Program, names: Set[str], twins: Set[str], shapes: _Held, apart: Set[str] = frozenset()
+) -> Program:
     """Return a program in which the operations of branches that take some variables are its own, where they can be.
 
     A note says which are, and what keeps others from it.
@@ -43,6 +45,7 @@ def without_branches(program: Program, names: Set[str], twins: Set[str], shapes:
       names: of the placeholders of the variables' handles.
       twins: those of handles that are captured twice: what is written by one of them is read by the other.
       shapes: of captured variables, by the names of their handles' placeholders.
+      apart: those of variables that lie whole on a device without rows of the batch, as on the host: large tables.
     """
     handles = {i for i in program.captures if program.ops[i].name in names}
     doubtful = {i for i in program.captures if program.ops[i].name in twins}
@@ -51,7 +54,7 @@ def without_branches(program: Program, names: Set[str], twins: Set[str], shapes:
         read = {tensor.op for tensor in op.inputs}
         if op.type in _BRANCHES and not handles.isdisjoint(read):
             why = "it is given a variable twice" if doubtful & read else ""
-            why = why or _obstacle(program, op) or _other_shape(program, op, shapes)
+            why = why or _obstacle(program, op) or _other_shape(program, op, shapes, apart)
             if why:
                 notes.append(f"{op.type} {op.name!r} stays a branch, on one device: {why}")
             else:
@@ -97,10 +100,10 @@ def _is_of_several(op: Op) -> bool:
     return op.type in ("Case", "StatelessCase")
 
 
-def _other_shape(program: Program, op: Op, shapes: _Held) -> str:
+def _other_shape(program: Program, op: Op, shapes: _Held, apart: Set[str]) -> str:
     """Return which variable of a branch has, or is given, another shape than it always has; "" for none.
 
-    A chosen value, and a sum, would be as large as the larger one.
+    A chosen value, and a sum, would be as large as the larger one. And of a table apart, a few rows are written there.
     """
     for handle, body, inner in _used(op, op.inputs):
         name = program.ops[handle.op].name
@@ -108,6 +111,8 @@ def _other_shape(program: Program, op: Op, shapes: _Held) -> str:
         is_same = (
             is_sum_of_rows(inner, always) if inner.type in ADDS_ROWS else shape is not None and always == tuple(shape)
         )
+        if name in apart and inner.type in ADDS_ROWS:
+            return f"{inner.type} {inner.name!r} in it adds to rows of {name!r}, whose device has no rows of the batch"
         if None in always or not is_same:
             return f"the shape of variable {name!r} is not known when planning, or changes"
     return ""

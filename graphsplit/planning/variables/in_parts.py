@@ -46,7 +46,7 @@ def program_of(
         inside = {v.name: _INSIDE for v in trace.variables if parts_of_variable(v) is not None}
         return program, replace(state, whole=inside) if inside else state
     if given is None:
-        program = branches_apart(trace, state.divisions.keys())
+        program = branches_apart(trace, state.divisions.keys(), _without_rows(state, mesh))
     names = [program.ops[i].name for i in program.captures]
 
     def attempt(whole: dict[str, str]) -> tuple[tuple[Program, State], dict[str, str]]:
@@ -67,11 +67,23 @@ def program_of(
     return settled(attempt)
 
 
-def branches_apart(trace: Trace, names: Set[str]) -> Program:
-    """Return a traced function's program without branches that take some variables, by their placeholders' names."""
+def _without_rows(state: State, mesh: Mesh) -> set[str]:
+    """Return the variables that lie whole on a device without rows of the batch, by their placeholders' names."""
+    with_rows, whole = {*mesh.devices}, {n: cut for n, cut in state.divisions.items() if cut.parts == 1}
+    return {name for name, cut in whole.items() if not {*cut.devices} <= with_rows}
+
+
+def branches_apart(trace: Trace, names: Set[str], apart: Set[str] = frozenset()) -> Program:
+    """Return a traced function's program without branches that take some variables, by their placeholders' names.
+
+    Args:
+      trace: the function.
+      names: the variables.
+      apart: see `without_branches`.
+    """
     shapes = _shapes(trace)
     program = with_sums_of_rows(trace.program, names, shapes)
-    return without_branches(program, names, _captured_twice(trace), shapes)
+    return without_branches(program, names, _captured_twice(trace), shapes, apart)
 
 
 def _shapes(trace: Trace) -> dict[str, Sequence[int | None]]:
