@@ -467,6 +467,27 @@ def test_how_much_there_is_follows_from_no_stand_in() -> None:
     assert_law(lambda: (function, []), calls, sharded=["Tanh"], at_home=None)
 
 
+def test_gradients_of_rows_times_a_length_count_no_rows() -> None:
+    """In a graph around, the gradient of an output is an argument, whose size was divided by a stand-in."""
+    flat = tf.function(lambda x: tf.reshape(x, [-1]), input_signature=[spec(None, None)])
+
+    def around(function: Callable[..., tf.Tensor], x: tf.Tensor) -> Any:
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(tf.sin(function(x)))
+            gradient = tape.gradient(loss, x)
+        return gradient, outer.gradient(gradient, x)
+
+    parallel = gs.parallelize(flat, devices=3)
+    in_graph = tf.function(lambda x: around(parallel, x), input_signature=[spec(None, None)])
+    for rows, length in ((5, 3), (4, 4), (1, 2)):
+        x = numbers(rows, length)
+        assert_close(in_graph(x), around(flat, x))
+    assert "Reshape" in {op.type for op in parallel.plan(x).sharded_ops}
+
+
 def test_products_of_two_lengths_are_known() -> None:
     """Images of any height and width, made flat by what `tf.shape` says, which is 32 bits."""
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from graphsplit.core.layouts import Layout, Replicate, Shard, is_whole
 from graphsplit.core.polynomials import Symbol
-from graphsplit.core.sizes import ROWS, Size, symbols_in
+from graphsplit.core.sizes import ROWS, Size, has_sizes, symbols_in
 from graphsplit.core.variables.arrangements import FirstMove
 from graphsplit.planning.amounts import size_text
 from graphsplit.planning.communication.transfers import Collective
@@ -114,7 +114,7 @@ class Decisions:
         count = len(self.program.inputs) - self.program.seeds
         found = []
         for position, layout in zip(self.program.inputs[:count], self.input_layouts, strict=False):
-            if isinstance(layout, Shard):
+            if isinstance(layout, Shard) and not has_sizes(layout.blocks):  # (else rows times a length)
                 found.append((position, layout.axis, sum(layout.blocks)))
         return found or self._rows_of_whole_arguments()[:1]
 
