@@ -64,24 +64,24 @@ def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
     graph.check()
     if not plan.mesh.axis and (left := [node.name for node in graph.nodes if part_drawn(node) is not None]):
         raise CheckError(f"{left[0]!r} draws numbers that are not those of its part.")
-    found, planned = _Found(plan, graph), _Planned(plan)
+    forms, planned = _Found(plan, graph), _Planned(plan)
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.home and op.yields is None:
             for device in plan.owners.devices(op.index):
-                _check_once(plan, op, device, found, planned)
+                _check_once(plan, op, device, forms, planned)
         if step.shards and step.shards.together:
-            node = found.node(op, None)
+            node = forms.node(op, None)
             _compare_devices(node, plan.home)
-            _check_each(plan, op.inputs, step.shards.wants, node.input, found, planned, node)
+            _check_each(plan, op.inputs, step.shards.wants, node.input, forms, planned, node)
         for d in range(plan.mesh.shards) if step.shards and not step.shards.together else ():
-            _check_shard(plan, op, d, found, planned)
+            _check_shard(plan, op, d, forms, planned)
     layouts = plan.output_layouts or [SINGLE_DEVICE] * len(plan.program.outputs)
-    _check_each(plan, plan.program.outputs, layouts, graph.outputs, found, planned, None)
+    _check_each(plan, plan.program.outputs, layouts, graph.outputs, forms, planned, None)
     check_turns(plan, graph)
     check_sides(plan, graph)
     check_clusters(graph)
-    for own, emitted in graph.bodies.values():
-        check_emitted(own, emitted)
+    for body_plan, emitted in graph.bodies.values():
+        check_emitted(body_plan, emitted)
 
 
 def check_clusters(graph: EmittedGraph) -> None:
@@ -105,7 +105,7 @@ def _check_each(
     tensors: Sequence[Tensor],
     layouts: Sequence[Layout],
     references: Sequence[str],
-    found: _Found,
+    forms_found: _Found,
     planned: _Planned,
     reader: Any,
 ) -> None:
@@ -116,39 +116,39 @@ def _check_each(
         for d in ([None] if layout == SINGLE_DEVICE else range(plan.mesh.shards))
     ]
     for (tensor, form), reference in zip(forms, [r for r in references if r[0] != "^"], strict=True):
-        _compare(plan, found.form(reference), form, tensor, reader)
+        _compare(plan, forms_found.form(reference), form, tensor, reader)
 
 
-def _check_once(plan: Plan, op: Op, device: str, found: _Found, planned: _Planned) -> None:
+def _check_once(plan: Plan, op: Op, device: str, forms_found: _Found, planned: _Planned) -> None:
     layout = plan.owners.layout(op.index)
-    node = found.node(op, device if group_of(layout) else None)
+    node = forms_found.node(op, device if group_of(layout) else None)
     _compare_devices(node, device)
     if part_drawn(op.node) is not None:
         return  # as of a shard's
     for tensor, reference in zip(op.inputs, node.input, strict=False):
-        _compare(plan, found.form(reference), planned.once(tensor, layout, device), tensor, node)
+        _compare(plan, forms_found.form(reference), planned.once(tensor, layout, device), tensor, node)
 
 
-def _check_shard(plan: Plan, op: Op, d: int, found: _Found, planned: _Planned) -> None:
+def _check_shard(plan: Plan, op: Op, d: int, forms_found: _Found, planned: _Planned) -> None:
     """Raise `CheckError` unless a shard's node is on its device, and its operands came about as planned."""
-    sharded, node = plan.steps[op.index].shards, found.node(op, d)
+    sharded, node = plan.steps[op.index].shards, forms_found.node(op, d)
     assert sharded is not None
     _compare_devices(node, plan.shard_device(op, d))
     if sharded.draw or part_drawn(op.node) is not None:
         return  # (its counter may be moved on, and its numbers cut to the shard's rows)
     if sharded.weighted and plan.mesh.shards > 1:
-        node = found.wrapped(node)
+        node = forms_found.wrapped(node)
     if any(shift.others == ZEROS for shift in sharded.shift.values()):
-        node = found.wrapped(node, 1)
+        node = forms_found.wrapped(node, 1)
     for i, (tensor, layout, reference) in enumerate(zip(op.inputs, sharded.wants, node.input, strict=False)):
         if i not in sharded.makes:
-            _compare(plan, found.form(reference), planned.on_shard(tensor, layout, d, node.device), tensor, node)
+            _compare(plan, forms_found.form(reference), planned.on_shard(tensor, layout, d, node.device), tensor, node)
 
 
-def _compare(plan: Plan, found: Form, planned: Form, tensor: Tensor, reader: Any) -> None:
-    if found != planned:
+def _compare(plan: Plan, form: Form, planned: Form, tensor: Tensor, reader: Any) -> None:
+    if form != planned:
         name, who = plan.program.ops[tensor.op].name, "The result" if reader is None else repr(reader.name)
-        raise CheckError(f"{who} reads {name!r} as {found}, and the plan says {planned}.")
+        raise CheckError(f"{who} reads {name!r} as {form}, and the plan says {planned}.")
 
 
 def _compare_devices(node: Any, device: str) -> None:
@@ -231,7 +231,7 @@ class _Found:
         if sharded is None or not sharded.together:
             return ("made", Tensor(position, index), shard)
         outputs = enumerate(spread(sharded.gives, self._plan.mesh.shards))
-        return next(("made", Tensor(position, k), own.index(index)) for k, own in outputs if index in own)
+        return next(("made", Tensor(position, k), numbers.index(index)) for k, numbers in outputs if index in numbers)
 
 
 class _Planned:
@@ -349,11 +349,11 @@ def _merged(value: Merged, forms: Sequence[Form], is_weighted: bool) -> Form:
         return ("average", value.device, form) if is_weighted else ("Mean", value.device, form)
 
     apart = ("Pack", value.device, tuple(forms))
-    own = [("Unpack", value.device, apart, k) for k in range(2)]
-    mean = averaged(own[0])
+    moments = [("Unpack", value.device, apart, k) for k in range(2)]
+    mean = averaged(moments[0])
     if not value.which:
         return mean
-    return averaged(("AddV2", value.device, (own[1], ("SquaredDifference", value.device, (own[0], mean)))))
+    return averaged(("AddV2", value.device, (moments[1], ("SquaredDifference", value.device, (moments[0], mean)))))
 
 
 def _everywhere(op: Op, tensor: Tensor) -> Form:
@@ -369,13 +369,13 @@ def check_turns(plan: Plan, graph: EmittedGraph) -> None:
       plan: the phases and turns.
       graph: what was emitted for it.
     """
-    found = _Waits(graph)
-    found.follow()
+    waits = _Waits(graph)
+    waits.follow()
     for (phase, d), before in followed(plan.turns).items():
         first = plan.mesh.before(before.shard) is None
-        ended = list(found.ended(plan.phases[before.phase], before.shard, first=first))
+        ended = list(waits.ended(plan.phases[before.phase], before.shard, first=first))
         for name in [graph.names_of_operations[i, d] for i in plan.phases[phase].starts]:
-            missing = [node for node in ended if not found.waits(name, node)]
+            missing = [node for node in ended if not waits.waits(name, node)]
             if missing:
                 raise CheckError(f"{name!r} does not wait for {missing[0]!r} of the shard before it.")
 

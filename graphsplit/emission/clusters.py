@@ -94,8 +94,10 @@ def find_clusters(
     _leave_out_reads_for_others(web, returned, keys)
     levels = _levels_of(web, returned, {k for k, node in enumerate(nodes) if holds_variants(node)}, keys)
     groups: dict[tuple[Key, int], list[Any]] = {}
-    found = [(graph.origins[node.name].op or 0, node.name, k) for k, node in enumerate(nodes) if keys[k] is not None]
-    for _, _, k in sorted(found):
+    placed_nodes = [
+        (graph.origins[node.name].op or 0, node.name, k) for k, node in enumerate(nodes) if keys[k] is not None
+    ]
+    for _, _, k in sorted(placed_nodes):
         key = keys[k]
         assert key is not None
         groups.setdefault((key, levels[k]), []).append(nodes[k])
@@ -198,7 +200,7 @@ def _torn_variants(
         for source in web.sources[k]:
             together = keys[source] is not None and keys[source] is keys[k] and levels[source] == levels[k]
             if source in holding and not together:
-                torn |= {one for one in (source, k) if keys[one] is not None}
+                torn |= {end for end in (source, k) if keys[end] is not None}
     return torn
 
 
@@ -240,13 +242,13 @@ def compile_clusters(
 
 def graph_def_that_runs(graph: EmittedGraph) -> Any:
     """Return an emitted graph as the `GraphDef` that is run: with calls in place of clusters, if it is compiled."""
-    found = graph.graph_def()
+    graph_def = graph.graph_def()
     if graph.compiled:
         compiled = compile_clusters(graph, graph.nodes, graph.outputs, graph.effects)
-        del found.node[:]
-        found.node.extend(compiled.nodes)
-        found.library.function.extend(compiled.functions)
-    return found
+        del graph_def.node[:]
+        graph_def.node.extend(compiled.nodes)
+        graph_def.library.function.extend(compiled.functions)
+    return graph_def
 
 
 class _ClusterContent(NamedTuple):
@@ -265,11 +267,11 @@ class _ClusterContent(NamedTuple):
 
 def _call_names(scope: str, clusters: Sequence[XlaCluster]) -> list[str]:
     """Return names of the calls; those of one device, shard and level that run under other conditions are numbered."""
-    counts, found = Counter[str](), list[str]()
+    counts, names = Counter[str](), list[str]()
     for name in [_call_name(scope, cluster) for cluster in clusters]:
-        found.append(f"{name}/{counts[name]}" if counts[name] else name)
+        names.append(f"{name}/{counts[name]}" if counts[name] else name)
         counts[name] += 1
-    return found
+    return names
 
 
 def _call_name(scope: str, cluster: XlaCluster) -> str:
@@ -320,16 +322,16 @@ class _CallWriter:
 
     def _returned(self, outputs: Sequence[str]) -> list[list[str]]:
         """Return of each cluster what others read."""
-        found: list[set[str]] = [set() for _ in self._clusters]
+        references_by_cluster: list[set[str]] = [set() for _ in self._clusters]
         read = [(self._cluster_of.get(node.name), node.input) for node in self._nodes]
         for reader, references in (*read, (None, outputs)):
             for reference in references:
                 name, index = split_reference(reference)  # (no cluster has a node by the name of what is waited for)
                 c = self._cluster_of.get(name)
                 if c is not None and c != reader:
-                    found[c].add(f"{name}:{index}")
+                    references_by_cluster[c].add(f"{name}:{index}")
         places = {node.name: k for cluster in self._clusters for k, node in enumerate(cluster.nodes)}
-        return [sorted(references, key=lambda r: (places[source_of(r)], r)) for references in found]
+        return [sorted(references, key=lambda r: (places[source_of(r)], r)) for references in references_by_cluster]
 
     def _given(self, cluster: XlaCluster) -> tuple[list[str], list[str]]:
         """Return the references that a cluster reads and what it waits for, as they were called."""
@@ -360,12 +362,12 @@ class _CallWriter:
         inner.update(names)
 
         def name_of(reference: str) -> str:
-            found = inner.get(reference)
-            if found is None:  # it waits for something, or reads a later output
+            inner_name = inner.get(reference)
+            if inner_name is None:  # it waits for something, or reads a later output
                 sign, (name, index) = "^" * (reference[0] == "^"), split_reference(reference.lstrip("^"))
-                found = f"{sign}{names[name]}{f':{index}' if index else ''}" if name in names else ""
-                inner[reference] = found
-            return found
+                inner_name = f"{sign}{names[name]}{f':{index}' if index else ''}" if name in names else ""
+                inner[reference] = inner_name
+            return inner_name
 
         members = []
         for node in (*constants, *cluster.nodes):
@@ -402,8 +404,10 @@ class _CallWriter:
     def _call(self, c: int, function: Any, inputs: Sequence[str], controls: Sequence[str]) -> Any:
         op_type = "StatefulPartitionedCall" if function.signature.is_stateful else "PartitionedCall"
         waits = [self._reference(r) for r in controls]
-        given = [*map(self._reference, inputs), *dict.fromkeys(waits)]
-        node = make_node(self._calls[c], op_type, given, self._clusters[c].key.device, **{XLA_ATTRIBUTE: True})
+        inputs_and_waits = [*map(self._reference, inputs), *dict.fromkeys(waits)]
+        node = make_node(
+            self._calls[c], op_type, inputs_and_waits, self._clusters[c].key.device, **{XLA_ATTRIBUTE: True}
+        )
         node.attr["Tin"].list.type.extend(argument.type for argument in function.signature.input_arg)
         node.attr["Tout"].list.type.extend(argument.type for argument in function.signature.output_arg)
         node.attr["f"].func.name = function.signature.name
@@ -411,8 +415,8 @@ class _CallWriter:
 
     def _renamed(self, node: Any) -> Any:
         """Return a node that reads calls instead of what is in them, and waits once for each."""
-        found = list(map(self._reference, node.input))
-        return node if found == list(node.input) else with_inputs(node, found)
+        references = list(map(self._reference, node.input))
+        return node if references == list(node.input) else with_inputs(node, references)
 
 
 def _attributes(node: Any) -> bytes:

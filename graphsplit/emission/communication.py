@@ -75,7 +75,7 @@ class CollectiveWriter:
     def __init__(
         self,
         collective: Collective,
-        given: Callable[[int], str],
+        source_name: Callable[[int], str],
         name: str,
         draft: Draft,
         counts: RowCounts,
@@ -90,7 +90,7 @@ class CollectiveWriter:
         first = collective.moves[0].tensor
         self._written: list[str] = []
         self._values = collective.values
-        self._given = given
+        self._given = source_name
         self._name = name
         self._draft = draft
         self._counts = counts
@@ -236,13 +236,13 @@ class CollectiveWriter:
         axis = self._constant(f"{nothing}/axis", value.axis, tf.int32, device)
         types = {"Tparams": self._dtype, "Tindices": tf.int32, "Taxis": tf.int32}
         self._add(nothing, "GatherV2", [parts[0], indices, axis], device, **types)
-        found = list(parts)
-        for k, own in absent.items():
-            found[k] = self._unless_absent(f"{name}/piece_{k}", parts[k], nothing, own, device)
-        return found
+        pieces = list(parts)
+        for k, absent_value in absent.items():
+            pieces[k] = self._unless_absent(f"{name}/piece_{k}", parts[k], nothing, absent_value, device)
+        return pieces
 
     def _unless_absent(
-        self, name: str, part: str, instead: str, own: Value, device: str, reduction: str = "", source: str = ""
+        self, name: str, part: str, instead: str, shard_value: Value, device: str, reduction: str = "", source: str = ""
     ) -> str:
         """Write what is `part` if its shard has rows, else what changes nothing.
 
@@ -250,7 +250,7 @@ class CollectiveWriter:
         what another shard has; no `reduction`: that itself. It is dead where it is not needed: given the device on
         which it is, as `source`, it is not sent.
         """
-        absent = self._add(f"{name}/instead", "Switch", [instead, self._present(own)], source or device, True)
+        absent = self._add(f"{name}/instead", "Switch", [instead, self._present(shard_value)], source or device, True)
         if reduction in _NEUTRAL:
             absent = self._add(f"{name}/neutral", _NEUTRAL[reduction], [absent], device, True)
         return self._add(name, "Merge", [part, absent], device, True, N=2)
@@ -285,8 +285,8 @@ class CollectiveWriter:
             return self._add(name, "AddN", parts, device, N=len(parts))
         result = parts[0]
         for i, part in enumerate(parts[1:], 1):
-            own = name if i == len(parts) - 1 else f"{name}/upto_{i}"
-            result = self._add(own, PAIRWISE[reduction], [result, part], device)
+            node_name = name if i == len(parts) - 1 else f"{name}/upto_{i}"
+            result = self._add(node_name, PAIRWISE[reduction], [result, part], device)
         return result
 
     def _begins(self, value: Sum) -> dict[int, Value]:
@@ -296,15 +296,17 @@ class CollectiveWriter:
 
     def _or_neutral(self, name: str, value: Sum, k: int, part: str) -> str:
         """Return a part of a sum or, if its shard has no rows, what changes nothing, made of the first shard's."""
-        own = self._values[value.of[k]]
-        number = self._first(own)
+        shard_value = self._values[value.of[k]]
+        number = self._first(shard_value)
         first = self._values[number]
-        single, here = value.turn is None, value.device if value.turn is None else own.device
-        instead = self._stand_in(host_name(own.device), number)
-        has_first = single and (not self._by_hosts or host_name(here) == host_name(first.device))
+        single, device = value.turn is None, value.device if value.turn is None else shard_value.device
+        instead = self._stand_in(host_name(shard_value.device), number)
+        has_first = single and (not self._by_hosts or host_name(device) == host_name(first.device))
         source = "" if instead or has_first else first.device
         stands = instead or self.reference(number)
-        return self._unless_absent(f"{name}/part_{own.shard}", part, stands, own, here, value.reduction, source)
+        return self._unless_absent(
+            f"{name}/part_{shard_value.shard}", part, stands, shard_value, device, value.reduction, source
+        )
 
     def _first(self, part: Value) -> int:
         """Return the number of what the first shard gives to a sum to which another one gives a part."""
@@ -327,9 +329,9 @@ class CollectiveWriter:
             return ""
         if (host, number) not in self._made:
             begins = [part for value in sums for part in self._begins(value).values() if host_name(part.device) == host]
-            own = [part.shard for part in begins if part.shard is not None]
-            name = f"{self._name}/instead_{own[0]}" + ("" if not isinstance(first, Slice) else f"_{first.piece}")
-            inputs = [self.reference(number), self._counts.all_present(own)]
+            shards = [part.shard for part in begins if part.shard is not None]
+            name = f"{self._name}/instead_{shards[0]}" + ("" if not isinstance(first, Slice) else f"_{first.piece}")
+            inputs = [self.reference(number), self._counts.all_present(shards)]
             needed = self._add(f"{name}/needed", "Switch", inputs, first.device)
             self._made[host, number] = self._add(name, "Identity", [needed], gateway)
         return self._made[host, number]
@@ -347,12 +349,14 @@ class CollectiveWriter:
         if key not in self._made:
             instead = parts[0] if not self._by_hosts else ""
             for k, part in enumerate(parts):
-                own = self._values[value.of[k]]
-                if self._is_absent(own):
-                    has_first = own.device == value.device or self._by_hosts
+                shard_value = self._values[value.of[k]]
+                if self._is_absent(shard_value):
+                    has_first = shard_value.device == value.device or self._by_hosts
                     source = "" if has_first else self._values[value.of[0]].device
                     instead = instead or self._no_moments(f"{name}/nothing", device)
-                    parts[k] = self._unless_absent(f"{name}/part_{own.shard}", part, instead, own, device, "", source)
+                    parts[k] = self._unless_absent(
+                        f"{name}/part_{shard_value.shard}", part, instead, shard_value, device, "", source
+                    )
             packed, count = self._add(f"{name}/all", "Pack", parts, device, N=len(parts), axis=0), len(self._moves)
             self._add(f"{name}/apart", "Unpack", [packed], device, num=count, axis=1)
             self._made[key] = f"{name}/apart"
@@ -441,14 +445,14 @@ def _join_signals(draft: Draft) -> None:
                 key = tuple(sorted(signals))
                 if key not in joined:
                     joined[key] = f"{draft.scope}/relay_{len(draft.nodes)}"
-                    own = make_node(joined[key], "NoOp", key, draft.device_of(key[0][1:]))
-                    draft.add(own, Origin(None, None, RELAY_ROLE))
+                    relay = make_node(joined[key], "NoOp", key, draft.device_of(key[0][1:]))
+                    draft.add(relay, Origin(None, None, RELAY_ROLE))
                 set_inputs(node, [f"^{joined[key]}" if r in signals else r for r in node.input])
 
 
 def _wanted(draft: Draft) -> dict[tuple[str, str], list[Any]]:
     """Return who reads, or waits for, what of other hosts that may be sent on: by reference and host."""
-    found: dict[tuple[str, str], list[Any]] = {}
+    readers: dict[tuple[str, str], list[Any]] = {}
     hosts = {name: host_name(draft.device_of(name)) for name in draft.origins}
     small = {name for name, origin in draft.origins.items() if origin.role in _SENT_ON}
     for node in draft.nodes:
@@ -456,5 +460,5 @@ def _wanted(draft: Draft) -> dict[tuple[str, str], list[Any]]:
         for reference in dict.fromkeys(node.input) if node.device else ():
             source = source_of(reference)
             if (reference[0] == "^" or source in small) and hosts[source] != host:
-                found.setdefault((reference, host), []).append(node)
-    return found
+                readers.setdefault((reference, host), []).append(node)
+    return readers

@@ -126,9 +126,9 @@ class EmittedGraph:
 
     def _dead(self, nodes: Sequence[Any], output: int) -> dict[str, str]:
         """Return the nodes behind an output of the `Switch`es, each with what decides there."""
-        found: dict[str, str] = {}
+        decider_by_node: dict[str, str] = {}
         if not self.present:
-            return found
+            return decider_by_node
         relayed = self.relayed()
         switches = {f"{n.name}:{output}": relayed.get(n.input[1], n.input[1]) for n in nodes if n.op == SWITCH}
         switches = {name: present for name, present in switches.items() if not self._is_op(source_of(name))}
@@ -140,9 +140,11 @@ class EmittedGraph:
                 behind = f"{name}:{index}"
                 readers.setdefault(behind if behind in switches else source_of(reference), []).append(node.name)
         for switch, present in reversed(switches.items()):
-            new = reached(readers.get(switch, ()), lambda name: [r for r in readers.get(name, ()) if r not in found])
-            found.update({name: found.get(name, present) for name in new})
-        return found
+            new = reached(
+                readers.get(switch, ()), lambda name: [r for r in readers.get(name, ()) if r not in decider_by_node]
+            )
+            decider_by_node.update({name: decider_by_node.get(name, present) for name in new})
+        return decider_by_node
 
     def _is_op(self, name: str) -> bool:
         return name in self.origins and self.origins[name].role == "op"

@@ -78,12 +78,12 @@ def emit(plan: Plan) -> EmittedGraph:
     """Return the graph that carries out `plan`."""
     draft = Draft(plan.program, range(plan.mesh.shards))
     lengths = Writer(f"{draft.scope}/rows/lengths", host_of(_counting(plan)), lambda node: draft.add_sizes(node, None))
-    given: dict[Symbol, str] = {}
+    sizes: dict[Symbol, str] = {}
     if plan.program.symbols:
-        given = {s: measured(lengths, _argument(plan, *source)) for s, source in plan.length_sources().items()}
+        sizes = {s: measured(lengths, _argument(plan, *source)) for s, source in plan.length_sources().items()}
         if plan.mesh.axis and ROWS in plan.program.symbols:  # its shards have no rows; others' are the batch's
-            given[ROWS] = measured(lengths, _argument(plan, *plan.rows_sources()[0]))
-    return _Emitter(plan, draft, _count_rows(plan, draft, given)).emit()
+            sizes[ROWS] = measured(lengths, _argument(plan, *plan.rows_sources()[0]))
+    return _Emitter(plan, draft, _count_rows(plan, draft, sizes)).emit()
 
 
 def _emit_body(
@@ -94,11 +94,11 @@ def _emit_body(
     It is told the sizes that are not known, and returns them too if it is called with them again.
     """
     draft = Draft(plan.program, range(plan.mesh.shards))
-    told = write_told(draft, None, plan.home)
-    emitter = _Emitter(plan, draft, _count_rows(plan, draft, told))
+    size_arguments = write_told(draft, None, plan.home)
+    emitter = _Emitter(plan, draft, _count_rows(plan, draft, size_arguments))
     graph = emitter.emit()
-    outputs = [*graph.outputs, *(told.values() if returns_told else [])]
-    function = function_definition(name, graph.nodes, [*graph.inputs, *told.values()], outputs, graph.effects)
+    outputs = [*graph.outputs, *(size_arguments.values() if returns_told else [])]
+    function = function_definition(name, graph.nodes, [*graph.inputs, *size_arguments.values()], outputs, graph.effects)
     function = named_by_content(function)
     name = function.signature.name
     return name, {**emitter.functions, name: function}, {**graph.bodies, name: (plan, graph)}
@@ -115,17 +115,17 @@ def _counting(plan: Plan) -> str:
     return plan.input_devices[0] if plan.input_devices else plan.home
 
 
-def _count_rows(plan: Plan, draft: Draft, given: Mapping[Symbol, str]) -> RowCounts:
+def _count_rows(plan: Plan, draft: Draft, sizes: Mapping[Symbol, str]) -> RowCounts:
     """Return how many rows each shard has; those of an unknown batch are `given`, or counted on the arguments."""
     devices = dict(enumerate(plan.devices))
     if plan.mesh.axis:  # the rows of the batch are none of its business
-        return AxisRows(Site(plan.home, devices, f"{draft.scope}/rows", draft.add_sizes, given))
-    site = Site(plan.home, devices, f"{draft.scope}/rows", draft.add_sizes, length_sizes(given), _counting(plan))
+        return AxisRows(Site(plan.home, devices, f"{draft.scope}/rows", draft.add_sizes, sizes))
+    site = Site(plan.home, devices, f"{draft.scope}/rows", draft.add_sizes, length_sizes(sizes), _counting(plan))
     if ROWS not in plan.program.symbols:
         return FixedRows(plan.rows, site)
-    found = plan.rows_sources()
-    names = [plan.program.input_names[plan.program.inputs.index(i)] for i, *_ in found]
-    counted = given[ROWS] if ROWS in given else [_argument(plan, *source) for source in found]
+    sources = plan.rows_sources()
+    names = [plan.program.input_names[plan.program.inputs.index(i)] for i, *_ in sources]
+    counted = sizes[ROWS] if ROWS in sizes else [_argument(plan, *source) for source in sources]
     counts = MeasuredRows(site)
     counts.divide(counted, names, whole_weights(plan.mesh.weights))
     return counts
@@ -219,16 +219,16 @@ class _Emitter:
         """Return what a task waits for."""
         if not self._found.waits[n]:
             return []
-        found: list[str] = []
+        names: list[str] = []
         for k in self._found.waits[n]:
             task = self._tasks[k]
             if task.kind == TURN:
-                found.append(self._name_of_turn(k))
+                names.append(self._name_of_turn(k))
             elif task.kind == OPERATION and task.shard not in (None, self._tasks[n].shard):
-                found += self._ends(task.op or 0)
+                names += self._ends(task.op or 0)
             else:
-                found.append(self._reference(Result(k)))
-        return [f"^{name}" for name in dict.fromkeys(found)]
+                names.append(self._reference(Result(k)))
+        return [f"^{name}" for name in dict.fromkeys(names)]
 
     def _ends(self, position: int) -> list[str]:
         """Return the names of nodes that have run when all nodes have that an op became, or will not run."""
@@ -255,10 +255,15 @@ class _Emitter:
 
     def _writer(self, number: int, collective: Collective) -> CollectiveWriter:
         def given(k: int) -> str:
-            own = collective.values[k]
-            assert isinstance(own, Own)
-            by = own.by if isinstance(own.by, int) else None
-            return self._read(Operand(own.tensor, own.layout, by), self._found.values[number, k], None, own.device)
+            shard_value = collective.values[k]
+            assert isinstance(shard_value, Own)
+            by = shard_value.by if isinstance(shard_value.by, int) else None
+            return self._read(
+                Operand(shard_value.tensor, shard_value.layout, by),
+                self._found.values[number, k],
+                None,
+                shard_value.device,
+            )
 
         kind = collective.kind.replace("-", "_").replace(" ", "_")
         of = "bucket" if collective.is_bucket else self._program.ops[collective.moves[0].tensor.op].name
@@ -309,8 +314,12 @@ class _Emitter:
                 types = node.attr[attribute].list.type
                 pairs = zip(list(types), spread(layouts, mesh.shards), strict=True)
                 types[:] = [dtype for dtype, numbers in pairs for _ in numbers]
-        made = zip(op.out_shapes, sharded.gives, spread(sharded.gives, mesh.shards), strict=True)
-        shapes = [mesh.shape_on(d, shape, layout) for shape, layout, own in made for d in range(len(own))]
+        results = zip(op.out_shapes, sharded.gives, spread(sharded.gives, mesh.shards), strict=True)
+        shapes = [
+            mesh.shape_on(d, shape, layout)
+            for shape, layout, shards_of_result in results
+            for d in range(len(shards_of_result))
+        ]
         del node.attr["output_shapes"].list.shape[:]
         node.attr["output_shapes"].list.shape.extend([tf.TensorShape(shape).as_proto() for shape in shapes])
 
@@ -363,8 +372,10 @@ class _Emitter:
     def _placeholders(self, positions: Sequence[int]) -> list[str]:
         """Return the names of placeholders: of one that lies along an axis, each shard has its own."""
         steps, shards = self._plan.steps, self._draft.shards
-        found = [[self._name(i, d) for d in shards] if steps[i].shards else self._names_once(i) for i in positions]
-        return [name for own in found for name in own]
+        names_by_position = [
+            [self._name(i, d) for d in shards] if steps[i].shards else self._names_once(i) for i in positions
+        ]
+        return [name for names in names_by_position for name in names]
 
     def _beside_variables(self) -> frozenset[str]:
         """Return the nodes that belong to operations beside variables that are wherever a loader puts them."""
@@ -381,27 +392,27 @@ def emit_local(plan: LocalPlan, name: str, d: int, carries: bool) -> tuple[str, 
     of rows as well.
     """
     draft = Draft(plan.program, range(d, d + 1), alike=True)
-    told = write_told(draft, d, "")
-    counts = _count_rows_given(plan, d, draft, told)
-    return _LocalEmitter(plan, d, draft, counts, list(told.values())).emit(name, carries)
+    size_arguments = write_told(draft, d, "")
+    counts = _count_rows_given(plan, d, draft, size_arguments)
+    return _LocalEmitter(plan, d, draft, counts, list(size_arguments.values())).emit(name, carries)
 
 
-def _count_rows_given(plan: LocalPlan, d: int, draft: Draft, given: dict[Symbol, str]) -> RowCounts:
-    site = Site("", {d: ""}, f"{draft.scope}/rows", draft.add_sizes, given)
+def _count_rows_given(plan: LocalPlan, d: int, draft: Draft, sizes: dict[Symbol, str]) -> RowCounts:
+    site = Site("", {d: ""}, f"{draft.scope}/rows", draft.add_sizes, sizes)
     if ROWS in plan.program.symbols:
         return RowCounts(site)
-    return FixedRows(plan.mesh.rows, site._replace(lengths=length_sizes(given)))
+    return FixedRows(plan.mesh.rows, site._replace(lengths=length_sizes(sizes)))
 
 
 class _LocalEmitter:
-    def __init__(self, plan: LocalPlan, d: int, draft: Draft, counts: RowCounts, told: list[str]):
+    def __init__(self, plan: LocalPlan, d: int, draft: Draft, counts: RowCounts, size_arguments: list[str]):
         self._plan = plan
         self._d = d
         self._program = plan.program
         self._functions: dict[str, Any] = {}
         self._draft = draft
         self._counts = counts
-        self._told = told
+        self._told = size_arguments
         self._constants = Constants(draft, counts, plan.mesh)
         self._copies = ShardCopies(draft, counts, plan.mesh, self._functions, emit_local)
 

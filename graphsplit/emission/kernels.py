@@ -75,28 +75,31 @@ class Kernels:
         return bool(op.bodies or (shards and (shards.draw or shards.shift)) or part_drawn(op.node) is not None)
 
     def _of_operation(self, op: Op, task: PlannedTask) -> list[Kernel]:
-        own = self._plan.steps[op.index].shards if task.shard is not None else None
+        sharded = self._plan.steps[op.index].shards if task.shard is not None else None
         if op.type in CONTROL_FLOW:  # what it hands on and others have made elsewhere is copied first
-            given = [read for read in task.reads[int(CONTROL_FLOW[op.type].chooses) :] if read is not None]
-            return [Kernel(op.type), *[Kernel("Identity") for r in given if self._tasks[r.task].kind == SEND]]
+            reads = [read for read in task.reads[int(CONTROL_FLOW[op.type].chooses) :] if read is not None]
+            return [Kernel(op.type), *[Kernel("Identity") for r in reads if self._tasks[r.task].kind == SEND]]
         if op.type in _WRITTEN_AS:
             return [Kernel(_WRITTEN_AS[op.type])]
-        first, *nodes = self._written(op, own, task)
-        result, name = 2 * sum(task.bytes), op.name if own is None else self._draft.prefixes[task.shard or 0] + op.name
+        first, *nodes = self._written(op, sharded, task)
+        result, name = (
+            2 * sum(task.bytes),
+            op.name if sharded is None else self._draft.prefixes[task.shard or 0] + op.name,
+        )
         sizes = [result if node.op in _AS_LARGE or node.name == name else 0 for node in nodes]
         return [Kernel(first.op), *[Kernel(node.op, size) for node, size in zip(nodes, sizes, strict=True)]]
 
-    def _written(self, op: Op, own: Sharded | None, task: PlannedTask) -> list[Any]:
+    def _written(self, op: Op, sharded: Sharded | None, task: PlannedTask) -> list[Any]:
         """Return what is written for an operation that calls nothing, itself first."""
         names, nodes = ["operand"] * len(op.inputs), self._draft.nodes
-        if own is None or task.shard is None:
+        if sharded is None or task.shard is None:
             nodes = own_numbers(op, op.name, names) if part_drawn(op.node) is not None else [op.node]
         else:
             nodes.clear()
-            self._copies.write(op, own, task.shard, task.device, names, ())
-        found = [node for node in nodes if node.op != "Const"]
-        own_type = [node for node in found if node.op in (op.type, "Sum")][:1]
-        return [*own_type, *[node for node in found if node is not own_type[0]]]
+            self._copies.write(op, sharded, task.shard, task.device, names, ())
+        written = [node for node in nodes if node.op != "Const"]
+        own_type = [node for node in written if node.op in (op.type, "Sum")][:1]
+        return [*own_type, *[node for node in written if node is not own_type[0]]]
 
 
 def _sums(value: Sum, parts: int, result: int, moved: int) -> Iterator[Kernel]:

@@ -46,9 +46,9 @@ def kinds_of_shards(plan: Decisions) -> list[int]:
     cuts = {Shard(0): None}  # the rows themselves
     for step in plan.steps:
         _note_cuts(step.shards, cuts)
-    own = [[sum(counts) for counts in zip(*plan.mesh.pieces(cut), strict=True)] for cut in cuts]
+    entries_by_cut = [[sum(counts) for counts in zip(*plan.mesh.pieces(cut), strict=True)] for cut in cuts]
     numbers: dict[tuple[int, ...], int] = {}
-    return [numbers.setdefault(column, len(numbers)) for column in zip(*own, strict=True)]
+    return [numbers.setdefault(column, len(numbers)) for column in zip(*entries_by_cut, strict=True)]
 
 
 def _note_cuts(sharded: Sharded | None, cuts: dict[Shard, None]) -> None:
@@ -63,24 +63,26 @@ def _note_cuts(sharded: Sharded | None, cuts: dict[Shard, None]) -> None:
 def find_alike_shards(plan: Decisions) -> AlikeShards:
     """Return which shards of a plan need not be looked at; none if shards exchange values with each other."""
     mesh = plan.mesh
-    own: dict[str, list[int]] = {}
+    shards_by_device: dict[str, list[int]] = {}
     for d, device in enumerate(mesh.devices):
-        own.setdefault(device, []).append(d)
-    if mesh.columns or plan.program.stages or len(own) < len(set(mesh.positions)):
+        shards_by_device.setdefault(device, []).append(d)
+    if mesh.columns or plan.program.stages or len(shards_by_device) < len(set(mesh.positions)):
         return AlikeShards()
     held = devices_of_handles(plan.program, plan.state)
     apart = {plan.home, *plan.owners.all_devices, *plan.owners.of_tensors.values(), *held}
     kinds = kinds_of_shards(plan)
-    notes: _Notes = {device: [[kinds[d] for d in shards]] for device, shards in own.items() if device not in apart}
+    notes: _Notes = {
+        device: [[kinds[d] for d in shards]] for device, shards in shards_by_device.items() if device not in apart
+    }
     if not all(_note(collective, notes, apart) for collective in plan.collectives):
         return AlikeShards()
     told_by, devices = dict[int, int](), dict[str, tuple[str, ...]]()
-    for _, group in itertools.groupby(own, key=lambda device: notes.get(device, device)):
-        _, *others = group
-        if len(others) > 1:
-            devices[others[-1]] = tuple(others)
-            for device in others[:-1]:
-                told_by.update(zip(own[device], own[others[-1]], strict=True))
+    for _, group in itertools.groupby(shards_by_device, key=lambda device: notes.get(device, device)):
+        _, *alike_devices = group
+        if len(alike_devices) > 1:
+            devices[alike_devices[-1]] = tuple(alike_devices)
+            for device in alike_devices[:-1]:
+                told_by.update(zip(shards_by_device[device], shards_by_device[alike_devices[-1]], strict=True))
     return AlikeShards(told_by, devices)
 
 
@@ -92,18 +94,18 @@ def _note(collective: Collective, notes: _Notes, apart: Collection[str]) -> bool
     values, numbers = collective.values, list[int]()
     reads = [read for reads in collective.reads for read in reads]
     for value in values:
-        found = notes.get(value.device)
-        numbers.append(len(found) if found is not None else -1)
-        if found is not None:
-            others = [values[k] for k in value.of if values[k].device != value.device]
-            if any(other.device not in apart for other in others):
+        notes_of_device = notes.get(value.device)
+        numbers.append(len(notes_of_device) if notes_of_device is not None else -1)
+        if notes_of_device is not None:
+            from_elsewhere = [values[k] for k in value.of if values[k].device != value.device]
+            if any(other.device not in apart for other in from_elsewhere):
                 return False
             of = [numbers[k] if values[k].device == value.device else (values[k].bytes,) for k in value.of]
-            found.append((type(value), value.bytes, of))
+            notes_of_device.append((type(value), value.bytes, of))
     for i, device in reads:
-        value, found = values[i], notes.get(device)
-        if found is not None:
+        value, notes_of_device = values[i], notes.get(device)
+        if notes_of_device is not None:
             if value.device != device and value.device not in apart:
                 return False
-            found.append((numbers[i] if value.device == device else None, value.bytes))
+            notes_of_device.append((numbers[i] if value.device == device else None, value.bytes))
     return True

@@ -59,8 +59,8 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     ['device  ops', 'CPU:0     3']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    found = []
+    lines = []
     for row in rows:
         cells = zip(row, widths, strict=True)
-        found.append("  ".join([c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(cells)]).rstrip())
-    return found
+        lines.append("  ".join([c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(cells)]).rstrip())
+    return lines

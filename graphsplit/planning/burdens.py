@@ -41,12 +41,12 @@ class Burden(NamedTuple):
     travels: bool
 
     def __str__(self) -> str:
-        own, most = self.own, self.others
+        this, most = self.own, self.others
         over = "" if self.travels else "Over GPUs and workers, "
         return (
-            f"the variables are on {short_name(self.device)}, which sends {format_bytes(own.sent)} and receives "
-            f"{format_bytes(own.received)} for them in a call, any other device at most {format_bytes(most.sent)} and "
-            f"{format_bytes(most.received)}; it runs {own.operations:,} operations, any other at most "
+            f"the variables are on {short_name(self.device)}, which sends {format_bytes(this.sent)} and receives "
+            f"{format_bytes(this.received)} for them in a call, any other device at most {format_bytes(most.sent)} and "
+            f"{format_bytes(most.received)}; it runs {this.operations:,} operations, any other at most "
             f'{most.operations:,}. {over}variables="auto" stores them on all devices'
         )
 
@@ -66,33 +66,33 @@ def burden_of_variables(plan: Decisions, tasks: Tasks | None = None) -> Burden |
     device, size = max(held.items(), key=lambda pair: pair[1], default=("", 0))
     if size < LEAST_BYTES or any(_MORE * held[other] > size for other in held if other != device):
         return None
-    found = tasks or few_tasks_of(plan)
-    sent, received, operations = Counter[str](), Counter[str](), operations_on(plan, found)
+    plan_tasks = tasks or few_tasks_of(plan)
+    sent, received, operations = Counter[str](), Counter[str](), operations_on(plan, plan_tasks)
     other_bytes = 0  # that pass through the device: rows
-    for task in found.tasks:
+    for task in plan_tasks.tasks:
         if task.kind != SEND or task.reads[0] is None:
             continue
-        source, times = found.tasks[task.reads[0].task].device, found.alike.times
+        source, times = plan_tasks.tasks[task.reads[0].task].device, plan_tasks.alike.times
         if task.sent_for in _FOR_VARIABLES:
             sent[source] += task.bytes[0] * times(task.device)
             received[task.device] += task.bytes[0] * times(source)
         elif device in (source, task.device):
             other_bytes += task.bytes[0] * times(source) * times(task.device)
-    amounts = {own: Amounts(sent[own], received[own], operations[own]) for own in {*sent, *received, *operations}}
-    own = amounts.pop(device, Amounts(0, 0, 0))
-    others = Amounts(*[max(column) for column in zip(Amounts(0, 0, 0), *amounts.values(), strict=True)])
-    is_more = [mine > _MORE * theirs for mine, theirs in zip(own, others, strict=True)]
-    if own.sent + own.received < max(LEAST_BYTES, other_bytes) or not any(is_more):
+    amounts = {name: Amounts(sent[name], received[name], operations[name]) for name in {*sent, *received, *operations}}
+    of_device = amounts.pop(device, Amounts(0, 0, 0))
+    of_others = Amounts(*[max(column) for column in zip(Amounts(0, 0, 0), *amounts.values(), strict=True)])
+    is_more = [mine > _MORE * theirs for mine, theirs in zip(of_device, of_others, strict=True)]
+    if of_device.sent + of_device.received < max(LEAST_BYTES, other_bytes) or not any(is_more):
         return None
-    return Burden(device, own, others, copies_take_time([*devices, device]))
+    return Burden(device, of_device, of_others, copies_take_time([*devices, device]))
 
 
 def operations_on(plan: Decisions, tasks: Tasks) -> Counter[str]:
     """Return how many operations each device runs in a call, including the operations of moves."""
-    found = Counter[str]()
+    count_by_device = Counter[str]()
     for task in tasks.tasks:
         is_work = task.kind != OPERATION or task.op is None or plan.program.ops[task.op].type not in NO_WORK
         if task.kind != SEND and is_work:
             for device in tasks.alike.devices.get(task.device, (task.device,)):
-                found[device] += 1
-    return found
+                count_by_device[device] += 1
+    return count_by_device

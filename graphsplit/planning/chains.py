@@ -75,18 +75,18 @@ class ExchangeChain:
 
 def longest_chain(plan: Decisions) -> ExchangeChain:
     """Return the longest chain of exchanges of a plan; of several, one of them."""
-    found = ordered_tasks_of(plan)
-    lengths, before = [0] * len(found.tasks), [-1] * len(found.tasks)
-    for n in found.positions_in_order:
-        for source in found.sources[n]:
-            length = lengths[source] + _is_exchange(found, source, n)
+    ordered = ordered_tasks_of(plan)
+    lengths, before = [0] * len(ordered.tasks), [-1] * len(ordered.tasks)
+    for n in ordered.positions_in_order:
+        for source in ordered.sources[n]:
+            length = lengths[source] + _is_exchange(ordered, source, n)
             if before[n] < 0 or length > lengths[n]:
                 lengths[n], before[n] = length, source
     last = max(range(len(lengths)), key=lengths.__getitem__, default=-1)
     pairs = list(_pairs_behind(before, last))[::-1]
-    collectives = {result.task: c for (c, _), result in found.values.items() if result is not None}
+    collectives = {result.task: c for (c, _), result in ordered.values.items() if result is not None}
     return ExchangeChain(
-        tuple([_exchange(plan, found, collectives, *pair) for pair in pairs if _is_exchange(found, *pair)])
+        tuple([_exchange(plan, ordered, collectives, *pair) for pair in pairs if _is_exchange(ordered, *pair)])
     )
 
 
@@ -97,21 +97,21 @@ def _pairs_behind(before: Sequence[int], last: int) -> Iterator[tuple[int, int]]
         last = before[last]
 
 
-def _is_exchange(found: OrderedTasks, source: int, n: int) -> bool:
+def _is_exchange(ordered: OrderedTasks, source: int, n: int) -> bool:
     """Return whether a task is on another device than one for which it waits. (What is sent is where it goes.)"""
-    return found.tasks[source].device != found.tasks[n].device
+    return ordered.tasks[source].device != ordered.tasks[n].device
 
 
-def _exchange(plan: Decisions, found: OrderedTasks, collectives: Mapping[int, int], source: int, n: int) -> Exchange:
-    made, task = found.tasks[source], found.tasks[n]
-    if made.op is not None:
-        ops = [plan.program.ops[made.op]]
+def _exchange(plan: Decisions, ordered: OrderedTasks, collectives: Mapping[int, int], source: int, n: int) -> Exchange:
+    source_task, task = ordered.tasks[source], ordered.tasks[n]
+    if source_task.op is not None:
+        ops = [plan.program.ops[source_task.op]]
     else:  # what moves several together, or the end of a turn
         moves = plan.collectives[collectives[source]].moves if source in collectives else ()
         ops = [plan.program.ops[move.tensor.op] for move in moves]
     is_read = any(read is not None and read.task == source for read in task.reads)
     kind = SIGNAL if not is_read else task.sent_for if task.kind == SEND else task.kind
-    return Exchange(made.device, task.device, kind, ops[0].name if ops else "", _layer_of(plan, ops))
+    return Exchange(source_task.device, task.device, kind, ops[0].name if ops else "", _layer_of(plan, ops))
 
 
 def _layer_of(plan: Decisions, ops: Sequence[Op]) -> str:

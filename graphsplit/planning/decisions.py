@@ -112,31 +112,31 @@ class Decisions:
         multiple of the unknown batch. For each the position of its operation, an axis, and the entries of that per row.
         """
         count = len(self.program.inputs) - self.program.seeds
-        found = []
+        sources = []
         for position, layout in zip(self.program.inputs[:count], self.input_layouts, strict=False):
             if isinstance(layout, Shard) and not has_sizes(layout.blocks):  # (else rows times a length)
-                found.append((position, layout.axis, sum(layout.blocks)))
-        return found or self._rows_of_whole_arguments()[:1]
+                sources.append((position, layout.axis, sum(layout.blocks)))
+        return sources or self._rows_of_whole_arguments()[:1]
 
     def _rows_of_whole_arguments(self) -> list[tuple[int, int, int]]:
-        found = []
+        sources = []
         for position in self.program.inputs:
             for axis, size in enumerate(self.program.ops[position].out_shapes[0] or ()):
                 terms = size.polynomial.terms if isinstance(size, Size) else {}
                 if set(terms) == {(ROWS,)}:
-                    found.append((position, axis, terms[ROWS,]))
-        return found
+                    sources.append((position, axis, terms[ROWS,]))
+        return sources
 
     def length_sources(self) -> dict[Symbol, tuple[int, int]]:
         """Return, for each size of a sequence that is not known, an argument (by position) and the axis that has it."""
-        found: dict[Symbol, tuple[int, int]] = {}
+        source_by_symbol: dict[Symbol, tuple[int, int]] = {}
         for position in self.program.inputs:
             for axis, size in enumerate(self.program.ops[position].out_shapes[0] or ()):
                 terms = size.polynomial.terms if isinstance(size, Size) else {}
                 for symbol in symbols_in([(size,)]):
                     if symbol != ROWS and terms == {(symbol,): 1}:
-                        found.setdefault(symbol, (position, axis))
-        return found
+                        source_by_symbol.setdefault(symbol, (position, axis))
+        return source_by_symbol
 
     @property
     def sharded_ops(self) -> tuple[Op, ...]:
@@ -152,8 +152,10 @@ class Decisions:
     def copies(self) -> Mapping[Tensor, Replicate]:
         """What is whole on each device of a group, made or moved there, and on which."""
         groups, ops = self.owners.groups, self.program.ops
-        made = {Tensor(i, k): group for i, group in groups.items() for k in range(len(ops[i].out_shapes))}
-        return {m.tensor: m.target for m in self.moves if isinstance(m.target, Replicate) and m.target.devices} | made
+        made_in_groups = {Tensor(i, k): group for i, group in groups.items() for k in range(len(ops[i].out_shapes))}
+        return {
+            m.tensor: m.target for m in self.moves if isinstance(m.target, Replicate) and m.target.devices
+        } | made_in_groups
 
     @property
     def turns_split(self) -> tuple[int, ...]:
@@ -209,8 +211,8 @@ class Decisions:
 
     def gathered_text(self, op: Op) -> str:
         """Return how many bytes are gathered or reduced to run `op` once, for people."""
-        found = self.gathered(op)
-        return size_text(self._plan_of(op).program, found) if found else "nothing"
+        tensors = self.gathered(op)
+        return size_text(self._plan_of(op).program, tensors) if tensors else "nothing"
 
     def shard_device(self, op: Op, shard: int) -> str:
         """Return the device on which a shard runs an operation: the shard's, or the one that its stage has for it."""

@@ -93,8 +93,8 @@ def alive_on(plan: Decisions, tasks: Tasks) -> dict[str, Alive]:
     buffers: dict[str, list[LiveBuffer]] = {}
     for buffer in _buffers(plan, tasks):
         buffers.setdefault(buffer.device, []).append(buffer)
-    most = {device: _most(own) for device, own in buffers.items()}
-    return {own: alive for device, alive in most.items() for own in tasks.alike.devices.get(device, (device,))}
+    most = {device: _most(buffers_of_device) for device, buffers_of_device in buffers.items()}
+    return {name: alive for device, alive in most.items() for name in tasks.alike.devices.get(device, (device,))}
 
 
 class ResultBuffers(NamedTuple):
@@ -119,40 +119,40 @@ def result_buffers(
       tasks: each behind those that it reads.
       is_copied: whether what is sent takes memory where it arrives.
     """
-    made: list[tuple[int, int]] = []
+    buffers: list[tuple[int, int]] = []
     of: list[list[int | None]] = []
     for n, task in enumerate(tasks):
         if is_copied(task) if task.kind == SEND else _has_own(plan, task):
-            of.append(list(range(len(made), len(made) + len(task.bytes))))
-            made += [(n, k) for k in range(len(task.bytes))]
+            of.append(list(range(len(buffers), len(buffers) + len(task.bytes))))
+            buffers += [(n, k) for k in range(len(task.bytes))]
             continue
         reads = () if _has_none(plan, task) else [of[read.task][read.index] for read in task.reads if read is not None]
         of.append([next((k for k in reads if k is not None), None)] * len(task.bytes))
-    return ResultBuffers(made, of)
+    return ResultBuffers(buffers, of)
 
 
-def _buffers(plan: Decisions, found: Tasks) -> list[LiveBuffer]:
+def _buffers(plan: Decisions, tasks: Tasks) -> list[LiveBuffer]:
     """Return all buffers, by who makes them."""
-    made, of = result_buffers(plan, found.tasks)
-    last = [n for n, _ in made]
-    reads = [(read, n) for n, task in enumerate(found.tasks) for read in task.reads if read is not None]
-    for read, n in [*reads, *[(read, len(found.tasks)) for read in found.returned]]:
+    results, of = result_buffers(plan, tasks.tasks)
+    last = [n for n, _ in results]
+    reads = [(read, n) for n, task in enumerate(tasks.tasks) for read in task.reads if read is not None]
+    for read, n in [*reads, *[(read, len(tasks.tasks)) for read in tasks.returned]]:
         k = of[read.task][read.index]
         if k is not None:
             last[k] = n
-    _let_pieces_wait(plan, found, of, last)
-    _let_both_sides_wait(plan, found, of, last)
-    inner = [max(side, default=None) for side in _sides_of_tasks(plan, found.tasks) or [EVERYWHERE] * len(found.tasks)]
+    _let_pieces_wait(plan, tasks, of, last)
+    _let_both_sides_wait(plan, tasks, of, last)
+    inner = [max(side, default=None) for side in _sides_of_tasks(plan, tasks.tasks) or [EVERYWHERE] * len(tasks.tasks)]
     return [
-        LiveBuffer(task.device, task.bytes[k] * _times(found, task), task, n, end, inner[n])
-        for (n, k), end in zip(made, last, strict=True)
-        if (task := found.tasks[n]).bytes[k]
+        LiveBuffer(task.device, task.bytes[k] * _times(tasks, task), task, n, end, inner[n])
+        for (n, k), end in zip(results, last, strict=True)
+        if (task := tasks.tasks[n]).bytes[k]
     ]
 
 
-def _let_both_sides_wait(plan: Decisions, found: Tasks, of: Sequence[Sequence[int | None]], last: list[int]) -> None:
+def _let_both_sides_wait(plan: Decisions, tasks: Tasks, of: Sequence[Sequence[int | None]], last: list[int]) -> None:
     """Let what a `Merge` reads be there as long as what it returns: that is one of them."""
-    for task in reversed(found.tasks):
+    for task in reversed(tasks.tasks):
         if task.kind == OPERATION and task.op is not None and plan.program.ops[task.op].type == MERGE:
             buffers = [k for r in task.reads if r is not None and (k := of[r.task][r.index]) is not None]
             end = max([last[k] for k in buffers], default=0)
@@ -160,23 +160,23 @@ def _let_both_sides_wait(plan: Decisions, found: Tasks, of: Sequence[Sequence[in
                 last[k] = end
 
 
-def _times(found: Tasks, task: PlannedTask) -> int:
+def _times(tasks: Tasks, task: PlannedTask) -> int:
     """Return how many of what a task makes are there: of what is received as many as those that the sender tells of."""
     read = task.reads[0] if task.kind == SEND else None
-    return 1 if read is None else found.alike.times(found.tasks[read.task].device)
+    return 1 if read is None else tasks.alike.times(tasks.tasks[read.task].device)
 
 
-def _let_pieces_wait(plan: Decisions, found: Tasks, of: Sequence[Sequence[int | None]], last: list[int]) -> None:
+def _let_pieces_wait(plan: Decisions, tasks: Tasks, of: Sequence[Sequence[int | None]], last: list[int]) -> None:
     """Let the pieces of shards whose tasks are not listed be there as long as that of the shard that tells of them."""
-    if not found.alike.told_by:
+    if not tasks.alike.told_by:
         return
-    for n, task in enumerate(found.tasks):
+    for n, task in enumerate(tasks.tasks):
         if isinstance(task.value, Slice) and task.value.split.layout is not None and not task.value.split.shards:
-            for k, own in enumerate(of[n]):
+            for k, buffer in enumerate(of[n]):
                 d = k % plan.mesh.shards
-                if own is not None and task.bytes[k] and d in found.alike.told_by:
-                    teller = of[n][k - d + found.alike.told_by[d]]
-                    last[own] = last[own if teller is None else teller]
+                if buffer is not None and task.bytes[k] and d in tasks.alike.told_by:
+                    teller = of[n][k - d + tasks.alike.told_by[d]]
+                    last[buffer] = last[buffer if teller is None else teller]
 
 
 def _has_none(plan: Decisions, task: PlannedTask) -> bool:
@@ -216,14 +216,14 @@ def _most(buffers: list[LiveBuffer]) -> Alive:
     nothing = np.zeros(len(times), np.int64)
     changes: dict[tuple[Tensor, int] | None, np.ndarray] = {}
     for b in buffers:
-        own = changes.setdefault(b.side, nothing.copy())
-        own[places[b.first]] += b.bytes
-        own[places[b.last + 1]] -= b.bytes
-    sizes = {side: np.cumsum(own) for side, own in changes.items()}
+        changes_of_side = changes.setdefault(b.side, nothing.copy())
+        changes_of_side[places[b.first]] += b.bytes
+        changes_of_side[places[b.last + 1]] -= b.bytes
+    sizes = {side: np.cumsum(changes_of_side) for side, changes_of_side in changes.items()}
     pairs = {side[0]: [sizes.get((side[0], n), nothing) for n in (0, 1)] for side in sizes if side is not None}
     k = int(np.argmax(sum([np.maximum(*pair) for pair in pairs.values()], sizes.get(None, nothing))))
-    there = {None, *[(which, int(pair[1][k] > pair[0][k])) for which, pair in pairs.items()]}
-    return Alive(tuple([b for b in buffers if b.side in there and b.first <= times[k] <= b.last]))
+    larger_sides = {None, *[(which, int(pair[1][k] > pair[0][k])) for which, pair in pairs.items()]}
+    return Alive(tuple([b for b in buffers if b.side in larger_sides and b.first <= times[k] <= b.last]))
 
 
 def held_bytes(plan: Decisions) -> int:
@@ -246,8 +246,8 @@ def _own(plan: Decisions, op: Op) -> Iterator[Tensor]:
     shards = plan.steps[op.index].shards
     assert shards is not None
     for i, (tensor, want) in enumerate(zip(op.inputs, shards.wants, strict=True)):
-        made = plan.steps[tensor.op].shards
-        if i not in shards.makes and made is not None and made.gives[tensor.index] == want:
+        maker = plan.steps[tensor.op].shards
+        if i not in shards.makes and maker is not None and maker.gives[tensor.index] == want:
             yield tensor
 
 
@@ -269,9 +269,13 @@ def on_smaller_sides(plan: Decisions, tasks: Sequence[PlannedTask]) -> set[int]:
     sides = _sides_of_tasks(plan, tasks)
     sent: dict[tuple[Tensor, int], int] = {}
     for task, side in zip(tasks, sides, strict=False):
-        for own in side if task.kind == SEND else ():
-            sent[own] = sent.get(own, 0) + task.bytes[0]
-    smaller = {own for own in sent if (sent[own], own[1]) < (sent.get((own[0], 1 - own[1]), 0), 1 - own[1])}
+        for one_side in side if task.kind == SEND else ():
+            sent[one_side] = sent.get(one_side, 0) + task.bytes[0]
+    smaller = {
+        one_side
+        for one_side in sent
+        if (sent[one_side], one_side[1]) < (sent.get((one_side[0], 1 - one_side[1]), 0), 1 - one_side[1])
+    }
     return {n for n, side in enumerate(sides) if not smaller.isdisjoint(side)}
 
 
@@ -321,8 +325,8 @@ class Traffic:
     def with_more(self, other: Traffic, times: int, *, is_least: bool) -> Traffic:
         """Return this and what something sends so many times, or more often (`is_least`)."""
         sent, received, by_kind = (
-            {key: own.get(key, 0) + times * more.get(key, 0) for key in {**own, **more}}
-            for own, more in (
+            {key: mine.get(key, 0) + times * more.get(key, 0) for key in {**mine, **more}}
+            for mine, more in (
                 (self.sent, other.sent),
                 (self.received, other.received),
                 (self.by_kind, other.by_kind),
@@ -347,25 +351,27 @@ def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
     sent: dict[str, int] = {}
     received: dict[str, int] = {}
     between_hosts, by_kind, unknown = 0, {COPY: 0}, set[str]()
-    found = tasks or few_tasks_of(plan)
-    left_out = on_smaller_sides(plan, found.tasks)
-    for n, task in enumerate(found.tasks):
+    plan_tasks = tasks or few_tasks_of(plan)
+    left_out = on_smaller_sides(plan, plan_tasks.tasks)
+    for n, task in enumerate(plan_tasks.tasks):
         size = task.bytes[0] if task.kind == SEND else 0
         if task.kind != SEND or task.reads[0] is None or n in left_out:
             continue
-        source = found.tasks[task.reads[0].task].device
+        source = plan_tasks.tasks[task.reads[0].task].device
         kind = _kind(plan, source, task)
         if not size and _follows_from_data(plan, task):
             unknown.add(kind)
         if size:
-            senders, receivers = found.alike.times(source), found.alike.times(task.device)
+            senders, receivers = plan_tasks.alike.times(source), plan_tasks.alike.times(task.device)
             by_kind[kind] = by_kind.get(kind, 0) + size * senders * receivers
             sent[source] = sent.get(source, 0) + size * receivers
             received[task.device] = received.get(task.device, 0) + size * senders
             between_hosts += size * senders * receivers if host_name(source) != host_name(task.device) else 0
     hosts = set(map(host_name, plan.devices))
     giving = frozenset([device for device in giving_devices(plan) if host_name(device) in hosts])
-    return Traffic(_of_each(sent, found), _of_each(received, found), between_hosts, by_kind, frozenset(unknown), giving)
+    return Traffic(
+        _of_each(sent, plan_tasks), _of_each(received, plan_tasks), between_hosts, by_kind, frozenset(unknown), giving
+    )
 
 
 def traffic_of_call(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
@@ -377,23 +383,23 @@ def traffic_of_call(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
     Args:
       plan, tasks: as in `traffic`.
     """
-    found = traffic(plan, tasks)
+    total = traffic(plan, tasks)
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         inside = [traffic_of_call(body) for body in step.bodies.values()]
         if inside and not CONTROL_FLOW[op.type].loops:
-            inside = [max(inside, key=lambda own: sum(own.sent.values()))]
+            inside = [max(inside, key=lambda body_traffic: sum(body_traffic.sent.values()))]
         times = times_run(op)
-        for own in inside:
-            found = found.with_more(own, 1 if times is None else times, is_least=times is None)
-    return found
+        for body_traffic in inside:
+            total = total.with_more(body_traffic, 1 if times is None else times, is_least=times is None)
+    return total
 
 
 def giving_devices(plan: Decisions) -> frozenset[str]:
     """Return the devices of which only arguments come: the host's memory, to which each device has a link."""
-    given, of_ops = set(plan.program.inputs), plan.owners.of_ops
-    live = [i for i, step in enumerate(plan.steps) if step.home and i not in given]
+    arguments, of_ops = set(plan.program.inputs), plan.owners.of_ops
+    live = [i for i, step in enumerate(plan.steps) if step.home and i not in arguments]
     running = {device for i in live for device in plan.owners.devices(i)}
-    lying = {of_ops[i] for i in given}
+    lying = {of_ops[i] for i in arguments}
     return frozenset(lying - running - computing_devices(plan.program, plan.mesh, plan.home))
 
 
@@ -406,7 +412,7 @@ def _follows_from_data(plan: Decisions, task: PlannedTask) -> bool:
 def _of_each(amounts: Mapping[str, int], tasks: Tasks) -> dict[str, int]:
     """Return amounts by device, those also of devices for which others stand."""
     devices = tasks.alike.devices
-    return dict(sorted((own, size) for device, size in amounts.items() for own in devices.get(device, (device,))))
+    return dict(sorted((name, size) for device, size in amounts.items() for name in devices.get(device, (device,))))
 
 
 def along(*axes: str) -> str:

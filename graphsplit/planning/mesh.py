@@ -76,7 +76,7 @@ class Mesh:
         ((0, 1), (2,))
         """
         places = self.positions if self.rows else range(self.shards)
-        return tuple([tuple(own) for _, own in itertools.groupby(range(self.shards), places.__getitem__)])
+        return tuple([tuple(shards) for _, shards in itertools.groupby(range(self.shards), places.__getitem__)])
 
     @functools.cached_property
     def few_bytes(self) -> int:
@@ -126,8 +126,8 @@ class Mesh:
     def devices_near(self, op: Op) -> Sequence[str]:
         """Return the device of each shard in the column of an operation."""
         column = op.provenance.column
-        own = None if column is None or not self.columns else self.columns[column]
-        return self.devices if own is None else [own[position] for position in self.positions]
+        own_column = None if column is None or not self.columns else self.columns[column]
+        return self.devices if own_column is None else [own_column[position] for position in self.positions]
 
     def near(self, d: int, op: Op) -> str:
         """Return the device of shard `d` in the column of an operation."""
@@ -177,7 +177,7 @@ class Mesh:
     def _places(self) -> dict[str, tuple[int, ...]]:
         """The place of each device along each of the other axes."""
         places = itertools.product(*[range(size) for _, size in self.others])
-        return {device: place for place, own in zip(places, self.columns, strict=True) for device in own}
+        return {device: place for place, column in zip(places, self.columns, strict=True) for device in column}
 
     def copy_for(self, device: str) -> int:
         """Return the shard whose copy a device reads of what all shards have: its own, or one of its host.
@@ -240,10 +240,10 @@ class Mesh:
 
     def shape_on(self, d: int, shape: Shape | None, layout: Layout) -> tuple[int | None, ...] | None:
         """Return the shape of what a device of an axis that is not the batch's has of a tensor."""
-        own = without_sizes(shape)
-        if own is None or not isinstance(layout, Shard) or layout.axis >= len(own):
-            return own
-        return (*own[: layout.axis], layout.own(self.rows, d), *own[layout.axis + 1 :])
+        sizes = without_sizes(shape)
+        if sizes is None or not isinstance(layout, Shard) or layout.axis >= len(sizes):
+            return sizes
+        return (*sizes[: layout.axis], layout.own(self.rows, d), *sizes[layout.axis + 1 :])
 
     def fits(self, program: Program, tensor: Tensor, layout: Layout) -> bool:
         """Return whether what is whole may be cut so: it has as many entries there, whatever sizes are not known."""
@@ -261,9 +261,15 @@ class Mesh:
         if self.rows:
             return self.rows
         first = [d for d in range(self.shards) if self.before(d) is None]
-        given = apportion(batch, whole_weights([self.weights[d] for d in first]))
+        rows_of_devices = apportion(batch, whole_weights([self.weights[d] for d in first]))
         counts = [self.positions.count(self.positions[d]) for d in first]
-        return tuple([own for rows, count in zip(given, counts, strict=True) for own in apportion(rows, (1,) * count)])
+        return tuple(
+            [
+                count_of_shard
+                for rows, count in zip(rows_of_devices, counts, strict=True)
+                for count_of_shard in apportion(rows, (1,) * count)
+            ]
+        )
 
     def check(self) -> None:
         """Raise `CheckError` unless every shard has a device, a share, and rows if those are known."""
@@ -297,8 +303,10 @@ def mesh_of(devices: Sequence[str], batch: int, weights: Sequence[float] | None 
         positions = [d for d, share in enumerate(shares) if share > 0 for _ in range(micro_batches)]
         rows: tuple[int, ...] = ()
     else:
-        given = apportion(batch, shares)
-        own = [apportion(count, (1,) * min(micro_batches, count)) if count else () for count in given]
-        positions = [d for d, pieces in enumerate(own) for _ in pieces]
-        rows = tuple([count for pieces in own for count in pieces])
+        rows_of_devices = apportion(batch, shares)
+        rows_of_shards = [
+            apportion(count, (1,) * min(micro_batches, count)) if count else () for count in rows_of_devices
+        ]
+        positions = [d for d, pieces in enumerate(rows_of_shards) for _ in pieces]
+        rows = tuple([count for pieces in rows_of_shards for count in pieces])
     return Mesh(tuple([devices[d] for d in positions]), tuple([shares[d] for d in positions]), rows, tuple(positions))

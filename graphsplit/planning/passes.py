@@ -94,9 +94,9 @@ def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
     outputs = (SINGLE_DEVICE,) * len(program.outputs)
 
     def decide(kept_home: Mapping[int, str]) -> Plan:
-        def make(kind: type[ForwardPropagation], **others: Any) -> ForwardPropagation:
-            given = (plan.input_layouts, answers.answer, program.outputs, kept_home, mesh.batch)
-            return kind(program, *given, exchanging=mesh.exchanging, **others)
+        def make(kind: type[ForwardPropagation], **options: Any) -> ForwardPropagation:
+            arguments = (plan.input_layouts, answers.answer, program.outputs, kept_home, mesh.batch)
+            return kind(program, *arguments, exchanging=mesh.exchanging, **options)
 
         natural = with_cuts(program, mesh, make)
         once = rows_moved(program, natural, mesh, plan.state)
@@ -108,7 +108,7 @@ def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
     return with_lists_in_place(decide)
 
 
-def with_lists_in_place(decide: Callable[[Mapping[int, str]], Plan], given: Collection[int] = ()) -> Plan:
+def with_lists_in_place(decide: Callable[[Mapping[int, str]], Plan], in_pieces: Collection[int] = ()) -> Plan:
     """Return the plan in which no list would have to be cut or put together.
 
     Args:
@@ -120,9 +120,9 @@ def with_lists_in_place(decide: Callable[[Mapping[int, str]], Plan], given: Coll
     """
 
     def attempt(kept_home: dict[int, str]) -> tuple[Plan, dict[int, str]]:
-        found = decide(kept_home)
-        misplaced = misplaced_lists(found.program, found.steps, found.moves, found.mesh.batch)
-        return found, {position: why for position, why in misplaced.items() if position not in given}
+        plan = decide(kept_home)
+        misplaced = misplaced_lists(plan.program, plan.steps, plan.moves, plan.mesh.batch)
+        return plan, {position: why for position, why in misplaced.items() if position not in in_pieces}
 
     return settled(attempt)
 
@@ -136,8 +136,10 @@ def owned_and_moved(plan: Plan, steps: Sequence[Step]) -> Plan:
 
 def read_rows(plan: Plan) -> Plan:
     """Decide which lookups read their rows from a variable itself, and not from its value; see `row_reading`."""
-    found = with_rows_read(plan)
-    return plan if found is None else replace(plan, program=found[0], steps=found[1])
+    program_and_steps = with_rows_read(plan)
+    return (
+        plan if program_and_steps is None else replace(plan, program=program_and_steps[0], steps=program_and_steps[1])
+    )
 
 
 def cut_into_stages(plan: Plan) -> Plan:
@@ -147,12 +149,12 @@ def cut_into_stages(plan: Plan) -> Plan:
     """
     if plan.stage_cuts is None:
         return plan
-    program, steps, asked = plan.program, plan.steps, plan.stage_cuts.asked
+    program, steps, stages_asked = plan.program, plan.steps, plan.stage_cuts.asked
     if program.stages:
         program = automatic_stages.with_all_in_stages(program, steps)
     else:
-        program = automatic_stages.cut_into_stages(program, steps, plan.mesh, asked, plan.asked.schedule or "")
-    cuts = automatic_stages.cuts_of(program, steps, asked)
+        program = automatic_stages.cut_into_stages(program, steps, plan.mesh, stages_asked, plan.asked.schedule or "")
+    cuts = automatic_stages.cuts_of(program, steps, stages_asked)
     return owned_and_moved(replace(plan, program=program, stage_cuts=cuts), steps)
 
 
@@ -198,8 +200,8 @@ def go_through_gateways(plan: Plan) -> Plan:
     return _with(plan, through_gateways(plan.collectives, bool(plan.rows)))
 
 
-def _with(plan: Plan, found: Sequence[Collective]) -> Plan:
-    return replace(plan, collectives=tuple(found))
+def _with(plan: Plan, collectives_now: Sequence[Collective]) -> Plan:
+    return replace(plan, collectives=tuple(collectives_now))
 
 
 def divide_into_phases(plan: Plan) -> Plan:
@@ -216,7 +218,8 @@ def take_turns(plan: Plan) -> Plan:
     turns, mesh = find_turns(plan.program, plan.phases, plan.mesh, schedules), plan.mesh
     first = {mesh.positions.count(position): position for position in reversed(mesh.positions)}
     taken = {
-        count: as_taken(own, plan.program, plan.phases, mesh, turns, first[count]) for count, own in schedules.items()
+        count: as_taken(schedule_of_count, plan.program, plan.phases, mesh, turns, first[count])
+        for count, schedule_of_count in schedules.items()
     }
     return replace(plan, schedules=taken, turns=turns)
 

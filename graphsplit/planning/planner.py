@@ -94,15 +94,15 @@ def steps_text(plan: Plan) -> str:
     devices = [", ".join(plan.owners.devices(i)) for i in range(len(plan.steps))]
     where = list(map(_where, plan.steps, devices)) or ["not decided"] * len(lines)
     moves = [f"  {move.kind} of %{move.tensor.op}: {move.source} -> {move.target}" for move in plan.moves]
-    return "\n".join([first, *[f"{line}: {own}" for line, own in zip(lines, where, strict=True)], *moves])
+    return "\n".join([first, *[f"{line}: {place}" for line, place in zip(lines, where, strict=True)], *moves])
 
 
 def _where(step: Step, devices: str) -> str:
-    once, given = f"once, on {devices}", step.shards
-    if given is None:
+    once, sharded = f"once, on {devices}", step.shards
+    if sharded is None:
         return once if step.home else "not run by itself"
-    own = f"shards: ({', '.join(map(str, given.wants))}) -> {', '.join(map(str, given.gives))}"
-    return f"{own}; {once}" if step.home else own
+    text = f"shards: ({', '.join(map(str, sharded.wants))}) -> {', '.join(map(str, sharded.gives))}"
+    return f"{text}; {once}" if step.home else text
 
 
 def _decided(plan: Plan, decisions: Sequence[Callable[[Plan], Plan]]) -> Plan:
@@ -166,8 +166,8 @@ def _with_less_alive(kept: Plan, again: Plan) -> Plan:
     """Return the plan of the two that has fewer bytes alive on its fullest device; it says what the other one has."""
     most_kept, most_again = _most_alive(kept), _most_alive(again)
     if most_again < most_kept:
-        said = "again for each use, for which all micro-batches wait"
-        return _with_note(again, said, most_again, most_kept)
+        how = "again for each use, for which all micro-batches wait"
+        return _with_note(again, how, most_again, most_kept)
     if most_kept < most_again:
         return _with_note(kept, "once, and kept for all micro-batches", most_kept, most_again)
     return kept
@@ -177,12 +177,12 @@ def _most_alive(plan: Plan) -> int:
     return max(live_bytes(plan).values(), default=0)
 
 
-def _with_note(plan: Plan, said: str, most: int, otherwise: int) -> Plan:
-    note = f"{_SAID} {said}: {format_bytes(most)} alive at most, {format_bytes(otherwise)} the other way"
-    others = [
+def _with_note(plan: Plan, how: str, most: int, otherwise: int) -> Plan:
+    note = f"{_SAID} {how}: {format_bytes(most)} alive at most, {format_bytes(otherwise)} the other way"
+    other_notes = [
         other for other in plan.notes if not other.startswith(_SAID)
     ]  # (a function's, on the plan of its gradient)
-    return replace(plan, notes=(*others, note))
+    return replace(plan, notes=(*other_notes, note))
 
 
 PASSES: tuple[Callable[[Plan], Plan], ...] = (
@@ -211,25 +211,29 @@ def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Pla
     if flow.compiled:
         return {}  # by XLA, for one device
     passed = range(flow.chooses, len(op.inputs))
-    given = [
+    argument_layouts = [
         layout if isinstance(layout, Shard) and _fit(plan, op, number, layout) else SINGLE_DEVICE
         for number, layout in enumerate(layouts[flow.chooses :])
     ]
     given_ops = [program.ops[op.inputs[i].op] for i in passed]
     held = {*program.captures}  # (what is done for a part has a device, too)
-    handles = [(own.index in held and own.device) or plan.state.devices.get(own.name) for own in given_ops]
+    handles = [
+        (given_op.index in held and given_op.device) or plan.state.devices.get(given_op.name) for given_op in given_ops
+    ]
     if (stage := mesh.stage_of(op)) and (first := mesh.home_of(op)):
         columns = tuple([stage.column(number, len(mesh.columns)) for number in range(len(mesh.columns))])
         mesh, home = replace(mesh, devices=tuple(mesh.devices_of(op)), columns=columns), first
-    asked = replace(
+    body_options = replace(
         plan.asked, strict=False, schedule=None, in_stages=False, recompute=None
     )  # (which the whole plan keeps, or has none of)
     plans = {}
     for name, body in op.bodies.items():
         names = [body.ops[i].name for i in body.inputs]
         devices = {name: device for name, device in zip(names, handles, strict=True) if device}
-        own = State(devices, largest_constant=plan.state.largest_constant)
-        plans[name] = plan_program(body, mesh=mesh, home=home, input_layouts=given, state=own, asked=asked)
+        body_state = State(devices, largest_constant=plan.state.largest_constant)
+        plans[name] = plan_program(
+            body, mesh=mesh, home=home, input_layouts=argument_layouts, state=body_state, asked=body_options
+        )
     return plans
 
 

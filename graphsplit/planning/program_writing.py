@@ -42,8 +42,8 @@ class ProgramWriter:
         self._keep(op, [self._result(tensor) for tensor in op.inputs])
 
     def _keep(self, op: Op, inputs: Sequence[Tensor]) -> None:
-        made = self._append(op, op.name, inputs, self._controls(op))
-        self._note(op, [Tensor(made.op, k) for k in range(len(op.out_shapes))], [made.op])
+        kept = self._append(op, op.name, inputs, self._controls(op))
+        self._note(op, [Tensor(kept.op, k) for k in range(len(op.out_shapes))], [kept.op])
 
     def _note(self, op: Op, results: Sequence[Tensor], became: Sequence[int]) -> None:
         """Note the results of what was written for an operation, and what waits for it has to wait for."""
@@ -55,7 +55,7 @@ class ProgramWriter:
         return self._results[tensor]
 
     def _controls(self, op: Op) -> tuple[int, ...]:
-        return tuple([own for control in op.controls for own in self._became[control]])
+        return tuple([position for control in op.controls for position in self._became[control]])
 
     @contextlib.contextmanager
     def _serving(self, op: Op) -> Iterator[None]:
@@ -66,7 +66,7 @@ class ProgramWriter:
 
     def _written(self) -> Program:
         def all_of(positions: Iterable[int]) -> tuple[int, ...]:
-            return tuple([own for i in positions for own in self._became[i]])
+            return tuple([position for i in positions for position in self._became[i]])
 
         program, outputs = self._program, tuple(map(self._result, self._program.outputs))  # (which may be written now)
         inputs, captures, effects = map(all_of, (program.inputs, program.captures, program.effects))
@@ -97,7 +97,7 @@ class ProgramWriter:
         controls: tuple[int, ...] = (),
     ) -> Tensor:
         """Append an operation that the original lacks, and return its first output."""
-        made = Op(
+        new_op = Op(
             index=len(self._ops),
             name=node.name,
             type=node.op,
@@ -112,8 +112,8 @@ class ProgramWriter:
             stateful=is_stateful(node.op),
             provenance=self._provenance,
         )
-        self._ops.append(made)
-        return Tensor(made.index, 0)
+        self._ops.append(new_op)
+        return Tensor(new_op.index, 0)
 
     def _append(
         self,
@@ -125,18 +125,18 @@ class ProgramWriter:
         constants: Mapping[int, np.ndarray] | None = None,
     ) -> Tensor:
         """Append an operation of the original under a name, and return its first output."""
-        made = replace(op, index=len(self._ops), name=name, inputs=tuple(inputs), controls=tuple(controls))
+        new_op = replace(op, index=len(self._ops), name=name, inputs=tuple(inputs), controls=tuple(controls))
         if shapes is not None:
             sizes = tuple(map(_bytes, shapes, op.out_dtypes))
-            made = replace(
-                made,
+            new_op = replace(
+                new_op,
                 in_shapes=self._shapes(inputs),
                 out_shapes=tuple(shapes),
                 out_bytes=sizes,
                 constants=constants or {},
             )
-        self._ops.append(made)
-        return Tensor(made.index, 0)
+        self._ops.append(new_op)
+        return Tensor(new_op.index, 0)
 
     def _lay(self, position: int, **fields: Any) -> None:
         """Say of an operation that was appended where it runs, or what it is for: `devices`, `layout`, `divides`."""

@@ -20,8 +20,8 @@ def with_rows_read(plan: Plan) -> tuple[Program, tuple[Step, ...]] | None:
     """Return a plan's program and steps, with lookups that read from variables themselves; None if there are none."""
     reader = _RowReader(plan)
     reader.read()
-    found = tuple(reader.ops)
-    return None if found == plan.program.ops else (replace(plan.program, ops=found), tuple(reader.steps))
+    ops = tuple(reader.ops)
+    return None if ops == plan.program.ops else (replace(plan.program, ops=ops), tuple(reader.steps))
 
 
 class _RowReader:
@@ -62,10 +62,10 @@ class _RowReader:
         self.steps[op.index] = Step()
         for gather in gathers:
             self._write(gather, handle, op.controls)
-        made = [gather.index for gather in gathers]
+        gather_positions = [gather.index for gather in gathers]
         for i in later:
             kept = [c for c in self.ops[i].controls if self.steps[c].home or self.steps[c].shards]
-            self.ops[i] = replace(self.ops[i], controls=tuple(dict.fromkeys([*kept, *made])))
+            self.ops[i] = replace(self.ops[i], controls=tuple(dict.fromkeys([*kept, *gather_positions])))
 
     def _is_there(self, gather: Op, copies: Sequence[str]) -> bool:
         """Return whether a copy is on each device that looks up its rows, by an operation that XLA does not compile."""

@@ -44,10 +44,10 @@ def rows_kept(program: Program, steps: Sequence[Step], moves: Sequence[Move], re
             yield from rows_kept(body.program, body.steps, body.moves, returned=False)
         if step.reason and not step.bodies:
             following = [program.ops[k] for k in reached([op.index], lambda k: readers.get(k, ()))]
-            others = [own for own in following if not own.type.startswith(_WRITES_ROWS)]
-            goes_in = not is_result and all(own.type in _MOVES_ROWS for own in others)
+            not_writing = [op_behind for op_behind in following if not op_behind.type.startswith(_WRITES_ROWS)]
+            goes_in = not is_result and all(op_behind.type in _MOVES_ROWS for op_behind in not_writing)
             gathers = not gathered.isdisjoint(op.inputs)
-            if goes_in or not (returned or gathers or any(own.stateful for own in others)):
+            if goes_in or not (returned or gathers or any(op_behind.stateful for op_behind in not_writing)):
                 yield op
 
 

@@ -23,10 +23,10 @@ def settled(attempt: Callable[[dict[ObstacleKey, str]], tuple[SettledT, Mapping[
     """
     known: dict[ObstacleKey, str] = {}
     while True:
-        result, found = attempt(dict(known))
-        if not found:
+        result, obstacles = attempt(dict(known))
+        if not obstacles:
             return result
-        if found.keys() <= known.keys():
-            again = [f"{key}: {why}" for key, why in found.items()]
+        if obstacles.keys() <= known.keys():
+            again = [f"{key}: {why}" for key, why in obstacles.items()]
             raise CheckError(f"What was taken into account stands in the way again: {', '.join(again)}.")
-        known.update(found)
+        known.update(obstacles)

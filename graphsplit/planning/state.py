@@ -69,7 +69,7 @@ class State:
     @property
     def copied(self) -> set[int]:
         """The numbers of those captures of the traced function of which each part is the whole."""
-        divisions = [self.divisions.get(own.placeholder) for own in self.captured]
+        divisions = [self.divisions.get(captured.placeholder) for captured in self.captured]
         return {k for k, division in enumerate(divisions) if isinstance(division, Replicate)}
 
     def is_everywhere(self, op: Op) -> bool:
@@ -82,12 +82,12 @@ def captured_by(trace: Trace) -> tuple[Captured, ...]:
     with raw_handles():
         names = {id(variable.handle): variable.name.partition(":")[0] for variable in trace.variables}
     inside = {tensor.op.name: tensor for tensor in trace.function.inputs}
-    found = []
+    captured = []
     for position, handle in zip(trace.program.captures, trace.captures, strict=True):
         name, parts = trace.program.ops[position].name, parts_of(handle)
         called = names.get(id(handle), "") if parts is None else parts.path
-        found.append(Captured(name, called, *(_size_of(inside[name]) if name in inside else (0, 0))))
-    return tuple(found)
+        captured.append(Captured(name, called, *(_size_of(inside[name]) if name in inside else (0, 0))))
+    return tuple(captured)
 
 
 def _size_of(tensor: tf.Tensor) -> tuple[int, int]:
@@ -110,24 +110,24 @@ def state_on(program: Program, state: State, home: str) -> Iterator[tuple[str, C
         return
     origins = state.parts or tuple([(k, 0) for k in range(len(program.captures))])
     for device, (k, part) in zip(devices_of_handles(program, state), origins, strict=True):
-        own = state.captured[k]
-        division = state.divisions.get(own.placeholder) if state.parts else None
-        size = own.bytes if division is None else _parts_of(own.bytes, division)[part]
-        yield device or home, own._replace(bytes=size)
+        captured = state.captured[k]
+        division = state.divisions.get(captured.placeholder) if state.parts else None
+        size = captured.bytes if division is None else _parts_of(captured.bytes, division)[part]
+        yield device or home, captured._replace(bytes=size)
 
 
 def devices_of_handles(program: Program, state: State) -> list[str]:
     """Return where each captured variable is, each part or copy of one; "" where nothing is said of it."""
-    return [own or state.devices.get(program.ops[i].name, "") for i, own in program.handles]
+    return [own_device or state.devices.get(program.ops[i].name, "") for i, own_device in program.handles]
 
 
 def state_bytes(program: Program, state: State, home: str) -> dict[str, int]:
     """Return the bytes of captured variables and tensors by device; see `state_on`."""
-    found: dict[str, int] = {}
-    for device, own in state_on(program, state, home):
-        if own.bytes:
-            found[device] = found.get(device, 0) + own.bytes
-    return found
+    bytes_by_device: dict[str, int] = {}
+    for device, captured in state_on(program, state, home):
+        if captured.bytes:
+            bytes_by_device[device] = bytes_by_device.get(device, 0) + captured.bytes
+    return bytes_by_device
 
 
 def _parts_of(size: int, division: MeshDivision) -> list[int]:
@@ -137,7 +137,7 @@ def _parts_of(size: int, division: MeshDivision) -> list[int]:
     if isinstance(division, Replicate):
         return [size] * division.parts
     pairs = zip(division.rows, _parts_of(size, division.columns), strict=True)
-    return [part for own, column in pairs for part in _parts_of(column, own)]
+    return [part for row, column in pairs for part in _parts_of(column, row)]
 
 
 def state_of(trace: Trace, lies: Arrangement | None = None) -> State:

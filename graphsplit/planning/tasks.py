@@ -115,8 +115,8 @@ def kept_on(plan: Decisions, op: Op, d: int | None) -> dict[int, int]:
 
     def size_of(body: Program, reader: Op, operand: int) -> int:
         local = shards.bodies.get(function_names(op.node)[1]) if shards is not None else None
-        size, own = body.bytes(reader.inputs[operand]), None if local is None else local.steps[reader.index].shards
-        return size if own is None or d is None else plan.mesh.bytes_of(d, size, own.wants[operand])
+        size, sharded = body.bytes(reader.inputs[operand]), None if local is None else local.steps[reader.index].shards
+        return size if sharded is None or d is None else plan.mesh.bytes_of(d, size, sharded.wants[operand])
 
     return kept_each_turn(op, size_of)
 
@@ -148,10 +148,10 @@ def _order(plan: Decisions, alike: AlikeShards) -> Iterator[tuple[int, int | Non
     joined = {move.tensor: bucket for bucket in plan.buckets for move in bucket.moves}  # what is there, or not, with it
     after, once = [-1] * len(plan.program.ops), list[tuple[int, int]]()
     for op in plan.home_ops:
-        found = [level[s.op] if s.on_shards else after[s.op] for s in flow.of_whole(op.index)]
+        levels = [level[s.op] if s.on_shards else after[s.op] for s in flow.of_whole(op.index)]
         buckets = {id(joined[tensor]): joined[tensor] for tensor in op.inputs if tensor in joined}.values()
-        found += [level.get(move.tensor.op, -1) for bucket in buckets for move in bucket.moves]
-        after[op.index] = max(found, default=-1)
+        levels += [level.get(move.tensor.op, -1) for bucket in buckets for move in bucket.moves]
+        after[op.index] = max(levels, default=-1)
         once.append((after[op.index], op.index))
     once.sort(reverse=True)
     for turn in [turn for turn in turns if turn.shard not in alike.told_by]:
@@ -181,8 +181,8 @@ def operands_of(plan: Decisions, op: Op, on_shards: bool) -> Sequence[Operand | 
     shards = plan.steps[op.index].shards
     if is_together(plan, op.index) and shards is not None:
         return _of_each(plan, op.inputs, shards.wants)
-    own = [plan.owners.layout(op.index)] * len(op.inputs)
-    wants, makes = (shards.wants, shards.makes) if on_shards and shards is not None else (own, ())
+    owner_layouts = [plan.owners.layout(op.index)] * len(op.inputs)
+    wants, makes = (shards.wants, shards.makes) if on_shards and shards is not None else (owner_layouts, ())
     pairs = enumerate(zip(op.inputs, wants, strict=True))
     return [None if i in makes else _operand(plan, tensor, want) for i, (tensor, want) in pairs]
 
@@ -284,10 +284,10 @@ class _TaskWriter:
         for c, collective in enumerate(self._plan.collectives):
             for i, value in enumerate(collective.values):
                 if isinstance(value, Sum) and value.turn is not None and value.device not in self._left_out:
-                    own = {(own.tensor.op, own.by) for own in self._owns(c, value.of[1])}
-                    self._missing[c, i] = len(own)
-                    for made in own:
-                        self._giving.setdefault(made, []).append((c, i))
+                    giving = {(giving.tensor.op, giving.by) for giving in self._owns(c, value.of[1])}
+                    self._missing[c, i] = len(giving)
+                    for giver in giving:
+                        self._giving.setdefault(giver, []).append((c, i))
 
     def _owns(self, c: int, i: int) -> Iterator[Own]:
         """Return what a value consists of."""
@@ -303,8 +303,8 @@ class _TaskWriter:
         Or on one of these devices.
         """
         if d is None and i in self._plan.owners.groups:
-            for own in self._plan.owners.devices(i):
-                self.run(i, own)
+            for device_of_group in self._plan.owners.devices(i):
+                self.run(i, device_of_group)
             return
         d, numbers = None if i in self._together else d, self._at[i]
         if d in numbers:
@@ -317,7 +317,7 @@ class _TaskWriter:
         device = d if isinstance(d, str) else devices[d or 0]
         places = [device] * len(readers) if not has_columns else self._read_at(op, d, device)
         pairs = zip(readers, places, strict=True)
-        reads = tuple([reader and self._read(reader, d, there) for reader, there in pairs])
+        reads = tuple([reader and self._read(reader, d, place) for reader, place in pairs])
         sizes = self._sizes_of(op, shard)
         numbers[d] = self._add(PlannedTask(OPERATION, device, reads, sizes, i, shard))
         if has_columns and shard is not None:
@@ -337,8 +337,8 @@ class _TaskWriter:
             if d not in self._at[i]:
                 self.run(i, d)
             return Result(self._at[i][d], k)
-        found = reader.given(d if reader.copies is None else reader.copies.nearest(device))
-        return found and self._here(found, device, reader, d)
+        result = reader.given(d if reader.copies is None else reader.copies.nearest(device))
+        return result and self._here(result, device, reader, d)
 
     def _copies_of(self, op: Op, on_shards: bool) -> _Copies:
         once = self._plan.home if is_together(self._plan, op.index) else self._plan.owners.of_ops[op.index]
@@ -347,7 +347,7 @@ class _TaskWriter:
         readers = [operand and self._reader(operand, on_shards) for operand in operands]
         if on_shards:
             beside = [operand and self._beside(operand, devices) for operand in operands]
-            readers = [r and r._replace(beside=own) for r, own in zip(readers, beside, strict=True)]
+            readers = [r and r._replace(beside=near) for r, near in zip(readers, beside, strict=True)]
         has_columns = bool(self._plan.mesh.columns) and op.has_columns  # (along an axis it is planned as any other)
         return _Copies(op, devices, readers, has_columns)
 
@@ -374,8 +374,10 @@ class _TaskWriter:
         if key not in self._sizes:
             shards, mesh, turns, sizes = self._plan.steps[op.index].shards, self._plan.mesh, turns_of(op), op.out_bytes
             if is_together(self._plan, op.index) and shards is not None:
-                made = zip(op.out_bytes, shards.gives, spread(shards.gives, mesh.shards), strict=True)
-                sizes = tuple([mesh.bytes_of(k, n, layout) for n, layout, own in made for k in range(len(own))])
+                outputs = zip(op.out_bytes, shards.gives, spread(shards.gives, mesh.shards), strict=True)
+                sizes = tuple(
+                    [mesh.bytes_of(k, n, layout) for n, layout, numbers in outputs for k in range(len(numbers))]
+                )
             elif d is not None and shards is not None:
                 pairs = zip(op.out_bytes, shards.gives, strict=True)
                 sizes = tuple([mesh.bytes_of(d, size, layout) for size, layout in pairs])
@@ -386,24 +388,24 @@ class _TaskWriter:
         return self._sizes[key]
 
     def _reader(self, operand: Operand, on_shards: bool) -> _Reader:
-        given, layout = self._giver(operand, on_shards), operand.layout
+        giver, layout = self._giver(operand, on_shards), operand.layout
         travels = self._plan.program.dtype(operand.tensor) not in (tf.resource, tf.variant)
         c, reads = self._moves.get((operand.tensor, layout), (0, ()))
         if isinstance(layout, Replicate) and layout.devices:
-            return _Reader(given, travels, self._plan.collectives[c].kind if reads else COPY, (), layout)
+            return _Reader(giver, travels, self._plan.collectives[c].kind if reads else COPY, (), layout)
         goes_on = reads and self._plan.mesh.columns and on_shards and not isinstance(layout, SingleDevice)
         kind = self._plan.collectives[c].kind if reads else OPERATION
-        return _Reader(given, travels, kind, tuple([read.device for read in reads]) if goes_on else ())
+        return _Reader(giver, travels, kind, tuple([read.device for read in reads]) if goes_on else ())
 
     def _here(self, result: Result, device: str, reader: _Reader, d: Copy = None) -> Result:
         """Return a result where a device has it; of another one, what that is sent."""
-        made = self.tasks[result.task]
-        if made.device == device or not reader.travels:
+        maker = self.tasks[result.task]
+        if maker.device == device or not reader.travels:
             return result
         if (result, device) not in self._sent:
             goes_on = reader.devices and reader.devices[d if isinstance(d, int) else 0] != device
             why = OPERATION if goes_on else reader.kind
-            task = PlannedTask(SEND, device, (result,), (made.bytes[result.index],), made.op, made.shard, None, why)
+            task = PlannedTask(SEND, device, (result,), (maker.bytes[result.index],), maker.op, maker.shard, None, why)
             self._sent[result, device] = Result(self._add(task))
         return self._sent[result, device]
 
@@ -414,8 +416,8 @@ class _TaskWriter:
     def _giver(self, operand: Operand, on_shards: bool) -> Callable[[Copy], Result | None]:
         """Return what gives an operand to a shard, or (None) to what runs once; it is found once for all shards."""
         if operand.by is not None:
-            own, by = self._giver(operand._replace(by=None), True), operand.by
-            return lambda _: own(by)
+            giver_of_shard, by = self._giver(operand._replace(by=None), True), operand.by
+            return lambda _: giver_of_shard(by)
         key = operand, on_shards
         if key not in self._givers:
             self._givers[key] = self._giver_of(operand.tensor, operand.layout, on_shards)
@@ -430,16 +432,16 @@ class _TaskWriter:
             return self._maker_of(tensor)
         once = plan.owners.layout(tensor.op)
         if isinstance(layout, Replicate) and layout.devices and not is_everywhere:
-            is_made, one = step.home and layout == once, layout.nearest(plan.home)
-            given = self._maker_of(tensor) if is_made else self._mover_of(tensor, layout)
-            return lambda d: given(d if isinstance(d, str) else one)
+            is_made, nearest = step.home and layout == once, layout.nearest(plan.home)
+            giver = self._maker_of(tensor) if is_made else self._mover_of(tensor, layout)
+            return lambda d: giver(d if isinstance(d, str) else nearest)
         if not isinstance(layout, SingleDevice):
             if (op.type == "Const" and isinstance(layout, Shard)) or (is_whole(layout) and is_everywhere):
                 return _nothing
             return self._mover_of(tensor, layout)
         if step.home and (layout == once or not layout.device):
-            made = self._maker_of(tensor)
-            return lambda _: made(None)
+            maker = self._maker_of(tensor)
+            return lambda _: maker(None)
         if is_everywhere:
             return _nothing
         if not layout.device and gives is not None and is_whole(gives):
@@ -465,8 +467,8 @@ class _TaskWriter:
         """Return what a loop or branch makes that runs in columns, or on all shards as one."""
         self.run(tensor.op, d)
         if is_together(self._plan, tensor.op) and (shards := self._plan.steps[tensor.op].shards):
-            own = spread(shards.gives, self._plan.mesh.shards)[tensor.index]
-            return Result(self._at[tensor.op][None], own[min(d if isinstance(d, int) else 0, len(own) - 1)])
+            numbers = spread(shards.gives, self._plan.mesh.shards)[tensor.index]
+            return Result(self._at[tensor.op][None], numbers[min(d if isinstance(d, int) else 0, len(numbers) - 1)])
         if isinstance(d, int) and (elsewhere := self._elsewhere.get((tensor.op, tensor.index, d))):
             return elsewhere
         return Result(self._at[tensor.op][d], tensor.index)
@@ -506,6 +508,6 @@ class _TaskWriter:
         collective = self._plan.collectives[c]
         of = [self._value(c, k) for k in value.of if collective.values[k].device not in self._left_out]
         reader = self._reader(Operand(collective.moves[0].tensor, collective.moves[0].target), False)
-        reads = tuple([own and self._here(own, value.device, reader) for own in of])
+        reads = tuple([part and self._here(part, value.device, reader) for part in of])
         op = None if collective.is_bucket else collective.moves[0].tensor.op
         return self._add(PlannedTask(collective.kind, value.device, reads, tuple(sizes), op, value.shard, value))

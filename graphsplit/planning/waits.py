@@ -65,12 +65,12 @@ def ordered_tasks_of(plan: Decisions) -> OrderedTasks:
     return _KNOWN[plan]
 
 
-def _with_waits(plan: Decisions, found: Tasks) -> OrderedTasks:
-    numbered = [(n, task) for n, task in enumerate(found.tasks) if task.kind == OPERATION]
+def _with_waits(plan: Decisions, tasks_found: Tasks) -> OrderedTasks:
+    numbered = [(n, task) for n, task in enumerate(tasks_found.tasks) if task.kind == OPERATION]
     at = {(task.op, task.copy(plan)): n for n, task in numbered if task.op is not None}
     waiting = {op.index for op in plan.program.ops if op.controls or op.index in plan.order}
     waits = {n: list(_before(plan, plan.program.ops[i], d, at)) for (i, d), n in at.items() if i in waiting}
-    tasks, sums = list(found.tasks), _sums_in_turns(plan, found)
+    tasks, sums = list(tasks_found.tasks), _sums_in_turns(plan, tasks_found)
     phase_of = {i: p for p, phase in enumerate(plan.phases) for i in phase.starts}
     ends: dict[Turn, int] = {}
     for (p, d), turn in followed(plan.turns).items() if plan.mesh.has_turns else ():
@@ -82,7 +82,7 @@ def _with_waits(plan: Decisions, found: Tasks) -> OrderedTasks:
             if phase_of[i] == p and (i, d) in at:
                 waits.setdefault(at[i, d], []).append(ends[turn])
     each = tuple([tuple(dict.fromkeys(waits[n])) if n in waits else () for n in range(len(tasks))])
-    return OrderedTasks(tuple(tasks), found.outputs, found.alike, found.values, each)
+    return OrderedTasks(tuple(tasks), tasks_found.outputs, tasks_found.alike, tasks_found.values, each)
 
 
 def _before(plan: Decisions, op: Op, d: Copy, at: At) -> Iterator[int]:
@@ -91,7 +91,7 @@ def _before(plan: Decisions, op: Op, d: Copy, at: At) -> Iterator[int]:
         if plan.program.ops[c].type == "Placeholder":
             continue
         if (copies := plan.owners.groups.get(c)) and plan.steps[c].home:
-            yield from (at[c, own] for own in ([d] if d in copies.devices else copies.devices))
+            yield from (at[c, device] for device in ([d] if d in copies.devices else copies.devices))
         elif plan.steps[c].home or is_together(plan, c):
             yield at[c, None]
         elif isinstance(d, int):
@@ -112,10 +112,10 @@ def _ended(plan: Decisions, turn: Turn, at: At, sums: Mapping[tuple[int, int], i
             yield sums[number[id(move)], turn.shard]
 
 
-def _sums_in_turns(plan: Decisions, found: Tasks) -> dict[tuple[int, int], int]:
+def _sums_in_turns(plan: Decisions, tasks: Tasks) -> dict[tuple[int, int], int]:
     """Return the tasks that take in what a shard gives to a sum, by the collective and the shard."""
-    made = [(c, plan.collectives[c].values[i], result) for (c, i), result in found.values.items() if result]
-    return {(c, v.turn): result.task for c, v, result in made if isinstance(v, Sum) and v.turn is not None}
+    value_results = [(c, plan.collectives[c].values[i], result) for (c, i), result in tasks.values.items() if result]
+    return {(c, v.turn): result.task for c, v, result in value_results if isinstance(v, Sum) and v.turn is not None}
 
 
 def _place(plan: Decisions, turn: Turn) -> str:

@@ -87,21 +87,29 @@ def shares_of(plan: Decisions) -> Shares:
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.bodies:
             inside, times = [shares_of(body) for body in step.bodies.values()], times_run(op) or 1
-            own = [times * sum([getattr(one, name) for one in inside]) for name in _COUNTED]
-            causes += [replace(cause, flops=times * cause.flops) for one in inside for cause in one.causes]
-            _add(by_device, *[(device, times * flops) for one in inside for device, flops in one.by_device.items()])
-            _add(without_rows, *[(kind, times * flops) for one in inside for kind, flops in one.without_rows.items()])
+            amounts = [times * sum([getattr(body_shares, name) for body_shares in inside]) for name in _COUNTED]
+            causes += [
+                replace(cause, flops=times * cause.flops) for body_shares in inside for cause in body_shares.causes
+            ]
+            _add(
+                by_device,
+                *[(device, times * flops) for body_shares in inside for device, flops in body_shares.by_device.items()],
+            )
+            _add(
+                without_rows,
+                *[(kind, times * flops) for body_shares in inside for kind, flops in body_shares.without_rows.items()],
+            )
         elif step.home or step.shards:
             sharded, flops, own_bytes = not step.home, finder.flops(op), sum(op.out_bytes)
             seconds = seconds_of(plan.program, op) * (times_run(op) or 1)
             on_shards = (flops * sharded, own_bytes * sharded, seconds * bool(step.shards))
-            own = [flops, own_bytes, seconds, *on_shards]
+            amounts = [flops, own_bytes, seconds, *on_shards]
             _add(by_device, *_on_devices(plan, op, flops))
             if not sharded and flops and not finder.is_blamed(op):
                 _add(without_rows, (op.type, flops))
         else:
             continue
-        counted = [a + b for a, b in zip(counted, own, strict=True)]
+        counted = [a + b for a, b in zip(counted, amounts, strict=True)]
     causes.sort(key=lambda cause: -cause.flops)
     counts = dict(zip(_COUNTED, counted, strict=True))
     return Shares(**counts, causes=tuple(causes), by_device=by_device, without_rows=without_rows)
@@ -119,7 +127,10 @@ def _on_devices(plan: Decisions, op: Op, flops: int) -> Iterator[tuple[str, floa
         yield from [(device or plan.home, float(flops)) for device in plan.owners.devices(op.index)]
     if step.shards:
         is_cut = any(isinstance(layout, (Shard, Partial)) for layout in (*step.shards.wants, *step.shards.gives))
-        yield from [(own, flops * (mesh.share(d) if is_cut else 1)) for d, own in enumerate(mesh.devices_of(op))]
+        yield from [
+            (shard_device, flops * (mesh.share(d) if is_cut else 1))
+            for d, shard_device in enumerate(mesh.devices_of(op))
+        ]
 
 
 _COUNTED = ("flops", "bytes", "seconds", "sharded_flops", "sharded_bytes", "sharded_seconds")
@@ -178,10 +189,10 @@ class _Causes:
             return blamed[0]
         if self._plan.steps[op.index].reason or any(self._made_in_pieces(tensor) for tensor in op.inputs):
             return op.index
-        given = any(self._is_captured(t) for i, t in enumerate(op.inputs) if i not in op.constants)
+        is_captured = any(self._is_captured(t) for i, t in enumerate(op.inputs) if i not in op.constants)
         born = self._has_data[op.index] and not any(self._has_data[tensor.op] for tensor in op.inputs)
         rows = any(self._has_rows(Tensor(op.index, k), exactly=True) for k in range(len(op.out_shapes)))
-        return op.index if given or (born and rows and not self._plan.steps[op.index].shards) else None
+        return op.index if is_captured or (born and rows and not self._plan.steps[op.index].shards) else None
 
     def _made_in_pieces(self, tensor: Tensor) -> bool:
         step = self._plan.steps[tensor.op]
@@ -228,13 +239,15 @@ class _Causes:
 
 def sharding_devices(plan: Decisions) -> tuple[str, ...]:
     """Return the devices that run sharded operations: of shards, their columns and their stages."""
-    found: dict[str, None] = {}
+    devices: dict[str, None] = {}
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.shards:
-            found.update(dict.fromkeys(device for one in _with_bodies(op) for device in plan.mesh.devices_of(one)))
+            devices.update(
+                dict.fromkeys(device for inner in _with_bodies(op) for device in plan.mesh.devices_of(inner))
+            )
         for body in step.bodies.values():
-            found.update(dict.fromkeys(sharding_devices(body)))
-    return tuple(found)
+            devices.update(dict.fromkeys(sharding_devices(body)))
+    return tuple(devices)
 
 
 def computing_devices(plan: Decisions) -> tuple[str, ...]:

@@ -31,12 +31,12 @@ def own_numbers(op: Op, name: str, inputs: Sequence[str], rows: range | None = N
     draw, shape = draw_of(op), [size for size in op.out_shapes[0] or () if type(size) is int]
     if op.out_shapes[0] is None or len(shape) < len(op.out_shapes[0]):
         raise CheckError(f"{op.type} {op.name!r} draws numbers of the shape {op.out_shapes[0]}, as if it were known.")
-    own, part = [range(size) for size in shape], part_drawn(op.node)
+    entries_of_axis, part = [range(size) for size in shape], part_drawn(op.node)
     if part is not None:
-        own[part.axis], shape[part.axis] = range(part.begin, part.begin + shape[part.axis]), part.length
-    own[0] = own[0] if rows is None else rows
-    firsts, length = _runs(shape, own)
-    local, dtype = [len(entries) for entries in own], tf.as_dtype(op.attr("dtype").type)
+        entries_of_axis[part.axis], shape[part.axis] = range(part.begin, part.begin + shape[part.axis]), part.length
+    entries_of_axis[0] = entries_of_axis[0] if rows is None else rows
+    firsts, length = _runs(shape, entries_of_axis)
+    local, dtype = [len(entries) for entries in entries_of_axis], tf.as_dtype(op.attr("dtype").type)
     if len(firsts) == 1:
         return _run(op.node, name, inputs, local, firsts[0], draw)
     prefix = f"{name}/graphsplit"
@@ -54,35 +54,39 @@ def own_numbers(op: Op, name: str, inputs: Sequence[str], rows: range | None = N
     ]
 
 
-def _runs(shape: Sequence[int], own: Sequence[range]) -> tuple[list[int], int]:
+def _runs(shape: Sequence[int], entries_of_axis: Sequence[range]) -> tuple[list[int], int]:
     """Return where numbers begin that follow each other in the whole, and how many each time.
 
     >>> _runs((2, 4, 3), (range(2), range(1, 3), range(3)))
     ([3, 15], 6)
     """
-    cut = [axis for axis, size in enumerate(shape) if len(own[axis]) < size]
+    cut = [axis for axis, size in enumerate(shape) if len(entries_of_axis[axis]) < size]
     last = cut[-1] if cut else 0
     strides = [int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
     firsts = [0]
     for axis in range(last):
-        firsts = [first + strides[axis] * entry for first in firsts for entry in own[axis]]
-    return [first + strides[last] * own[last].start for first in firsts], strides[last] * len(own[last])
+        firsts = [first + strides[axis] * entry for first in firsts for entry in entries_of_axis[axis]]
+    return [first + strides[last] * entries_of_axis[last].start for first in firsts], strides[last] * len(
+        entries_of_axis[last]
+    )
 
 
 def _run(original: Any, name: str, inputs: Sequence[str], local: Sequence[int], first: int, draw: Draw) -> list[Any]:
     """Return the nodes that draw numbers of a local shape that follow each other from a first one."""
     spare = first % draw.group
-    nodes, given = _moved(name, inputs, first // draw.group * draw.skip)
+    nodes, moved_inputs = _moved(name, inputs, first // draw.group * draw.skip)
     if not spare:
-        return [*nodes, _drawing_all(copied(original, name, given))]
+        return [*nodes, _drawing_all(copied(original, name, moved_inputs))]
     parts = {"shape": [spare + math.prod(local)], "begin": [spare], "size": [-1], "local_shape": [*local]}
-    own = f"{name}/graphsplit"
-    nodes += [constant_node(f"{own}_{part}", np.array(value, np.int64), tf.int64) for part, value in parts.items()]
-    flat = _drawing_all(copied(original, f"{own}_flat", [f"{own}_shape", *given[1:]]))
+    prefix = f"{name}/graphsplit"
+    nodes += [constant_node(f"{prefix}_{part}", np.array(value, np.int64), tf.int64) for part, value in parts.items()]
+    flat = _drawing_all(copied(original, f"{prefix}_flat", [f"{prefix}_shape", *moved_inputs[1:]]))
     flat.attr["Tshape"].type = tf.int64.as_datatype_enum
     dtype = tf.as_dtype(original.attr["dtype"].type)
-    cut = make_node(f"{own}_rows", "Slice", [f"{own}_flat", f"{own}_begin", f"{own}_size"], T=dtype, Index=tf.int64)
-    shaped = make_node(name, "Reshape", [f"{own}_rows", f"{own}_local_shape"], T=dtype, Tshape=tf.int64)
+    cut = make_node(
+        f"{prefix}_rows", "Slice", [f"{prefix}_flat", f"{prefix}_begin", f"{prefix}_size"], T=dtype, Index=tf.int64
+    )
+    shaped = make_node(name, "Reshape", [f"{prefix}_rows", f"{prefix}_local_shape"], T=dtype, Tshape=tf.int64)
     return [*nodes, flat, cut, shaped]
 
 

@@ -148,7 +148,9 @@ class RowCounts:
         # (of lengths, where blocks are)
         blocks = layout.pieces(rows)
         each = shards or [(k,) for k in range(len(blocks[0]))]
-        sizes = [Polynomial.of(sum([block[k] for k in own])) for block in blocks for own in each]
+        sizes = [
+            Polynomial.of(sum([block[k] for k in shards_of_device])) for block in blocks for shards_of_device in each
+        ]
         return self.operand(f"{name}/sizes", d, as_entries(sizes), tf.int64, device)
 
     def own(self, layout: Shard, d: int) -> Polynomial:
@@ -162,8 +164,8 @@ class RowCounts:
     def share(self, name: str, d: int, dtype: tf.DType, layout: Shard) -> str:
         """Write the fraction that shard `d` has of an axis that lies so."""
         w, double = self.writers[d], tf.float64
-        own, rows = (self._scalar(d, (symbol,), double) for symbol in (OWN, ROWS))
-        return w.cast(w("RealDiv", own, rows, T=double), double, dtype)
+        own_rows, rows = (self._scalar(d, (symbol,), double) for symbol in (OWN, ROWS))
+        return w.cast(w("RealDiv", own_rows, rows, T=double), double, dtype)
 
     def shares(self, name: str, layout: Shard, dtype: tf.DType, rank: int, device: str, groups: Groups) -> str | None:
         """Write, on a device, the fractions that groups of shards have of what they all have of an axis that lies so.
@@ -236,10 +238,10 @@ class FixedRows(RowCounts):
 
     def share(self, name: str, d: int, dtype: tf.DType, layout: Shard) -> str:
         """Write the fraction that shard `d` has of an axis that lies so."""
-        own, total = layout.own(self._rows, d), layout.size(sum(self._rows))
-        key = "share", d, dtype, own / total
+        own_length, total = layout.own(self._rows, d), layout.size(sum(self._rows))
+        key = "share", d, dtype, own_length / total
         if key not in self._made:
-            share = np.array(own / total, dtype.as_numpy_dtype)
+            share = np.array(own_length / total, dtype.as_numpy_dtype)
             self._add(constant_node(name, share, dtype, self._devices[d]), d)
             self._made[key] = name
         return self._made[key]
@@ -333,21 +335,25 @@ class MeasuredRows(RowCounts):
             return self._shares_known(name, layout, (0,) * count, dtype, rank, device, groups)
         w, double, key = self.home, tf.float64, ("shares", dtype, rank, tuple(groups))
         if key not in self._made:
-            own, rows = (w.cast(source, tf.int64, double) for source in (self._all_sizes, self.scalars[None][ROWS]))
+            shard_rows, rows = (
+                w.cast(source, tf.int64, double) for source in (self._all_sizes, self.scalars[None][ROWS])
+            )
             divide = "RealDiv"
             if [*groups] != [(d,) for d in range(count)]:
                 of_groups = w.constant([[d in group for d in range(count)] for group in groups], double)
-                own = w("Sum", w("Mul", own, of_groups, T=double), w.constant([1]), T=double, Tidx=tf.int64)
-                rows, divide = w("Sum", own, w.constant([0]), T=double, Tidx=tf.int64), "DivNoNan"
-            shares = w.cast(w(divide, own, rows, T=double), double, dtype)
+                shard_rows = w(
+                    "Sum", w("Mul", shard_rows, of_groups, T=double), w.constant([1]), T=double, Tidx=tf.int64
+                )
+                rows, divide = w("Sum", shard_rows, w.constant([0]), T=double, Tidx=tf.int64), "DivNoNan"
+            shares = w.cast(w(divide, shard_rows, rows, T=double), double, dtype)
             shape = w.constant([-1, *[1] * rank])
             self._made[key] = w("Reshape", shares, shape, T=dtype, Tshape=tf.int64)
         return self._made[key]
 
 
-def length_sizes(given: Mapping[Symbol, str]) -> dict[Symbol, str]:
+def length_sizes(sizes: Mapping[Symbol, str]) -> dict[Symbol, str]:
     """Return those of some sizes that are lengths: no numbers of rows."""
-    return {symbol: reference for symbol, reference in given.items() if symbol not in (ROWS, OWN, BEGIN)}
+    return {symbol: reference for symbol, reference in sizes.items() if symbol not in (ROWS, OWN, BEGIN)}
 
 
 def measured(w: Writer, source: Measured) -> str:

@@ -110,16 +110,16 @@ def _dtype(program: Program, move: Move) -> tf.DType:
 
 def _filled(program: Program, moves: Iterable[Move], most: int) -> list[list[Move]]:
     """Return moves in order, in buckets of at most so many bytes; a larger tensor has one for itself."""
-    found: list[list[Move]] = []
+    filled: list[list[Move]] = []
     size = most
     for move in moves:
-        own = program.bytes(move.tensor)
-        size += own
+        size_of_tensor = program.bytes(move.tensor)
+        size += size_of_tensor
         if size > most:
-            found.append([])
-            size = own
-        found[-1].append(move)
-    return found
+            filled.append([])
+            size = size_of_tensor
+        filled[-1].append(move)
+    return filled
 
 
 def check_buckets(program: Program, steps: Sequence[Step], buckets: Iterable[Collective]) -> None:
@@ -140,11 +140,11 @@ def check_buckets(program: Program, steps: Sequence[Step], buckets: Iterable[Col
                 raise CheckError("Numbers in a bucket follow from each other.")
             continue
         if bucket.kind == "broadcast":
-            found = reached([tensor.op for tensor in tensors], lambda i: program.ops[i].sources)
+            waiting_for = reached([tensor.op for tensor in tensors], lambda i: program.ops[i].sources)
         else:
             reading = [i for t in tensors for i in readers[t.op] if _reads_whole(program.ops[i], steps[i], t)]
-            found = reached(reading, readers.__getitem__)
-        wrong = [program.ops[i].name for i in found if steps[i].shards]
+            waiting_for = reached(reading, readers.__getitem__)
+        wrong = [program.ops[i].name for i in waiting_for if steps[i].shards]
         if wrong:
             raise CheckError(f"Tensors in a bucket of {bucket.kind} moves wait for each other through {wrong[0]!r}.")
 
@@ -157,14 +157,14 @@ def _reads_whole(op: Op, step: Step, tensor: Tensor) -> bool:
 
 def _alike(program: Program, moves: Iterable[Move]) -> list[list[Move]]:
     """Return the moves of small tensors, those together that can be made as one, as all are there or none."""
-    found: dict[tuple[str, Layout, Layout, Side], list[Move]] = {}
+    alike: dict[tuple[str, Layout, Layout, Side], list[Move]] = {}
     sides = sides_of(program)
     for move in moves:
         shape = program.shape(move.tensor)
         if shape is not None and len(shape) == 1 and 0 < program.bytes(move.tensor) <= SMALL_BYTES:
             key = (_dtype(program, move).name, move.source, move.target, sides.of(move.tensor))
-            found.setdefault(key, []).append(move)
-    return list(found.values())
+            alike.setdefault(key, []).append(move)
+    return list(alike.values())
 
 
 def _sent_first(program: Program, steps: Sequence[Step], moves: Iterable[Move]) -> list[Move]:

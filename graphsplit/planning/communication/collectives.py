@@ -63,16 +63,16 @@ def find_collectives(program: Program, mesh: Mesh, home: str, moves: Sequence[Mo
 
 def _together(program: Program, moves: Iterable[Move]) -> list[list[Move]]:
     """Return moves, those together that send one whole value on, and those of a mean and its variance."""
-    found: dict[object, list[Move]] = {}
+    moves_by_key: dict[object, list[Move]] = {}
     for move in moves:
         if move.source in MOMENTS:
             op = program.ops[move.tensor.op]
             mean = program.ops[op.inputs[0].op].inputs[1] if op.merged == "variance" else move.tensor
-            found.setdefault((OWN_MEAN, mean), []).append(move)
+            moves_by_key.setdefault((OWN_MEAN, mean), []).append(move)
             continue
         is_sent = isinstance(move.source, SingleDevice) and is_whole(move.target)
-        found.setdefault((move.tensor, move.source) if is_sent else move, []).append(move)
-    return list(found.values())
+        moves_by_key.setdefault((move.tensor, move.source) if is_sent else move, []).append(move)
+    return list(moves_by_key.values())
 
 
 def _made(program: Program, mesh: Mesh, home: str, moves: Sequence[Move]) -> Collective:
@@ -85,8 +85,8 @@ def _made(program: Program, mesh: Mesh, home: str, moves: Sequence[Move]) -> Col
     elif first.source == REPLICATE and group_of(first.target):
         reads = [writer.to_group(first)]
     elif is_whole(first.source) and is_whole(first.target):
-        own = writer.whole(first.source, first.target)
-        reads = [writer.sent(own, move.target) for move in moves]
+        whole_value = writer.whole(first.source, first.target)
+        reads = [writer.sent(whole_value, move.target) for move in moves]
     else:
         reads = [_TABLE[type(first.source), type(first.target)](writer, first)]
     return Collective(tuple(moves), tuple(writer.values), tuple(map(tuple, reads)))
@@ -123,8 +123,8 @@ class _ValueWriter:
 
     def _own(self, d: int, layout: Layout) -> int:
         """Return what shard `d` has."""
-        [own] = self._owns(layout, [d])
-        return own
+        [number] = self._owns(layout, [d])
+        return number
 
     def to_group(self, move: Move) -> list[Read]:
         """Each device of a group reads what the shard has that is nearest to it."""
@@ -136,8 +136,8 @@ class _ValueWriter:
         assert isinstance(layout, Replicate)
         near = layout.nearest(device)
         if near not in self._copies:
-            own = Own((), near, self._size, tensor=self._tensor, layout=layout, by=near)
-            self._copies[near] = self._add(own)
+            copy_value = Own((), near, self._size, tensor=self._tensor, layout=layout, by=near)
+            self._copies[near] = self._add(copy_value)
         return self._copies[near]
 
     def _devices_of(self, layout: Layout) -> Sequence[str]:
@@ -147,30 +147,32 @@ class _ValueWriter:
     def _owns(self, layout: Layout, shards: Iterable[int] | None = None) -> list[int]:
         """Return what shards have, all of them if it is not said which."""
         of_rows = isinstance(layout, Partial) or (isinstance(layout, Shard) and layout.partition == BATCH)
-        found = []
+        numbers = []
         for d in self._shards if shards is None else shards:
             size = self._mesh.bytes_of(d, self._size, layout)
             shard = d if of_rows else None
-            own = Own((), self._made_on[d], size, shard, tensor=self._tensor, layout=layout, by=d)
-            found.append(self._add(own))
-        return found
+            shard_value = Own((), self._made_on[d], size, shard, tensor=self._tensor, layout=layout, by=d)
+            numbers.append(self._add(shard_value))
+        return numbers
 
-    def sent(self, own: int, target: Layout) -> list[Read]:
+    def sent(self, whole_value: int, target: Layout) -> list[Read]:
         """Return who reads a whole value: a device, or all shards."""
         devices = self._made_on if target == REPLICATE else self._devices_of(target)
-        return [Read(own, device) for device in devices]
+        return [Read(whole_value, device) for device in devices]
 
     def scattered(self, move: Move) -> list[Read]:
         """One device slices, and each shard gets its piece."""
-        own, target = self.whole(move.source), _shard(move.target)
-        return self._read(self._pieces(own, Split(target.axis, target), self._shards))
+        whole_value, target = self.whole(move.source), _shard(move.target)
+        return self._read(self._pieces(whole_value, Split(target.axis, target), self._shards))
 
     def sliced(self, move: Move) -> list[Read]:
         """Each shard slices what it has, and takes its own piece."""
         target = _shard(move.target)
         if group_of(move.source):
             owns = [self._copy(move.source, device) for device in self._made_on]
-            return self._read([self._pieces(own, Split(target.axis, target), [d])[0] for d, own in enumerate(owns)])
+            return self._read(
+                [self._pieces(copy_number, Split(target.axis, target), [d])[0] for d, copy_number in enumerate(owns)]
+            )
         splits = [Split(target.axis, target, holder=d) for d in self._shards]
         return self._read([self._pieces(self._own(d, move.source), splits[d], [d])[0] for d in self._shards])
 
@@ -184,9 +186,12 @@ class _ValueWriter:
         source, devices = _shard(move.source), self._devices_of(move.target)
         blocks = self._blocks(self._owns(source), source)
         pairs = itertools.product(blocks, self._mesh.by_device)
-        near = [self._joined([block[d] for d in own], source.axis, self._made_on[own[0]]) for block, own in pairs]
-        found = {device: self._joined(near, source.axis, device) for device in dict.fromkeys(devices)}
-        return [Read(found[device], device) for device in devices]
+        near = [
+            self._joined([block[d] for d in shards_of_device], source.axis, self._made_on[shards_of_device[0]])
+            for block, shards_of_device in pairs
+        ]
+        joined_by_device = {device: self._joined(near, source.axis, device) for device in dict.fromkeys(devices)}
+        return [Read(joined_by_device[device], device) for device in devices]
 
     def in_rows(self, move: Move) -> list[Read]:
         """Each device concatenates a row of each shard."""
@@ -213,12 +218,12 @@ class _ValueWriter:
                 self._add(Own((), of_rows[d], self._size, d, tensor=m.tensor, layout=m.source, by=d)) for m in moves
             ]
             parts.append(self._add(Packed(tuple(owns), of_rows[d], self._size * len(owns), d)))
-        found = {
+        merged_by_device = {
             (device, k): self._add(Merged(tuple(parts), device, self._size, which=k))
             for device in dict.fromkeys(of_rows)
             for k in range(len(moves))
         }
-        return [[Read(found[device, k], device) for device in of_rows] for k in range(len(moves))]
+        return [[Read(merged_by_device[device, k], device) for device in of_rows] for k in range(len(moves))]
 
     def reduce_scattered(self, move: Move) -> list[Read]:
         """Each device slices what it has for all others, and adds up what it gets."""
@@ -233,10 +238,18 @@ class _ValueWriter:
             cut = move.target.cut(self._shape)
             if cut is None or is_added_up_by_each(self._program, self._mesh, self._tensor, move.target):
                 return [Read(self._sum(owns, source, device), device) for device in move.target.devices]
-            near = [self._sum([owns[d] for d in own], source, self._made_on[own[0]]) for own in self._mesh.by_device]
+            near = [
+                self._sum([owns[d] for d in shards_of_device], source, self._made_on[shards_of_device[0]])
+                for shards_of_device in self._mesh.by_device
+            ]
             owns, parts = self._added_up_near(near, source, move.target), range(len(group_of(cut)))
-            sent = [self._pieces(own, Split(cut.axis, cut, holder=d), parts) for d, own in enumerate(owns)]
-            sums = [self._sum(own, source, group_of(cut)[k], True) for k, own in enumerate(zip(*sent, strict=True))]
+            sent = [
+                self._pieces(shard_number, Split(cut.axis, cut, holder=d), parts) for d, shard_number in enumerate(owns)
+            ]
+            sums = [
+                self._sum(part_numbers, source, group_of(cut)[k], True)
+                for k, part_numbers in enumerate(zip(*sent, strict=True))
+            ]
             return [Read(self._in_order(sums, cut, device), device) for device in move.target.devices]
         sum_by_device = {device: self._sum(owns, source, device) for device in dict.fromkeys(self._made_on)}
         return [Read(sum_by_device[device], device) for device in self._made_on]
@@ -249,19 +262,19 @@ class _ValueWriter:
         if not copies.readers:
             return owns
         near: dict[str, list[int]] = {}
-        for own in owns:
-            near.setdefault(copies.nearest(self.values[own].device), []).append(own)
+        for shard_number in owns:
+            near.setdefault(copies.nearest(self.values[shard_number].device), []).append(shard_number)
         return [self._sum(parts, source, device, True) for device, parts in near.items()]
 
     def filled(self, move: Move) -> list[Read]:
         """The first shard has all, the others zeros: of known shape constants of their own, else sent to them."""
-        own = self.whole(move.source)
+        whole_value = self.whole(move.source)
         known = self._shape is not None and None not in self._shape and not has_sizes(self._shape)
-        found = [own]
+        numbers = [whole_value]
         for d in self._shards[1:]:
-            of, device = ((), self._made_on[d]) if known else ((own,), self.values[own].device)
-            found.append(self._add(Zeros(of, device, self._size, d)))
-        return self._read(found)
+            of, device = ((), self._made_on[d]) if known else ((whole_value,), self.values[whole_value].device)
+            numbers.append(self._add(Zeros(of, device, self._size, d)))
+        return self._read(numbers)
 
     def _read(self, values: Sequence[int]) -> list[Read]:
         return [Read(value, device) for value, device in zip(values, self._made_on, strict=True)]
@@ -274,16 +287,18 @@ class _ValueWriter:
           together: puts values together on a device: what its shards have, then what it gets from all.
         """
         source, target, by_device = move.source, _shard(move.target), self._mesh.by_device
-        devices = [self._made_on[own[0]] for own in by_device]
+        devices = [self._made_on[shards_of_device[0]] for shards_of_device in by_device]
         sent = []
-        for own, device in zip(by_device, devices, strict=True):
-            split = Split(target.axis, target, by_device if self._mesh.has_turns else (), own[0])
-            sent.append(self._pieces(together(self._owns(source, own), device), split, range(len(by_device))))
-        found = []
-        for own, device, pieces in zip(by_device, devices, zip(*sent, strict=True), strict=True):
-            split = Split(target.axis, target, tuple([(d,) for d in own]), own[0])
-            found += self._pieces(together(pieces, device), split, range(len(own)))
-        return self._read(found)
+        for shards_of_device, device in zip(by_device, devices, strict=True):
+            split = Split(target.axis, target, by_device if self._mesh.has_turns else (), shards_of_device[0])
+            sent.append(
+                self._pieces(together(self._owns(source, shards_of_device), device), split, range(len(by_device)))
+            )
+        pieces_read = []
+        for shards_of_device, device, pieces in zip(by_device, devices, zip(*sent, strict=True), strict=True):
+            split = Split(target.axis, target, tuple([(d,) for d in shards_of_device]), shards_of_device[0])
+            pieces_read += self._pieces(together(pieces, device), split, range(len(shards_of_device)))
+        return self._read(pieces_read)
 
     def _pieces(self, whole: int, split: Split, wanted: Sequence[int]) -> list[int]:
         """Return some of the pieces of a value, by number: sliced where it is, concatenated where they are."""
@@ -292,24 +307,26 @@ class _ValueWriter:
         shards = split.shards or [(d,) for d in range(len(group_of(layout)) or len(self._shards))]
         if len(shards) == 1:
             return [whole]
-        made, blocks, found = self.values[whole], self._mesh.pieces(layout), []
-        counts = [[sum([block[d] for d in own]) for own in shards] for block in blocks]
+        whole_value, blocks, piece_numbers = self.values[whole], self._mesh.pieces(layout), []
+        counts = [[sum([block[d] for d in shards_of_piece]) for shards_of_piece in shards] for block in blocks]
         entries = sum(map(sum, counts)) or 1
         numbers: dict[tuple[int, int], int] = {}
         for b, k in itertools.product(range(len(blocks)), wanted):
-            size, piece = made.bytes * counts[b][k] // entries, b * len(shards) + k
-            shard = shards[k][0] if layout.partition == BATCH else made.shard
-            numbers[b, k] = self._add(Slice((whole,), made.device, size, shard, split=split, piece=piece))
+            size, piece = whole_value.bytes * counts[b][k] // entries, b * len(shards) + k
+            shard = shards[k][0] if layout.partition == BATCH else whole_value.shard
+            numbers[b, k] = self._add(Slice((whole,), whole_value.device, size, shard, split=split, piece=piece))
         for k in wanted:
-            own = tuple([numbers[b, k] for b in range(len(blocks))])
-            size, d = sum(self.values[i].bytes for i in own), shards[k][0]
-            joined = Concatenation(own, self._devices_of(layout)[d], size, d, axis=layout.axis)
-            found.append(own[0] if len(blocks) == 1 else self._add(joined))
-        return found
+            slices = tuple([numbers[b, k] for b in range(len(blocks))])
+            size, d = sum(self.values[i].bytes for i in slices), shards[k][0]
+            joined = Concatenation(slices, self._devices_of(layout)[d], size, d, axis=layout.axis)
+            piece_numbers.append(slices[0] if len(blocks) == 1 else self._add(joined))
+        return piece_numbers
 
     def _in_order(self, owns: Sequence[int], layout: Shard, device: str) -> int:
         """Return the whole that consists of what shards have: block by block."""
-        return self._joined([own for block in self._blocks(owns, layout) for own in block], layout.axis, device)
+        return self._joined(
+            [piece_number for block in self._blocks(owns, layout) for piece_number in block], layout.axis, device
+        )
 
     def _blocks(self, owns: Sequence[int], layout: Shard) -> list[list[int]]:
         """Return what shards have of each block, sliced where it is; what a single one has is all of it, in order."""
@@ -317,9 +334,11 @@ class _ValueWriter:
             return [[*owns]]
         blocks: list[list[int]] = [[] for _ in layout.blocks]
         for d, i in enumerate(owns):
-            own, split = self.values[i], Split(layout.axis, layout, ((d,),))
+            shard_value, split = self.values[i], Split(layout.axis, layout, ((d,),))
             for b, size in enumerate(self._mesh.bytes_of_blocks(d, self._size, layout)):
-                blocks[b].append(self._add(Slice((i,), own.device, size, own.shard, split=split, piece=b)))
+                blocks[b].append(
+                    self._add(Slice((i,), shard_value.device, size, shard_value.shard, split=split, piece=b))
+                )
         return blocks
 
     def _joined(self, values: Sequence[int], axis: int, device: str) -> int:
@@ -380,18 +399,18 @@ def bucketed(
       buckets: the moves of vectors, or of numbers, between the same places.
     """
     bucket_of = {move: number for number, moves in enumerate(buckets) for move in moves}
-    found: list[Collective] = []
+    with_buckets: list[Collective] = []
     place: dict[int, int] = {}
     for collective in collectives:
         number = bucket_of.get(collective.moves[0])
         if number is None or number not in place:
-            place.update({} if number is None else {number: len(found)})
-            found.append(collective)
+            place.update({} if number is None else {number: len(with_buckets)})
+            with_buckets.append(collective)
     for number, moves in enumerate(buckets):
         alike = {c.moves[0]: c for c in collectives if bucket_of.get(c.moves[0]) == number}
         are_numbers = program.shape(moves[0].tensor) == ()
-        found[place[number]] = _as_one([alike[move] for move in moves], are_numbers)
-    return found
+        with_buckets[place[number]] = _as_one([alike[move] for move in moves], are_numbers)
+    return with_buckets
 
 
 def _as_one(alike: Sequence[Collective], are_numbers: bool) -> Collective:
@@ -405,7 +424,7 @@ def _as_one(alike: Sequence[Collective], are_numbers: bool) -> Collective:
             values += owns
             of = tuple(range(len(values) - len(owns), len(values)))
             kind = Packed if are_numbers else Concatenation
-            values.append(kind(of, value.device, sum(own.bytes for own in owns), value.shard))
+            values.append(kind(of, value.device, sum(shard_value.bytes for shard_value in owns), value.shard))
         else:
             size = sum(c.values[i].bytes for c in alike)
             values.append(replace(value, of=tuple([renamed[k] for k in value.of]), bytes=size))
@@ -438,8 +457,8 @@ def _taken_in(rewrite: Rewrite, value: Value, mesh: Mesh) -> int:
         return rewrite.add(value)
     totals = []
     for _, alike in itertools.groupby(value.of, lambda i: mesh.positions[rewrite.giver(i)]):
-        total, *others = alike
-        for part in others:
+        total, *more_parts = alike
+        for part in more_parts:
             device, turn = rewrite.values[part].device, rewrite.giver(part)
             taken = Sum((total, part), device, value.bytes, reduction=value.reduction, turn=turn)
             total = rewrite.add_once(taken)

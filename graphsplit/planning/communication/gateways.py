@@ -48,7 +48,9 @@ def through_gateways(collectives: Iterable[Collective], has_rows: bool) -> list[
 
 def _crosses(collective: Collective) -> bool:
     """Return whether anything passes from host to host."""
-    devices = {value.device for value in collective.values} | {read.device for own in collective.reads for read in own}
+    devices = {value.device for value in collective.values} | {
+        read.device for reads in collective.reads for read in reads
+    }
     return len({host_name(device) for device in devices}) > 1
 
 
@@ -122,8 +124,8 @@ def _relayed(collective: Collective, passed: Passed) -> Collective:
                 relays[i, host] = len(values)
                 values.append(Relay((renamed[i],), gateway, value.bytes, value.shard))
     reads = [
-        tuple([Read(relays.get((i, host_name(device)), renamed[i]), device) for i, device in own])
-        for own in collective.reads
+        tuple([Read(relays.get((i, host_name(device)), renamed[i]), device) for i, device in reads_of_move])
+        for reads_of_move in collective.reads
     ]
     return replace(collective, values=tuple(values), reads=tuple(reads))
 

@@ -52,8 +52,14 @@ def find_moves(
     """
     finder = _MoveFinder(program, mesh, steps, owners, state)
     reads = [read for op, step in zip(program.ops, steps, strict=True) for read in reads_of(op, step, owners)]
-    finder.copied = {tensor: own for tensor, own in reads if isinstance(own, Replicate) and own.devices}
-    finder.spread = {tensor for tensor, own in reads if own == REPLICATE and finder.is_exchanged(tensor)}
+    finder.copied = {
+        tensor: read_layout
+        for tensor, read_layout in reads
+        if isinstance(read_layout, Replicate) and read_layout.devices
+    }
+    finder.spread = {
+        tensor for tensor, read_layout in reads if read_layout == REPLICATE and finder.is_exchanged(tensor)
+    }
     for tensor, layout in reads:
         finder.read(tensor, layout)
     for tensor, layout in zip(program.outputs, outputs or repeat(SINGLE_DEVICE)):  # noqa: B905
@@ -94,10 +100,10 @@ def reads_of(op: Op, step: Step, owners: Owners) -> Iterable[tuple[Tensor, Layou
 
 def made_in(op: Op, step: Step, output: int, owners: Owners) -> list[Layout]:
     """Return the layouts in which an output is made."""
-    found: list[Layout] = [owners.layout(op.index)] if step.home else []
+    layouts: list[Layout] = [owners.layout(op.index)] if step.home else []
     if step.shards:
-        found.append(step.shards.gives[output])
-    return found
+        layouts.append(step.shards.gives[output])
+    return layouts
 
 
 @dataclass
@@ -117,51 +123,60 @@ class _MoveFinder:
     def is_exchanged(self, tensor: Tensor) -> bool:
         """Return whether the shards send what they have of a sum from each to each."""
         op, step = self.program.ops[tensor.op], self.steps[tensor.op]
-        made = made_in(op, step, tensor.index, self.owners)
-        return len(made) == 1 and is_exchanged(self.program, tensor, made[0], self.mesh.few_bytes)
+        made_layouts = made_in(op, step, tensor.index, self.owners)
+        return len(made_layouts) == 1 and is_exchanged(self.program, tensor, made_layouts[0], self.mesh.few_bytes)
 
     def read(self, tensor: Tensor, layout: Layout) -> None:
         """Add what it takes to read a tensor in a layout. (No device: wherever it is made whole.)"""
         op, step = self.program.ops[tensor.op], self.steps[tensor.op]
-        made = made_in(op, step, tensor.index, self.owners)
-        if layout in made or (is_whole(layout) and (self.state.is_everywhere(op) or any(map(group_of, made)))):
+        made_layouts = made_in(op, step, tensor.index, self.owners)
+        if layout in made_layouts or (
+            is_whole(layout) and (self.state.is_everywhere(op) or any(map(group_of, made_layouts)))
+        ):
             return  # (of copies each reads the nearest)
         if op.type == "Const" and isinstance(layout, Shard):
             self._move(tensor, REPLICATE, layout)
             return
-        source = next((given for given in made if is_whole(given)), None)
-        if (tensor in self.spread or (made and made[0] in (*MOMENTS, OWN_ROW))) and not isinstance(layout, Partial):
-            if op.merged == "variance" and made[0] == OWN_VARIANCE:
+        source = next((made_layout for made_layout in made_layouts if is_whole(made_layout)), None)
+        if (tensor in self.spread or (made_layouts and made_layouts[0] in (*MOMENTS, OWN_ROW))) and not isinstance(
+            layout, Partial
+        ):
+            if op.merged == "variance" and made_layouts[0] == OWN_VARIANCE:
                 self._move(self.program.ops[op.inputs[0].op].inputs[1], OWN_MEAN, REPLICATE)
-            self._move(tensor, made[0], REPLICATE)
+            self._move(tensor, made_layouts[0], REPLICATE)
             source = REPLICATE
-        if source is None and made and (source := self.copied.get(tensor)):
-            self._copied(tensor, made[0], source)
+        if source is None and made_layouts and (source := self.copied.get(tensor)):
+            self._copied(tensor, made_layouts[0], source)
             if is_whole(layout):
                 return
         if (
             source is None
-            and made
-            and (is_direct(made[0], layout, self.mesh) or self._is_for_a_part(tensor, made[0], layout))
+            and made_layouts
+            and (is_direct(made_layouts[0], layout, self.mesh) or self._is_for_a_part(tensor, made_layouts[0], layout))
         ):
-            self._move(tensor, made[0], layout)
+            self._move(tensor, made_layouts[0], layout)
             return
-        if source is None and made and layout == REPLICATE and (between := self._added_up_in(tensor, made[0])):
-            self._move(tensor, made[0], between)
+        if (
+            source is None
+            and made_layouts
+            and layout == REPLICATE
+            and (between := self._added_up_in(tensor, made_layouts[0]))
+        ):
+            self._move(tensor, made_layouts[0], between)
             self._move(tensor, between, layout)
             return
-        if source is None and made:
+        if source is None and made_layouts:
             source = SingleDevice(self.owners.of(tensor))
-            self._move(tensor, made[0], source)
+            self._move(tensor, made_layouts[0], source)
         if source is not None and layout not in (source, SINGLE_DEVICE):
             self._move(tensor, source, layout)
 
-    def _copied(self, tensor: Tensor, made: Layout, copies: Replicate) -> None:
+    def _copied(self, tensor: Tensor, made_layout: Layout, copies: Replicate) -> None:
         """Bring what the shards have to all devices of a group, sums in parts."""
-        is_in_parts = made == PARTIAL_SUM and copies.cut(self.program.shape(tensor)) is not None
-        is_whole_sum = isinstance(made, Partial) and is_added_up_by_each(self.program, self.mesh, tensor, copies)
-        is_direct = is_in_parts or is_whole_sum or (isinstance(made, Shard) and len(made.blocks) == 1)
-        path = [made, *([] if is_direct else [SingleDevice(self.owners.of(tensor))]), copies]
+        is_in_parts = made_layout == PARTIAL_SUM and copies.cut(self.program.shape(tensor)) is not None
+        is_whole_sum = isinstance(made_layout, Partial) and is_added_up_by_each(self.program, self.mesh, tensor, copies)
+        is_direct = is_in_parts or is_whole_sum or (isinstance(made_layout, Shard) and len(made_layout.blocks) == 1)
+        path = [made_layout, *([] if is_direct else [SingleDevice(self.owners.of(tensor))]), copies]
         for source, target in pairwise(path):
             self._move(tensor, source, target)
 

@@ -246,15 +246,19 @@ class _Check:
         order = list(itertools.chain(*shards))
         return order == sorted(order)
 
-    def _own(self, own: Own) -> _Content:
-        if (own.tensor, own.layout) not in self._sources:
+    def _own(self, shard_value: Own) -> _Content:
+        if (shard_value.tensor, shard_value.layout) not in self._sources:
             raise CheckError("begins with something else than what is made.")
-        op = self._program.ops[own.tensor.op]
-        device = own.layout.device if isinstance(own.layout, SingleDevice) else ""
-        made_on = self._mesh.device_of(own.by, op) if isinstance(own.by, int) else own.by or device or self._home
-        if own.device != made_on:
-            raise CheckError(f"begins on {own.device}, and is made on {made_on}.")
-        return self._made(own.tensor, own.layout, own.by)
+        op = self._program.ops[shard_value.tensor.op]
+        device = shard_value.layout.device if isinstance(shard_value.layout, SingleDevice) else ""
+        made_on = (
+            self._mesh.device_of(shard_value.by, op)
+            if isinstance(shard_value.by, int)
+            else shard_value.by or device or self._home
+        )
+        if shard_value.device != made_on:
+            raise CheckError(f"begins on {shard_value.device}, and is made on {made_on}.")
+        return self._made(shard_value.tensor, shard_value.layout, shard_value.by)
 
     def _slice(self, value: Slice, of: _Contents) -> _Contents:
         axis, layout, shards, _, sizes = value.split
@@ -281,10 +285,10 @@ class _Check:
         entries: list[tuple[int, int]] = []
         rest = set()
         for content in [content for contents in of for content in contents]:
-            for axis, layout, own in content.along:
+            for axis, layout, part_entries in content.along:
                 if axis == value.axis:
-                    entries += own
-                    rest.add((content._replace(along=content.along - {(axis, layout, own)}), layout))
+                    entries += part_entries
+                    rest.add((content._replace(along=content.along - {(axis, layout, part_entries)}), layout))
         if len(rest) != 1 or len(entries) < len(of):
             raise CheckError("concatenates what does not belong together.")
         [(content, layout)] = rest
@@ -300,7 +304,7 @@ class _Check:
 
     def _sum(self, value: Sum, of: Sequence[_Contents]) -> _Contents:
         self._check_turn(value)
-        found = []
+        sums = []
         for contents in zip(*of, strict=True):
             parts = [d for content in contents for d in ([-1] if content.of is None else sorted(content.of))]
             if len({(content.tensor, content.along, content.divided) for content in contents}) > 1:
@@ -318,8 +322,8 @@ class _Check:
                 if source.reduction != "mean" or whole.of is not None or value.entries != entries_averaged(op):
                     raise CheckError(f"is divided by {value.entries}.")
                 whole = whole._replace(divided=True)
-            found.append(whole)
-        return tuple(found)
+            sums.append(whole)
+        return tuple(sums)
 
     def _check_turn(self, value: Sum) -> None:
         """Raise `CheckError` unless what shards of one device have is taken in one by one, as it comes."""
@@ -337,7 +341,7 @@ class _Check:
         """Raise `CheckError` if a value passes twice between two hosts, or through a device that has no part in it."""
         taking_part = {
             *[value.device for value in self._values],
-            *[r.device for own in self._collective.reads for r in own],
+            *[r.device for reads_of_move in self._collective.reads for r in reads_of_move],
         }
         if len(set(map(host_name, taking_part))) == 1 and not self._collective.gateways:
             return
@@ -355,8 +359,8 @@ class _Check:
             for i, device in reads:
                 readers[i].append(device)
         for value, devices in zip(self._values, readers, strict=True):
-            for host, there in by_host(devices).items():
-                if host != host_name(value.device) and len(there) > 1:
+            for host, devices_there in by_host(devices).items():
+                if host != host_name(value.device) and len(devices_there) > 1:
                     raise CheckError(f"passes through no device on host {host!r}.")
             is_relay, away = isinstance(value, Relay), any(host_name(d) != host_name(value.device) for d in devices)
             if is_relay and (away or len(set(devices)) < 2 or value.device not in devices):
@@ -368,15 +372,15 @@ class _Check:
         What a host adds up is added up where it is read there, or where one of its parts is.
         """
         hosts = by_host(self._behind_relays(k).device for k in value.of)
-        there = {host: devices for host, devices in hosts.items() if len(devices) > 1}
+        devices_of_host = {host: devices for host, devices in hosts.items() if len(devices) > 1}
         if value.host:
             known = readers.get(value.host) or hosts.get(value.host, [])
             if list(hosts) != [value.host] or value.device not in known:
                 raise CheckError(f"passes through {value.device} on host {value.host!r}.")
             if not readers and host_name(self._target(i)) == value.host:
                 raise CheckError(f"needs no gateway on host {value.host!r}, and has one.")
-        elif there and list(hosts) != [host_name(value.device)]:
-            raise CheckError(f"passes through no device on host {next(iter(there))!r}.")
+        elif devices_of_host and list(hosts) != [host_name(value.device)]:
+            raise CheckError(f"passes through no device on host {next(iter(devices_of_host))!r}.")
 
     def _behind_relays(self, i: int) -> Value:
         value = self._values[i]

@@ -41,15 +41,15 @@ def kept_each_turn(op: Op, size_of: Callable[[Program, Op, int], int]) -> dict[i
     flow = CONTROL_FLOW.get(op.type) if op.bodies else None
     if flow is None or not flow.loops:
         return {}
-    body, found, held = op.bodies[function_names(op.node)[1]], dict[int, int](), set[Tensor]()
+    body, bytes_by_output, held = op.bodies[function_names(op.node)[1]], dict[int, int](), set[Tensor]()
     for k, output in enumerate(body.outputs[: len(op.out_dtypes)]):
         if op.out_dtypes[k] == tf.variant:
             for reader, operand in _put(body, output):
-                made = _made(body, reader.inputs[operand])
-                if made is not None and made not in held:
-                    held.add(made)
-                    found[k] = found.get(k, 0) + size_of(body, reader, operand)
-    return found
+                maker = _made(body, reader.inputs[operand])
+                if maker is not None and maker not in held:
+                    held.add(maker)
+                    bytes_by_output[k] = bytes_by_output.get(k, 0) + size_of(body, reader, operand)
+    return bytes_by_output
 
 
 def has_lists_of_unknown_size(op: Op) -> bool:

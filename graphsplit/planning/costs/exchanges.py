@@ -30,7 +30,7 @@ FEWEST_IN_GROUPS = 16
 second way and 6."""
 
 
-def exchange_bytes_between(devices: Sequence[str], asked: int | None) -> int:
+def exchange_bytes_between(devices: Sequence[str], most_bytes: int | None) -> int:
     """Return how many bytes a device may get of a sum that goes from each shard to each; 0 if none does.
 
     Logical devices of one CPU share its cores, and a copy between them takes no time: a second way costs less there
@@ -41,7 +41,7 @@ def exchange_bytes_between(devices: Sequence[str], asked: int | None) -> int:
       asked: what `tuning={"exchange_bytes": ...}` says; None for what pays between these devices.
     """
     usual = EXCHANGE_BYTES if copies_take_time(devices) else 0
-    return usual if asked is None else asked
+    return usual if most_bytes is None else most_bytes
 
 
 def groups_of(devices: Iterable[str], has_rows: bool) -> list[list[str]]:
@@ -63,11 +63,11 @@ def groups_of(devices: Iterable[str], has_rows: bool) -> list[list[str]]:
     return [hosts[0][first:last] for first, last in pairwise(borders)]
 
 
-def is_exchanged(program: Program, tensor: Tensor, made: Layout, most: int) -> bool:
+def is_exchanged(program: Program, tensor: Tensor, made_layout: Layout, most: int) -> bool:
     """Return whether the shards send each other what they have of a sum: it is small, with its parts if it is one."""
     op = program.ops[tensor.op]
     is_part_of_much = op.divides and sum(op.out_bytes) > most
-    return isinstance(made, Partial) and has_few_bytes(program, tensor, most) and not is_part_of_much
+    return isinstance(made_layout, Partial) and has_few_bytes(program, tensor, most) and not is_part_of_much
 
 
 def has_few_bytes(program: Program, tensor: Tensor, most: int) -> bool:

@@ -241,8 +241,10 @@ class Machine:
         if host.bytes_per_s is None or host.flops_per_s is None:
             return None
         rates = {"float32": host.flops_per_s, "float64": host.flops_per_s / 2}
-        own = replace(self.device, name="host", kind="CPU", matrix_flops_per_s=rates, vector_flops_per_s=rates)
-        return replace(own, bytes_per_s=host.bytes_per_s, memory_bytes=math.inf, launch_s=0.0, curves={}, samples={})
+        as_device = replace(self.device, name="host", kind="CPU", matrix_flops_per_s=rates, vector_flops_per_s=rates)
+        return replace(
+            as_device, bytes_per_s=host.bytes_per_s, memory_bytes=math.inf, launch_s=0.0, curves={}, samples={}
+        )
 
     def host_of(self, device: str) -> int:
         """Return the number of the host of a device."""

@@ -45,25 +45,25 @@ def machine(machine: str | os.PathLike[str] | Machine, option: str = "machine") 
         return machine
     if not isinstance(machine, (str, os.PathLike)):
         raise ArgumentError(f"{option} takes the name of a machine or the path of a file, got {machine!r}.")
-    asked = os.fspath(machine)
-    if asked.endswith(".toml"):
-        if not os.path.isfile(asked):
-            raise ArgumentError(f"{option}={asked!r}: there is no such file in {os.getcwd()!r}.")
-        return read_machine(asked)
+    name_or_path = os.fspath(machine)
+    if name_or_path.endswith(".toml"):
+        if not os.path.isfile(name_or_path):
+            raise ArgumentError(f"{option}={name_or_path!r}: there is no such file in {os.getcwd()!r}.")
+        return read_machine(name_or_path)
     unknown = (
-        f"There is no machine {asked!r}"
+        f"There is no machine {name_or_path!r}"
         if option == "machine"
-        else f"{option}={asked!r} is neither 'auto' nor a machine"
+        else f"{option}={name_or_path!r} is neither 'auto' nor a machine"
     )
-    return _by_name(asked, unknown)
+    return _by_name(name_or_path, unknown)
 
 
 def known_machines() -> dict[str, Machine]:
     """Return the machines that come along, by name, boxes by their own."""
     folder = importlib.resources.files("graphsplit.planning.costs") / "machines"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name)
-    found = (_read(file.name, file.read_text("utf-8"), is_ours=True) for file in files)  # (a test checks them)
-    return {machine.name: machine for machine in found}
+    machines = (_read(file.name, file.read_text("utf-8"), is_ours=True) for file in files)  # (a test checks them)
+    return {machine.name: machine for machine in machines}
 
 
 def read_machine(path: str) -> Machine:
@@ -95,33 +95,33 @@ def machine_text(machine: Machine) -> str:
     return str(needed("tomli_w", "machines", "Writing a machine file").dumps(content))
 
 
-def _by_name(asked: str, unknown: str) -> Machine:
+def _by_name(wanted_name: str, unknown: str) -> Machine:
     known = known_machines()
-    if asked in known:
-        return known[asked]
-    parts = asked.split("x")
+    if wanted_name in known:
+        return known[wanted_name]
+    parts = wanted_name.split("x")
     counts = [int(part) for part in itertools.takewhile(re.compile("[0-9]{1,9}").fullmatch, parts)]
     base = "x".join(parts[len(counts) :])
-    own = next((m for m in known.values() if base in (m.name, m.device.name)), None)
-    if own is None or len(counts) > (1 if base in known else 2) or 0 in counts:
+    known_machine = next((m for m in known.values() if base in (m.name, m.device.name)), None)
+    if known_machine is None or len(counts) > (1 if base in known else 2) or 0 in counts:
         names = [*known, *(f"{m.devices}x{m.device.name}" for m in known.values())]
-        begin = [name for name in names if asked and name.startswith(asked)]
-        near = begin or difflib.get_close_matches(asked, names, 3, 0.4) or list(known)
+        begin = [name for name in names if wanted_name and name.startswith(wanted_name)]
+        near = begin or difflib.get_close_matches(wanted_name, names, 3, 0.4) or list(known)
         raise ArgumentError(
             f"{unknown}. Nearest are {', '.join(map(repr, near))}; `graphsplit machines` lists "
             "all. "
             "A file of your own ends in .toml; `graphsplit calibrate -o here.toml` writes one for the one at hand."
         )
     if base in known:
-        return own.cluster(counts[0]) if counts else own
+        return known_machine.cluster(counts[0]) if counts else known_machine
     devices = counts[-1] if counts else 1
-    if devices > own.devices:
-        hosts = -(-devices // own.devices)
+    if devices > known_machine.devices:
+        hosts = -(-devices // known_machine.devices)
         raise ArgumentError(
-            f"{unknown}: {own.name} has {own.devices} {own.device.name} on a host. "
-            f"{hosts} of these hosts are {hosts}x{own.devices}x{own.device.name}."
+            f"{unknown}: {known_machine.name} has {known_machine.devices} {known_machine.device.name} on a host. "
+            f"{hosts} of these hosts are {hosts}x{known_machine.devices}x{known_machine.device.name}."
         )
-    single = replace(own, devices=devices, name=f"{devices}x{own.device.name}")
+    single = replace(known_machine, devices=devices, name=f"{devices}x{known_machine.device.name}")
     return single.cluster(counts[0]) if len(counts) == 2 else single
 
 
@@ -132,8 +132,8 @@ def _read(path: str, text: str, is_ours: bool = False) -> Machine:
     tables = {name: _values(content[name]) for name in _TABLES if name in content}
     links: dict[str, Any] = {name: Link(**table) for name, table in tables.items() if name not in ("device", "host")}
     samples = {
-        own["key"]: Sample(Work(*[own[name] for name in _WORK]), float(own["seconds"]))
-        for own in content.get("samples", ())
+        sample["key"]: Sample(Work(*[sample[name] for name in _WORK]), float(sample["seconds"]))
+        for sample in content.get("samples", ())
     }
     return Machine(
         name=content["name"],
@@ -152,7 +152,7 @@ def _values(table: Mapping[str, Any]) -> dict[str, Any]:
 
     def as_had(value: Any) -> Any:
         if isinstance(value, dict):
-            return {name: as_had(own) for name, own in value.items()}
+            return {name: as_had(entry) for name, entry in value.items()}
         if isinstance(value, list):
             return tuple(map(as_had, value))
         return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

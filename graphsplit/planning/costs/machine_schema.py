@@ -108,10 +108,13 @@ def _faults(schema: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[t
                 other = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
                 yield ".".join(names), key, f"is not known; {other}"
         else:
-            value, own = content, schema
+            value, schema_of_value = content, schema
             for name in names:
-                value, own = value[name], own.get("properties", {}).get(name) or own["additionalProperties"]
-            yield ".".join(names[:-1]), names[-1], f"is {own['description']}, got {value!r}"
+                value, schema_of_value = (
+                    value[name],
+                    schema_of_value.get("properties", {}).get(name) or schema_of_value["additionalProperties"],
+                )
+            yield ".".join(names[:-1]), names[-1], f"is {schema_of_value['description']}, got {value!r}"
 
 
 def parse(path: str, text: str) -> dict[str, Any]:
@@ -121,10 +124,10 @@ def parse(path: str, text: str) -> dict[str, Any]:
       ArgumentError: if it is no TOML, or none that Python reads; the message has the line.
     """
     try:
-        found: dict[str, Any] = tomllib.loads(text, parse_float=_float)
+        content: dict[str, Any] = tomllib.loads(text, parse_float=_float)
     except (ValueError, RecursionError) as error:  # (numbers of thousands of digits; a thousand lists in each other)
         raise ArgumentError(f"{path} is no TOML file: {error}") from error
-    return found
+    return content
 
 
 def _float(text: str) -> Any:
@@ -134,31 +137,35 @@ def _float(text: str) -> Any:
 
 def _line_of(text: str, table: str, key: str) -> int:
     """Return the number of the line on which a key of a table stands, else that of the table; 0 if neither does."""
-    found, current = 0, ""
+    table_line, current = 0, ""
     for number, line in enumerate(text.splitlines(), 1):
         head = re.match(r"^\s*\[+\s*([^\]]+?)\s*\]+", line)
         if head:
             current = ".".join(part.strip().strip("\"'") for part in head[1].split("."))
-            found = found or (number if current in (table, f"{table}.{key}".lstrip(".")) else 0)
-        elif current == table and (own := re.match(r"^\s*([^=#]+?)\s*=", line)) and own[1].strip("\"'") == key:
+            table_line = table_line or (number if current in (table, f"{table}.{key}".lstrip(".")) else 0)
+        elif (
+            current == table
+            and (key_in_line := re.match(r"^\s*([^=#]+?)\s*=", line))
+            and key_in_line[1].strip("\"'") == key
+        ):
             return number
-    return found
+    return table_line
 
 
 def problems_of(path: str, text: str, content: Mapping[str, Any]) -> list[str]:
     """Return all that is wrong with a file, each with its line, key, and what is wrong there."""
-    found = []
+    problems = []
     for table, key, what in _faults(_MACHINE, content):
         line = _line_of(text, table, key)
         place = f"{table}.{key}" if table else key
-        found.append((line, f"{path}, line {line}: {place} {what}" if line else f"{path}: {place} {what}"))
-    if found:
-        return [said for _, said in sorted(set(found))]  # (each missing key is said for all of its table)
+        problems.append((line, f"{path}, line {line}: {place} {what}" if line else f"{path}: {place} {what}"))
+    if problems:
+        return [problem for _, problem in sorted(set(problems))]  # (each missing key is said for all of its table)
     for family, curve in content["device"].get("curves", {}).items():
         if any(a[0] >= b[0] for a, b in itertools.pairwise(curve)):
             line = _line_of(text, "device.curves", family)
-            found.append((line, f"{path}, line {line}: device.curves.{family}: amounts grow, got {curve!r}"))
+            problems.append((line, f"{path}, line {line}: device.curves.{family}: amounts grow, got {curve!r}"))
     for number, sample in enumerate(content.get("samples", ()), 1):
         wrong = [f"{path}: samples, entry {number}: {key} {what}" for _, key, what in _faults(_SAMPLE, sample)]
-        found += [(number, said) for said in wrong]
-    return [said for _, said in found]
+        problems += [(number, problem) for problem in wrong]
+    return [problem for _, problem in problems]

@@ -73,20 +73,22 @@ class Costs:
         if sample is not None:
             self.sampled.add(key)
             return sample.seconds
-        own, op_type = device.roofline_s(work), key.partition(" ")[0]
-        near = self._nearest(op_type, own)
+        roofline_s, op_type = device.roofline_s(work), key.partition(" ")[0]
+        near = self._nearest(op_type, roofline_s)
         if key:
             is_alike = (
-                near is not None and "->" not in key and math.isclose(device.roofline_s(near.work), own, rel_tol=_ALIKE)
+                near is not None
+                and "->" not in key
+                and math.isclose(device.roofline_s(near.work), roofline_s, rel_tol=_ALIKE)
             )
             (self.sampled if is_alike else self.estimated).add(key)
         if near is None:
-            return own
+            return roofline_s
         of_near = device.roofline_s(near.work)
-        if of_near < _TELLS_RATE_S and own > of_near:  # to do next to nothing takes some time, and is no rate
-            return own + max(0.0, near.seconds - of_near)
+        if of_near < _TELLS_RATE_S and roofline_s > of_near:  # to do next to nothing takes some time, and is no rate
+            return roofline_s + max(0.0, near.seconds - of_near)
         # what even the shortest takes is no work, and does not grow with it
-        return self._shortest_s + (near.seconds - self._shortest_s) * (own / of_near if of_near else 1.0)
+        return self._shortest_s + (near.seconds - self._shortest_s) * (roofline_s / of_near if of_near else 1.0)
 
     def _nearest(self, op_type: str, roofline_s: float) -> Sample | None:
         """Return what was measured of an operation of the same type that is about as large: by their ratio.
@@ -95,18 +97,18 @@ class Costs:
         """
 
         def apart(sample: Sample) -> float:
-            own = self.device.roofline_s(sample.work)
-            return abs(math.log(own / roofline_s)) if own and roofline_s else math.inf
+            sample_roofline_s = self.device.roofline_s(sample.work)
+            return abs(math.log(sample_roofline_s / roofline_s)) if sample_roofline_s and roofline_s else math.inf
 
         return min(self._like.get(op_type, ()), key=apart, default=None)
 
 
 def _by_type(device: Device) -> dict[str, list[Sample]]:
-    found: dict[str, list[Sample]] = {}
+    samples_by_type: dict[str, list[Sample]] = {}
     for key, sample in device.samples.items():
         if not _UNKNOWN.search(key):  # (what it does is not known, so it is no measure for others)
-            found.setdefault(key.partition(" ")[0], []).append(sample)
-    return found
+            samples_by_type.setdefault(key.partition(" ")[0], []).append(sample)
+    return samples_by_type
 
 
 def sample_key(node: Any, inputs: Sequence[Described], outputs: Sequence[Described]) -> str:
@@ -117,9 +119,9 @@ def sample_key(node: Any, inputs: Sequence[Described], outputs: Sequence[Describ
     >>> sample_key(make_node("y", "Relu", ["x"], T=tf.float32), [((2, 3), tf.float32)], [((2, 3), tf.float32)])
     'Relu float32[2,3] -> float32[2,3]'
     """
-    told = told_attributes(node)
+    attributes = told_attributes(node)
     sides = [" ".join(map(_text, side)) for side in (inputs, outputs)]
-    return " ".join([str(node.op), *told, sides[0], "->", sides[1]]).replace("  ", " ")
+    return " ".join([str(node.op), *attributes, sides[0], "->", sides[1]]).replace("  ", " ")
 
 
 def told_attributes(node: Any) -> tuple[str, ...]:

@@ -93,8 +93,8 @@ def work_of(
     family, dtype = family_of(op_type), outputs[0][1].name if outputs else ""
     if family in (FREE, PASSED_ON):
         return Work(family, dtype)
-    found = [[_known(shape, unknown_size) for shape, _ in side] for side in (inputs, outputs)]
-    flops = count_flops(op_type, attr, *found) or 0
+    shapes = [[_known(shape, unknown_size) for shape, _ in side] for side in (inputs, outputs)]
+    flops = count_flops(op_type, attr, *shapes) or 0
     moved = bytes_moved(op_type, [bytes_of(described, unknown_size) for described in (*inputs, *outputs)])
     is_least = unknown_size is None and not all(map(is_known, (*inputs, *outputs)))
     return Work(family, dtype, flops, moved, is_least)
@@ -157,10 +157,10 @@ def _as_planned(shape: Shape | None, unknown_size: int | None) -> Shape | None:
 
 def data_in(program: Program, batch: int) -> list[bool]:
     """Return of each operation whether it depends on more than variables: arguments, draws, rows born on the way."""
-    found: list[bool] = []
+    have_data: list[bool] = []
     for op in program.ops:
-        found.append(is_data(op, found, program, batch))
-    return found
+        have_data.append(is_data(op, have_data, program, batch))
+    return have_data
 
 
 def is_data(op: Op, before: Sequence[bool], program: Program, batch: int) -> bool:

@@ -50,19 +50,22 @@ class AxisForward(ForwardPropagation):
             self._append(Sharded((), (self.laid[op.index],)), "", (self.laid[op.index],))
             return
         layouts = [self.layout(tensor) for tensor in op.inputs]
-        found, asked = of_variable(self.program, op, layouts), along(op, self.axis, max(self.exchanging, 1))
-        if found is not None:
-            self._append_sharded(op, found)
-        elif asked is not None:
-            self._append_sharded(op, Sharded((asked,), (asked,)))
+        with_variable, asked_layout = (
+            of_variable(self.program, op, layouts),
+            along(op, self.axis, max(self.exchanging, 1)),
+        )
+        if with_variable is not None:
+            self._append_sharded(op, with_variable)
+        elif asked_layout is not None:
+            self._append_sharded(op, Sharded((asked_layout,), (asked_layout,)))
         elif all(map(is_whole, layouts)):
             self._append_home(op, "")
         else:
-            given = self._answer(op, [REPLICATE if is_whole(layout) else layout for layout in layouts])
-            if isinstance(given, Sharded):
-                self._append_sharded(op, given)
+            answer = self._answer(op, [REPLICATE if is_whole(layout) else layout for layout in layouts])
+            if isinstance(answer, Sharded):
+                self._append_sharded(op, answer)
             else:
-                self._append_home(op, given.reason)
+                self._append_home(op, answer.reason)
 
     def tensors_wanted_whole(self) -> set[Tensor]:
         """Return the outputs that somebody reads whole."""
@@ -77,7 +80,9 @@ class AxisForward(ForwardPropagation):
         if op.bodies and op.index not in self.kept_home:  # whose handles may be of whole variables, which do not move
             types = map(self.program.dtype, op.inputs)
             pairs = zip(op.inputs, layouts, types, strict=True)
-            return self.control_flow(op, [self.layout(t) if kind == tf.resource else own for t, own, kind in pairs])
+            return self.control_flow(
+                op, [self.layout(t) if kind == tf.resource else layout for t, layout, kind in pairs]
+            )
         return super()._answer(op, layouts)
 
 
@@ -106,13 +111,13 @@ class AxisBackward(WholeBackwardPropagation):
             if any(isinstance(layout, Partial) for layout in wanted):  # a sum has it once, from one device
                 return self._once(op, True)
             return self._step_at_home(op, required, None)
-        made = self._in_pieces(op)
-        if made is None or any(map(is_whole, wanted)):
-            pieces = [(tensor, layout) for tensor, layout in self._demanded(op) if made and isinstance(layout, Shard)]
+        remade = self._in_pieces(op)
+        if remade is None or any(map(is_whole, wanted)):
+            pieces = [(tensor, layout) for tensor, layout in self._demanded(op) if remade and isinstance(layout, Shard)]
             self.wishes.update(pieces)  # type: ignore[arg-type]
-            made = self._on_every_shard(op)
-        self._demand_inputs(op, made)
-        return Step(False, made, "")
+            remade = self._on_every_shard(op)
+        self._demand_inputs(op, remade)
+        return Step(False, remade, "")
 
     def _in_pieces(self, op: Op) -> Sharded | None:
         """Return how every device makes its own piece of what is read in the same pieces, and sends nothing for it."""
@@ -122,20 +127,20 @@ class AxisBackward(WholeBackwardPropagation):
         if not isinstance(layout, Shard) or op.bodies or rule is None:
             return None
         if is_stateless_random(op.type):
-            found = drawn_in_parts(op, layout, self.drawing) if self.drawing else None
+            answer = drawn_in_parts(op, layout, self.drawing) if self.drawing else None
         else:
-            found = answer_for_output(rule, op, demanded[0][0].index, layout)
-        if found is None or any(found.gives[tensor.index] != layout for tensor, _ in demanded):
+            answer = answer_for_output(rule, op, demanded[0][0].index, layout)
+        if answer is None or any(answer.gives[tensor.index] != layout for tensor, _ in demanded):
             return None
-        for i, (tensor, want) in enumerate(zip(op.inputs, found.wants, strict=True)):
-            if i not in found.makes and want != REPLICATE and not self._has_each(tensor, want):
+        for i, (tensor, want) in enumerate(zip(op.inputs, answer.wants, strict=True)):
+            if i not in answer.makes and want != REPLICATE and not self._has_each(tensor, want):
                 return None
-        return found
+        return answer
 
     def _has_each(self, tensor: Tensor, want: Layout) -> bool:
         """Return whether each device makes its piece of a tensor, or all of it."""
-        made = self.natural.answers[tensor.op]
-        return self._may_repeat(self.program.ops[tensor.op]) if made is None else made.gives[tensor.index] == want
+        answer = self.natural.answers[tensor.op]
+        return self._may_repeat(self.program.ops[tensor.op]) if answer is None else answer.gives[tensor.index] == want
 
     def _may_repeat(self, op: Op) -> bool:
         waits = any(not self._is_nothing(c) for c in op.controls)

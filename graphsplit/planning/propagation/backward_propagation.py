@@ -117,12 +117,12 @@ class BackwardPropagation:
                 self._demand(tensor, layout)
 
     def _visit(self, op: Op) -> Step:
-        given = self.natural.answers[op.index]
-        if given is None:
+        natural_answer = self.natural.answers[op.index]
+        if natural_answer is None:
             return self._visit_whole(op)
-        given = as_planned(op, given, [layout for _, layout in self._demanded(op)])
-        self._demand_inputs(op, given)
-        return Step(shards=given)
+        natural_answer = as_planned(op, natural_answer, [layout for _, layout in self._demanded(op)])
+        self._demand_inputs(op, natural_answer)
+        return Step(shards=natural_answer)
 
     def _visit_whole(self, op: Op) -> Step:
         """Visit an op whose natural form is whole: read whole, cut, or made in pieces from the start."""
@@ -136,8 +136,8 @@ class BackwardPropagation:
                 if op.type == "Const":
                     continue
                 if remade is None or remade.gives[tensor.index] != layout:
-                    found = self._remake_if_cheap(tensor, layout) if remade is None else None
-                    home, remade = home or found is None, remade or found
+                    in_pieces = self._remake_if_cheap(tensor, layout) if remade is None else None
+                    home, remade = home or in_pieces is None, remade or in_pieces
             elif layout == REPLICATE and remade is None and self._is_remade_whole(op):
                 remade = self._on_every_shard(op)
             elif layout != REPLICATE or not self.state.is_everywhere(op):
@@ -161,29 +161,29 @@ class BackwardPropagation:
         rule = rule_of(op.type)
         if rule is None or not isinstance(layout, Shard) or not self._may_repeat(op):
             return None
-        found = answer_for_output(rule, op, tensor.index, layout)
-        if found is None:
+        answer = answer_for_output(rule, op, tensor.index, layout)
+        if answer is None:
             return None
-        return found, sum(self._cost(t, want, depth) for t, want in zip(op.inputs, found.wants, strict=True))
+        return answer, sum(self._cost(t, want, depth) for t, want in zip(op.inputs, answer.wants, strict=True))
 
     def _remake_if_cheap(self, tensor: Tensor, layout: Shard) -> Sharded | None:
         """Return how to make a whole tensor in pieces, if that moves fewer bytes than cutting it."""
-        made = self._remake(tensor, layout)
-        return made[0] if made is not None and made[1] < self._size(tensor, layout) else None
+        remade = self._remake(tensor, layout)
+        return remade[0] if remade is not None and remade[1] < self._size(tensor, layout) else None
 
     def _cost(self, tensor: Tensor, layout: Layout, depth: int = 0) -> int:
         """Return the bytes that travel when the shards read `tensor` in `layout`."""
         if (tensor, layout) in self._costs:
             return self._costs[tensor, layout]
         op, size = self.program.ops[tensor.op], self._size(tensor, layout)
-        made = self.natural.answers[tensor.op]
+        natural_answer = self.natural.answers[tensor.op]
         if (
             op.type == "Const"
             or (self.state.is_everywhere(op) and is_whole(layout))
-            or (made is not None and made.gives[tensor.index] == layout)
+            or (natural_answer is not None and natural_answer.gives[tensor.index] == layout)
         ):
             cost = 0
-        elif made is not None or is_whole(layout) or depth > _DEEPEST_REMAKE:
+        elif natural_answer is not None or is_whole(layout) or depth > _DEEPEST_REMAKE:
             cost = size
         else:
             remade = self._remake(tensor, layout, depth + 1)
@@ -224,15 +224,15 @@ class BackwardPropagation:
         for op in self.program.ops:
             sources = [self.natural.answers[tensor.op] for tensor in op.inputs]
             follows = any(
-                tensor.op in following if made is None else self._is_sent_to_each(tensor, made)
-                for tensor, made in zip(op.inputs, sources, strict=True)
+                tensor.op in following if source_answer is None else self._is_sent_to_each(tensor, source_answer)
+                for tensor, source_answer in zip(op.inputs, sources, strict=True)
             )
             if follows and self.natural.answers[op.index] is None and op.index not in required and self._is_light(op):
                 following.add(op.index)
         return following
 
-    def _is_sent_to_each(self, tensor: Tensor, made: Sharded) -> bool:
-        return is_exchanged(self.program, tensor, made.gives[tensor.index], self.few_bytes)
+    def _is_sent_to_each(self, tensor: Tensor, source_answer: Sharded) -> bool:
+        return is_exchanged(self.program, tensor, source_answer.gives[tensor.index], self.few_bytes)
 
     def _is_light(self, op: Op) -> bool:
         """Return whether each shard may compute something instead of one device: it is small, and little work."""
@@ -310,11 +310,15 @@ class LocalBackwardPropagation(BackwardPropagation):
     def _visit_whole(self, op: Op) -> Step:
         if op.index not in self._inputs:
             return super()._visit_whole(op)
-        given = self.natural.seen[op.index][0]  # every shard has an argument in the layout in which it is given
-        wanted = [layout for _, layout in self._demanded(op) if layout != given]
+        given_layout = self.natural.seen[op.index][0]  # every shard has an argument in the layout in which it is given
+        wanted = [layout for _, layout in self._demanded(op) if layout != given_layout]
         if wanted:
-            self.obstacles.append(f"argument {op.name}: its value is {given}, but it is read as {wanted[0]}")
-        if given == REPLICATE and len(wanted) == len(self._demands[op.index]) == 1 and isinstance(wanted[0], Shard):
+            self.obstacles.append(f"argument {op.name}: its value is {given_layout}, but it is read as {wanted[0]}")
+        if (
+            given_layout == REPLICATE
+            and len(wanted) == len(self._demands[op.index]) == 1
+            and isinstance(wanted[0], Shard)
+        ):
             self.wishes[self.program.inputs.index(op.index)] = wanted[0]
         return Step(home=True)
 

@@ -58,17 +58,17 @@ class ControlFlowAnswers:
     def _found(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         if any(map(is_row_list, layouts)) and CONTROL_FLOW[op.type].loops:
             return answer_row_loop(op, layouts, self.mesh)
-        given, chooses = list(layouts), int(CONTROL_FLOW[op.type].chooses)
+        operand_layouts, chooses = list(layouts), int(CONTROL_FLOW[op.type].chooses)
         while True:
             wishes: dict[int, Shard] = {}
             if CONTROL_FLOW[op.type].loops:
-                found = self._answer_loop(op, given, wishes)
+                answer = self._answer_loop(op, operand_layouts, wishes)
             else:
-                found = self._answer_branch(op, given, wishes)
-            if not isinstance(found, Declined) or not wishes:
-                return found
+                answer = self._answer_branch(op, operand_layouts, wishes)
+            if not isinstance(answer, Declined) or not wishes:
+                return answer
             for number, layout in wishes.items():
-                given[chooses + number] = layout
+                operand_layouts[chooses + number] = layout
 
     def _forward(self, program: Program, layouts: Sequence[Layout], outputs: Sequence[Layout] = ()) -> NaturalForms:
         whole = {t for t, layout in zip(program.outputs, outputs, strict=False) if is_whole(layout)}
@@ -117,29 +117,35 @@ class ControlFlowAnswers:
             return Declined("one of its branches needs other layouts than its arguments have")
         if flow.chooses and not is_whole(layouts[0]):
             return Declined("which branch it takes depends on all rows")
-        given: list[Layout] = [REPLICATE if layout == PARTIAL_SUM else layout for layout in layouts[flow.chooses :]]
+        argument_layouts: list[Layout] = [
+            REPLICATE if layout == PARTIAL_SUM else layout for layout in layouts[flow.chooses :]
+        ]
         names = function_names(op.node)
-        forwards = [self._forward(op.bodies[name], given) for name in names]
+        forwards = [self._forward(op.bodies[name], argument_layouts) for name in names]
         outputs: list[Layout] = []
         for k in range(len(op.out_shapes)):
-            made = [(op.bodies[name], op.bodies[name].outputs[k]) for name in names]
-            found = {f.layout(tensor) for f, (_, tensor) in zip(forwards, made, strict=True)}
-            shards = [layout for layout in found if isinstance(layout, Shard)]
+            made_by_branches = [(op.bodies[name], op.bodies[name].outputs[k]) for name in names]
+            made_layouts = {f.layout(tensor) for f, (_, tensor) in zip(forwards, made_by_branches, strict=True)}
+            shards = [layout for layout in made_layouts if isinstance(layout, Shard)]
             if len(shards) > 1:
                 return Declined("its branches give different layouts")
-            whole = [own for f, own in zip(forwards, made, strict=True) if is_whole(f.layout(own[1]))]
-            if shards and not all(self.mesh.fits(*own, shards[0]) for own in whole):
+            whole = [
+                body_and_output
+                for f, body_and_output in zip(forwards, made_by_branches, strict=True)
+                if is_whole(f.layout(body_and_output[1]))
+            ]
+            if shards and not all(self.mesh.fits(*body_and_output, shards[0]) for body_and_output in whole):
                 return Declined("its branches are not known to give the same shapes")
-            outputs.append(shards[0] if shards else PARTIAL_SUM if found == {PARTIAL_SUM} else REPLICATE)
+            outputs.append(shards[0] if shards else PARTIAL_SUM if made_layouts == {PARTIAL_SUM} else REPLICATE)
         plans = {}
         for name in names:
-            plan = self._plan(op.bodies[name], given, outputs, wishes)
+            plan = self._plan(op.bodies[name], argument_layouts, outputs, wishes)
             if isinstance(plan, Declined):
                 return plan
             if flow.compiled and any(step.shards and step.shards.draw for step in plan.steps):
                 return Declined("it draws random numbers, which XLA does in its own way")
             plans[name] = plan
-        return _sharded(op, [*[REPLICATE] * flow.chooses, *given], outputs, plans)
+        return _sharded(op, [*[REPLICATE] * flow.chooses, *argument_layouts], outputs, plans)
 
 
 def fits(op: Op, body: Program) -> bool:
@@ -179,9 +185,9 @@ def _accumulates_partial(forward: NaturalForms, body: Program, i: int) -> bool:
     if op.type not in ADDS or not op.out_dtypes[0].is_floating:
         return False
     origins = [origin(body, tensor) for tensor in op.inputs]
-    own = Tensor(body.inputs[i], 0)
-    others = [t for t in origins if t != own]
-    return len(others) < len(origins) and bool(others) and all(forward.layout(t) == PARTIAL_SUM for t in others)
+    argument = Tensor(body.inputs[i], 0)
+    addends = [t for t in origins if t != argument]
+    return len(addends) < len(origins) and bool(addends) and all(forward.layout(t) == PARTIAL_SUM for t in addends)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,8 +232,8 @@ class LocalPlan:
             return self.input_layouts[self.program.inputs.index(tensor.op)] == layout
         if op.type == "Const" and isinstance(layout, Shard):
             return True
-        made = step.shards is not None and step.shards.gives[tensor.index] == layout
-        return made or (layout == REPLICATE and (step.home or op.is_constant))
+        is_made = step.shards is not None and step.shards.gives[tensor.index] == layout
+        return is_made or (layout == REPLICATE and (step.home or op.is_constant))
 
 
 ADDS = frozenset({"Add", "AddN", "AddV2"})
@@ -288,18 +294,18 @@ class _RowLoop:
     def _follow_lists(self, body: Program) -> None:
         """Find which lists have an entry for each row, from what becomes of each in a turn."""
         lists = {Tensor(i, 0): k for k, i in enumerate(body.inputs) if body.ops[i].out_dtypes[0] == tf.variant}
-        own = {Tensor(body.inputs[k], 0) for k in self.turns.counters}
+        row_numbers = {Tensor(body.inputs[k], 0) for k in self.turns.counters}
         uses: dict[int, list[str]] = {k: [] for k in lists.values()}
         for op in body.ops:
             if op.type == "TensorListReserve" and number_at(op, 1) == self.turns.number:
                 lists[Tensor(op.index, 0)] = ~op.index
                 uses[~op.index] = []
-            found = [(i, lists[tensor]) for i, tensor in enumerate(op.inputs) if tensor in lists]
-            if op.type in ADDS and any(k >= 0 for _, k in found):
-                lists[Tensor(op.index, 0)] = self._added(op, [k for _, k in found], uses)
+            lists_read = [(i, lists[tensor]) for i, tensor in enumerate(op.inputs) if tensor in lists]
+            if op.type in ADDS and any(k >= 0 for _, k in lists_read):
+                lists[Tensor(op.index, 0)] = self._added(op, [k for _, k in lists_read], uses)
                 continue
-            for i, k in found:
-                self._use(body, op, i, k, uses[k], own)
+            for i, k in lists_read:
+                self._use(body, op, i, k, uses[k], row_numbers)
                 if op.out_dtypes[0] == tf.variant:
                     lists[Tensor(op.index, 0)] = k
         for k, how in uses.items():
@@ -310,28 +316,28 @@ class _RowLoop:
             if k >= 0 and how and "other" not in how:
                 self.rows.add(k)
 
-    def _use(self, body: Program, op: Op, operand: int, k: int, uses: list[str], own: set[Tensor]) -> None:
+    def _use(self, body: Program, op: Op, operand: int, k: int, uses: list[str], row_numbers: set[Tensor]) -> None:
         """Note what an operation does with a list; `own` are the numbers of the row."""
         if op.type in _PICKS and operand == 0:
-            is_own = origin(body, op.inputs[1]) in own
+            is_own = origin(body, op.inputs[1]) in row_numbers
             uses.append("own" if is_own else "other")
             if is_own:
                 self.picks[op.index] = k
         elif op.type in ("TensorListPushBack", "TensorListPopBack") and operand == 0:
             uses.append(op.type)
             if op.type == "TensorListPopBack" and k in self.op.numbers:
-                own.add(Tensor(op.index, 1))
+                row_numbers.add(Tensor(op.index, 1))
         elif op.type != "Identity":
             if k >= 0:
                 raise _NotByRowError(f"{op.type} of a list in it")
             uses.append(op.type)  # (a list that only this turn has may be anything)
 
-    def _added(self, op: Op, found: Sequence[int], uses: dict[int, list[str]]) -> int:
+    def _added(self, op: Op, added_lists: Sequence[int], uses: dict[int, list[str]]) -> int:
         """Return which list a sum of lists is: one that is carried, to which lists are added that the turn made."""
-        carried = [k for k in found if k >= 0]
-        if len(carried) != 1 or len(found) != len(op.inputs):
+        carried = [k for k in added_lists if k >= 0]
+        if len(carried) != 1 or len(added_lists) != len(op.inputs):
             raise _NotByRowError(f"{op.type} of a list in it")
-        self.rows |= {k for k in found if k < 0}
+        self.rows |= {k for k in added_lists if k < 0}
         uses[carried[0]].append("own")
         return carried[0]
 
@@ -357,8 +363,8 @@ class _RowLoop:
             return REPLICATE
         added = body.ops[end.op]
         if added.type in ADDS and added.out_dtypes[0].is_floating:
-            own = [t for t in added.inputs if origin(body, t) == argument]
-            if len(own) == 1 and not self._is_read(body, argument, own[0], by=added):
+            carried = [t for t in added.inputs if origin(body, t) == argument]
+            if len(carried) == 1 and not self._is_read(body, argument, carried[0], by=added):
                 return PARTIAL_SUM
         raise _NotByRowError(f"its loop variable {self._name(k)!r} depends on the rows before")
 
@@ -377,8 +383,8 @@ class _RowLoop:
 
     def _own_bounds(self, condition: Program) -> list[int]:
         """Return the comparisons with a constant that decide how often the loop turns."""
-        found = self.turns.constant_bounds
-        return [i for i in found if number_at(condition.ops[i], 1) == self.turns.number]
+        comparisons = self.turns.constant_bounds
+        return [i for i in comparisons if number_at(condition.ops[i], 1) == self.turns.number]
 
     def _bounded(self, less: Op) -> Step:
         return _local(less, resize=(Resize(1, (), np.asarray(less.constants[1]), Place(self.cut, end=True)),))

@@ -67,7 +67,7 @@ def _reduced_in_pieces(program: Program, mesh: Mesh, make: Pass, natural: Natura
 def _share_at_home(program: Program, natural: NaturalForms) -> float:
     """Return the share of all floating-point operations that is naturally done whole: an optimizer's, mostly."""
     work = [flops_of(op) for op in program.ops]
-    whole = [flops for flops, given in zip(work, natural.answers, strict=True) if given is None]
+    whole = [flops for flops, answer in zip(work, natural.answers, strict=True) if answer is None]
     return sum(whole) / (sum(work) or 1)
 
 
@@ -93,15 +93,15 @@ class _Hopeful(ForwardPropagation):
 
     def _answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         """Answer for an operation; if it cannot run with its operands as they are, with one cut along another axis."""
-        found = super()._answer(op, layouts)
-        if isinstance(found, Sharded) or op.stateful or op.bodies:
-            return found
+        answer = super()._answer(op, layouts)
+        if isinstance(answer, Sharded) or op.stateful or op.bodies:
+            return answer
         for i, layout in enumerate(layouts):
             for turned in self._turned(op.in_shapes[i], layout):
                 other = super()._answer(op, [*layouts[:i], turned, *layouts[i + 1 :]])
                 if isinstance(other, Sharded):
                     return other
-        return found
+        return answer
 
     def _turned(self, shape: Shape | None, layout: Layout) -> list[Shard]:
         """Return how an operand may be cut instead: along other axes that have the batch's rows."""
@@ -126,9 +126,9 @@ class _Hopeful(ForwardPropagation):
         if not op.is_constant and not self._is_data(op):
             return None
         batch = self.mesh.batch
-        own = [axis for axis, size in enumerate(shape) if is_same(size, batch)]
-        if own:  # (an argument that has so many rows, and is whole, was asked to be)
-            return None if op.index in self.program.inputs else Shard(own[0])
+        axes_of_batch = [axis for axis, size in enumerate(shape) if is_same(size, batch)]
+        if axes_of_batch:  # (an argument that has so many rows, and is whole, was asked to be)
+            return None if op.index in self.program.inputs else Shard(axes_of_batch[0])
         count = None if op.is_constant or shape[0] is None else quotient(shape[0], batch)
         if isinstance(count, int) and count:
             return Shard(0, (count,))
@@ -191,14 +191,14 @@ class _Components:
             for tensor in op.inputs:
                 if not is_whole(self.hopeful.layout(tensor)) and self._belongs(tensor):
                     self._join(op.index, self._node(tensor))
-        found: dict[Tensor | int, _Component] = {}
+        component_by_root: dict[Tensor | int, _Component] = {}
         for op in self._new:
-            self._add_to_component(op, found.setdefault(self._root(op.index), _Component()))
-        self._count_exits(found)
-        kept = {root: component for root, component in found.items() if self._pays(component)}
+            self._add_to_component(op, component_by_root.setdefault(self._root(op.index), _Component()))
+        self._count_exits(component_by_root)
+        kept = {root: component for root, component in component_by_root.items() if self._pays(component)}
         answers = {op.index: self.hopeful.answers[op.index] for op in self._new if self._root(op.index) in kept}
         cuts = {tensor: cut for component in kept.values() for tensor, cut in component.cuts.items()}
-        return {i: given for i, given in answers.items() if given is not None}, cuts
+        return {i: answer for i, answer in answers.items() if answer is not None}, cuts
 
     def _pays(self, component: _Component) -> bool:
         spread = component.flops * (1 - 1 / self.mesh.shards)
@@ -210,9 +210,9 @@ class _Components:
 
     def _is_cut(self, tensor: Tensor) -> bool:
         """Return whether a tensor is cut only here: its op does not make it like that."""
-        made = self.hopeful.answers[tensor.op]
+        answer = self.hopeful.answers[tensor.op]
         layout = self.hopeful.layout(tensor)
-        is_made = made is not None and made.gives[tensor.index] == layout
+        is_made = answer is not None and answer.gives[tensor.index] == layout
         return isinstance(layout, Shard) and not is_made and layout != self.natural.layout(tensor)
 
     def _belongs(self, tensor: Tensor) -> bool:
@@ -264,21 +264,21 @@ class _Components:
         if op.is_constant:
             return 0
         if rule is not None and not op.stateful:
-            made = answer_for_output(rule, op, tensor.index, layout)
-            if made is not None and all(self.program.bytes(t) <= COPY_BYTES for t in op.inputs):
+            answer = answer_for_output(rule, op, tensor.index, layout)
+            if answer is not None and all(self.program.bytes(t) <= COPY_BYTES for t in op.inputs):
                 return 0
         return self.program.bytes(tensor)
 
-    def _count_exits(self, found: Mapping[Tensor | int, _Component]) -> None:
+    def _count_exits(self, component_by_root: Mapping[Tensor | int, _Component]) -> None:
         """Add what is gathered of the components' results, and take off what need not be cut for others any more."""
         for tensor in dict.fromkeys(self._read_whole()):
             if self._is_new(tensor.op) and isinstance(self.hopeful.layout(tensor), Shard):
-                found[self._root(tensor.op)].bytes += self.program.bytes(tensor)
+                component_by_root[self._root(tensor.op)].bytes += self.program.bytes(tensor)
         for tensor, want in dict.fromkeys(self._read_on_shards()):
             if self._is_new(tensor.op) and isinstance(layout := self.hopeful.layout(tensor), Shard):
                 before = self._bytes_to_cut(tensor, want) if isinstance(want, Shard) else 0
                 after = self.program.bytes(tensor) if want != layout else 0
-                found[self._root(tensor.op)].bytes += after - before
+                component_by_root[self._root(tensor.op)].bytes += after - before
 
     def _read_whole(self) -> Sequence[Tensor]:
         """Return what is read by operations at home, or returned."""
@@ -288,10 +288,10 @@ class _Components:
 
     def _read_on_shards(self) -> list[tuple[Tensor, Layout]]:
         """Return what operations that are on the shards anyway read, and in which layout."""
-        found: list[tuple[Tensor, Layout]] = []
+        reads: list[tuple[Tensor, Layout]] = []
         for op in self.program.ops:
-            given = self.natural.answers[op.index]
-            if given is not None:
-                read = enumerate(zip(op.inputs, given.wants, strict=True))
-                found += [pair for i, pair in read if i not in given.makes]
-        return found
+            answer = self.natural.answers[op.index]
+            if answer is not None:
+                read = enumerate(zip(op.inputs, answer.wants, strict=True))
+                reads += [pair for i, pair in read if i not in answer.makes]
+        return reads

@@ -83,13 +83,13 @@ class Flow:
 def meeting_points(flow: Flow) -> list[Op]:
     """Return the operations on the shards for which, on all of them, something on the shards waits."""
     leading: set[int] = set()  # what runs once, and is read by the shards in the end
-    found: set[int] = set()
+    meeting: set[int] = set()
     for op in reversed(flow.program.ops):
         step = flow.steps[op.index]
         sources = list(flow.of_shard(op.index)) if step.shards else []
         sources += flow.of_whole(op.index) if step.home and op.index in leading else ()
         for source in sources:
             meets = source.of_all and source.on_shards
-            found.update([source.op] if meets else ())
+            meeting.update([source.op] if meets else ())
             leading.update([source.op] if not source.on_shards else ())
-    return [flow.program.ops[i] for i in sorted(found)]
+    return [flow.program.ops[i] for i in sorted(meeting)]

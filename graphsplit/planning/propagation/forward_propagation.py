@@ -160,9 +160,9 @@ class ForwardPropagation:
             self.wanted_whole = self.tensors_wanted_whole()
         arguments = self._arguments()
         for op in self.program.ops:
-            given = arguments.get(op.index)
-            if given is not None:
-                self._append(None, "", (self._seen_whole(op, 0) if given == self.whole else given,))
+            argument_layout = arguments.get(op.index)
+            if argument_layout is not None:
+                self._append(None, "", (self._seen_whole(op, 0) if argument_layout == self.whole else argument_layout,))
             else:
                 self._visit(op)
         return NaturalForms(self._answers, self._reasons, self._seen, self.kept_home, self.wanted_whole, self.whole)
@@ -174,8 +174,8 @@ class ForwardPropagation:
         """Return the layout in which readers meet a tensor."""
         return self._seen[tensor.op][tensor.index]
 
-    def _append(self, given: Sharded | None, reason: str, seen: tuple[Layout, ...]) -> None:
-        self._answers.append(given)
+    def _append(self, sharding: Sharded | None, reason: str, seen: tuple[Layout, ...]) -> None:
+        self._answers.append(sharding)
         self._reasons.append(reason)
         self._seen.append(seen)
 
@@ -195,26 +195,26 @@ class ForwardPropagation:
             self._append_sharded(op, on_shards)
             return
         layouts = [self.layout(tensor) for tensor in op.inputs]
-        own = of_variable(self.program, op, layouts) if self.program.has_parts_in_place else None
-        if own is not None:
-            self._append_sharded(op, own)
+        of_parts = of_variable(self.program, op, layouts) if self.program.has_parts_in_place else None
+        if of_parts is not None:
+            self._append_sharded(op, of_parts)
             return
         if all(map(is_whole, layouts)) or op.device or self.program.copies_beside(op):
             self._append_home(op, "")
             return
-        given = self._answer(op, [REPLICATE if is_whole(layout) else layout for layout in layouts])
-        if op.merged == "difference" and isinstance(given, Sharded):
+        sharding = self._answer(op, [REPLICATE if is_whole(layout) else layout for layout in layouts])
+        if op.merged == "difference" and isinstance(sharding, Sharded):
             mean = self._answers[op.inputs[1].op]
             if mean is not None and mean.gives[0] == OWN_MEAN:
-                given = replace(given, wants=(given.wants[0], OWN_MEAN))
-        turned = self._on_columns(op, layouts) if isinstance(given, Declined) and self.exchanging else None
+                sharding = replace(sharding, wants=(sharding.wants[0], OWN_MEAN))
+        turned = self._on_columns(op, layouts) if isinstance(sharding, Declined) and self.exchanging else None
         if turned is not None:
             self._append_sharded(op, turned)
-        elif isinstance(given, Declined):
+        elif isinstance(sharding, Declined):
             carries_rows = any(isinstance(layout, Shard) for layout in layouts)
-            self._append_home(op, given.reason if carries_rows else "")
+            self._append_home(op, sharding.reason if carries_rows else "")
         else:
-            self._append_sharded(op, given)
+            self._append_sharded(op, sharding)
 
     def _of_own_moments(self, op: Op) -> Sharded | None:
         """Return how shards compute with sums over the same rows of their own; see `planning/weighted_moments.py`."""
@@ -243,16 +243,16 @@ class ForwardPropagation:
         for axis, length in enumerate(shape):
             if axis != first.axis and length is not None and length >= self.exchanging:
                 columns = Shard(axis, partition=EvenCut(length))
-                given = self._answer(op, [columns, *[REPLICATE] * (len(layouts) - 1)])
-                if isinstance(given, Sharded) and given.wants[0] == columns and set(given.gives) == {columns}:
-                    return replace(given, turned=True)
+                sharding = self._answer(op, [columns, *[REPLICATE] * (len(layouts) - 1)])
+                if isinstance(sharding, Sharded) and sharding.wants[0] == columns and set(sharding.gives) == {columns}:
+                    return replace(sharding, turned=True)
         return None
 
-    def _append_sharded(self, op: Op, given: Sharded) -> None:
-        layouts = (self.layout(op.inputs[0]),) * len(op.out_shapes) if given.turned else given.gives
+    def _append_sharded(self, op: Op, sharding: Sharded) -> None:
+        layouts = (self.layout(op.inputs[0]),) * len(op.out_shapes) if sharding.turned else sharding.gives
         if isinstance(op.layout, Shard) or self._follows_from_parts(op):
             self._staying.update([Tensor(op.index, k) for k in range(len(op.out_shapes))])
-        self._append(given, "", tuple([self._as_seen(op, k, layout) for k, layout in enumerate(layouts)]))
+        self._append(sharding, "", tuple([self._as_seen(op, k, layout) for k, layout in enumerate(layouts)]))
 
     def _follows_from_parts(self, op: Op) -> bool:
         """Return whether an operation makes something of parts of a variable, and of nothing else that is cut."""
@@ -292,34 +292,34 @@ class ForwardPropagation:
         if len({layout for layout in layouts if isinstance(layout, Shard)}) < 2:
             return None
         answers = [with_operand(rule, op, layouts, i) for i, layout in enumerate(layouts) if isinstance(layout, Shard)]
-        found = [given for given in answers if isinstance(given, Sharded)]
-        if not found:
+        sharded_answers = [sharding for sharding in answers if isinstance(sharding, Sharded)]
+        if not sharded_answers:
             return None
-        given = min(found, key=lambda given: self._bytes_moved(op, layouts, given))
-        for tensor, layout, want in zip(op.inputs, layouts, given.wants, strict=True):
+        sharding = min(sharded_answers, key=lambda sharding: self._bytes_moved(op, layouts, sharding))
+        for tensor, layout, want in zip(op.inputs, layouts, sharding.wants, strict=True):
             self._moved.update([(tensor, want)] if want != layout else [])
-        return given
+        return sharding
 
-    def _bytes_moved(self, op: Op, layouts: Sequence[Layout], given: Sharded) -> float:
+    def _bytes_moved(self, op: Op, layouts: Sequence[Layout], sharding: Sharded) -> float:
         """Return the bytes that a device sends: of operands that move, and of sums that are added up in parts."""
         shards, total = max(self.exchanging, 1), 0.0
-        for tensor, layout, want in zip(op.inputs, layouts, given.wants, strict=True):
+        for tensor, layout, want in zip(op.inputs, layouts, sharding.wants, strict=True):
             if isinstance(layout, Shard) and want != layout and (tensor, want) not in self._moved:
                 share = 1.0 if want == REPLICATE else 1 / shards
                 size = _ONLY_THIS if tensor in self._staying else self.program.bytes(tensor)
                 total += size * (shards - 1) / shards * share
-        sums = [k for k, layout in enumerate(given.gives) if isinstance(layout, Partial)]
+        sums = [k for k, layout in enumerate(sharding.gives) if isinstance(layout, Partial)]
         return total + sum(self.program.bytes(Tensor(op.index, k)) * (shards - 1) / shards for k in sums)
 
-    def _if_it_can_be_cut(self, op: Op, found: Answer) -> Answer:
+    def _if_it_can_be_cut(self, op: Op, sharding: Answer) -> Answer:
         """Decline what would cut or join tensors of a type for which TensorFlow has no kernels: `int4`, `qint8`."""
-        if not isinstance(found, Sharded):
-            return found
+        if not isinstance(sharding, Sharded):
+            return sharding
         types = map(self.program.dtype, op.inputs)
-        for layout, dtype in zip((*found.wants, *found.gives), (*types, *op.out_dtypes), strict=True):
+        for layout, dtype in zip((*sharding.wants, *sharding.gives), (*types, *op.out_dtypes), strict=True):
             if isinstance(layout, Shard) and not can_be_cut(dtype):
                 return Declined(f"TensorFlow has no kernels that cut and join {dtype.name}")
-        return found
+        return sharding
 
     def _as_seen(self, op: Op, output: int, layout: Layout) -> Layout:
         """A partial sum stays partial only while every reader is linear in it: it is reduced once, not twice."""
@@ -344,8 +344,10 @@ class ForwardPropagation:
 
 def read_in_pieces(program: Program, natural: NaturalForms) -> set[Tensor]:
     """Return the whole values that operations on the shards read in pieces."""
-    given = [(op, own) for op, own in zip(program.ops, natural.answers, strict=True) if own is not None]
-    reads = [(t, want) for op, own in given for t, want in zip(op.inputs, own.wants, strict=True)]
+    on_shards = [
+        (op, sharding) for op, sharding in zip(program.ops, natural.answers, strict=True) if sharding is not None
+    ]
+    reads = [(t, want) for op, sharding in on_shards for t, want in zip(op.inputs, sharding.wants, strict=True)]
     return {t for t, want in reads if isinstance(want, Shard) and is_whole(natural.layout(t))}
 
 
@@ -382,7 +384,7 @@ def forks(program: Program, wanted: Collection[Tensor], behind_moves: Callable[[
       behind_moves: whether what only becomes a tensor by being reshaped is reduced behind that: where every device has
         what is whole, that costs no more, and who reads it in pieces has it reduced in pieces.
     """
-    found: set[Tensor] = set()
+    fork_tensors: set[Tensor] = set()
     apart = {op.inputs[0] for op in program.ops if op.divides and op.type == "SplitV"}  # parts of variables
     ends: dict[Tensor, dict[Tensor, bool]] = {}  # where it would be reduced if it were partial; added to others before?
     for op in reversed(program.ops):
@@ -396,8 +398,8 @@ def forks(program: Program, wanted: Collection[Tensor], behind_moves: Callable[[
                 end = next(iter(reached))
                 is_moved = _is_only_moved(program, size, dtype, reached) and end not in apart and not behind_moves(end)
                 if is_fork or is_moved:
-                    found.add(tensor)
-            behind.update({tensor: False} if is_apart or tensor in wanted or tensor in found else reached)
+                    fork_tensors.add(tensor)
+            behind.update({tensor: False} if is_apart or tensor in wanted or tensor in fork_tensors else reached)
         if not behind:
             continue
         joins = len(op.inputs) - len(op.constants) > 1
@@ -405,7 +407,7 @@ def forks(program: Program, wanted: Collection[Tensor], behind_moves: Callable[[
             reached = ends.setdefault(tensor, {})
             if len(reached) < _MOST_ENDS:
                 reached.update(dict.fromkeys(behind, True) if joins else behind)
-    return found
+    return fork_tensors
 
 
 def _is_only_moved(program: Program, size: int, dtype: tf.DType, reached: Mapping[Tensor, bool]) -> bool:

@@ -68,8 +68,8 @@ class _GroupFinder:
 
     def _chosen(self, op: Op) -> Replicate | None:
         """Return the group for which an operation runs on each device, as that moves no more bytes."""
-        made = [Tensor(op.index, k) for k in range(len(op.out_shapes))]
-        group = next((self.wanted[tensor] for tensor in made if tensor in self.wanted), None)
+        results = [Tensor(op.index, k) for k in range(len(op.out_shapes))]
+        group = next((self.wanted[tensor] for tensor in results if tensor in self.wanted), None)
         if group is None or not self._may_repeat(op):
             return None
         if group.readers and op.divides:
@@ -89,7 +89,7 @@ class _GroupFinder:
 
     def _cost(self, tensors: Iterable[Tensor], group: Replicate) -> int:
         """Return the bytes that each device of a group is sent of some values."""
-        return sum(map(self.program.bytes, {own for tensor in tensors for own in self._sent(tensor, group)}))
+        return sum(map(self.program.bytes, {sent for tensor in tensors for sent in self._sent(tensor, group)}))
 
     def _sent(self, tensor: Tensor, group: Replicate, depth: int = 0) -> frozenset[Tensor]:
         """Return what each device of a group is sent of a value: that, or what it follows from, if it is no more."""
@@ -99,9 +99,9 @@ class _GroupFinder:
         if key not in self.sent:
             self.sent[key] = frozenset([tensor])
             if self._may_repeat(op) and depth < _DEEPEST:
-                found = frozenset([own for t in op.inputs for own in self._sent(t, group, depth + 1)])
-                if sum(map(self.program.bytes, found)) <= self.program.bytes(tensor):
-                    self.sent[key] = found
+                sent_instead = frozenset([sent for t in op.inputs for sent in self._sent(t, group, depth + 1)])
+                if sum(map(self.program.bytes, sent_instead)) <= self.program.bytes(tensor):
+                    self.sent[key] = sent_instead
         return self.sent[key]
 
     def _added_up(self, tensor: Tensor) -> int:

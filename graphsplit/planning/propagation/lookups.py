@@ -31,23 +31,23 @@ def rows_moved(program: Program, natural: NaturalForms, mesh: Mesh, state: State
       mesh: the shards.
       state: where lives what the program does not compute.
     """
-    finder, found = _Finder(program, natural, mesh, state), dict[int, RowsMoved]()
+    finder, moved_by_op = _Finder(program, natural, mesh, state), dict[int, RowsMoved]()
     readers: dict[Tensor, list[Op]] = {}
     for i in sorted(reached([*[tensor.op for tensor in program.outputs], *program.effects], finder.sources)):
-        op, given = program.ops[i], natural.answers[i]
-        if given is None:
+        op, answer = program.ops[i], natural.answers[i]
+        if answer is None:
             continue
-        for k, (tensor, want) in enumerate(zip(op.inputs, given.wants, strict=True)):
-            if want == REPLICATE and k not in given.makes and is_whole(natural.layout(tensor)):
+        for k, (tensor, want) in enumerate(zip(op.inputs, answer.wants, strict=True)):
+            if want == REPLICATE and k not in answer.makes and is_whole(natural.layout(tensor)):
                 readers.setdefault(tensor, []).append(op)
-        made = Tensor(i, 0)
+        result = Tensor(i, 0)
         # (a sum that is not added up right behind the operation is one of several, which are added up together)
-        if op.type in _SUMS and isinstance(given.gives[0], Partial) and is_whole(natural.layout(made)):
-            found.update(finder.moved([op], made, adds=True))
+        if op.type in _SUMS and isinstance(answer.gives[0], Partial) and is_whole(natural.layout(result)):
+            moved_by_op.update(finder.moved([op], result, adds=True))
     for table, ops in readers.items():
         if all(op.type in _LOOKUPS and op.inputs[0] == table for op in ops) and not finder.is_on_every_device(table):
-            found.update(finder.moved(ops, table, adds=False))
-    return found
+            moved_by_op.update(finder.moved(ops, table, adds=False))
+    return moved_by_op
 
 
 class _Finder:
@@ -68,23 +68,23 @@ class _Finder:
         devices, size = len(set(self._mesh.devices_of(ops[0]))), self._program.bytes(table)
         if devices < 2 or size <= SMALL_BYTES:
             return {}
-        found, counted = {}, list[Tensor]()
+        moved_by_op, counted = {}, list[Tensor]()
         for op in ops:
             rows = self._rows(op)
             moved = [t for t in rows if t.op == op.index or self._natural.answers[t.op] is not None]
-            found[op.index] = RowsMoved(tuple(moved), table, adds)
+            moved_by_op[op.index] = RowsMoved(tuple(moved), table, adds)
             counted += rows if adds else moved  # (what is added up is work, wherever it is)
         sizes = [self._program.bytes(tensor) for tensor in counted]
         # (of one device's share of each nothing has to move; and as many rows as a table has are exchanged, not added)
         fewer = 0 not in sizes and sum(sizes) < (size if adds else devices * size)
-        return found if fewer and not any(map(self._waits_for_work, ops)) else {}
+        return moved_by_op if fewer and not any(map(self._waits_for_work, ops)) else {}
 
     def _rows(self, op: Op) -> list[Tensor]:
         """Return what of an operation's operands and results shards would have in pieces."""
-        given = self._natural.answers[op.index]
-        assert given is not None
-        read = [tensor for tensor, want in zip(op.inputs, given.wants, strict=True) if isinstance(want, Shard)]
-        return [*read, *[Tensor(op.index, k) for k, layout in enumerate(given.gives) if isinstance(layout, Shard)]]
+        answer = self._natural.answers[op.index]
+        assert answer is not None
+        read = [tensor for tensor, want in zip(op.inputs, answer.wants, strict=True) if isinstance(want, Shard)]
+        return [*read, *[Tensor(op.index, k) for k, layout in enumerate(answer.gives) if isinstance(layout, Shard)]]
 
     def _waits_for_work(self, op: Op) -> bool:
         """Return whether shards that take turns would have to meet for ids that they compute in a network.
@@ -93,13 +93,15 @@ class _Finder:
         """
         if op.type in _SUMS or not self._mesh.has_turns:
             return False
-        computed = [own for own in self._behind(op.inputs[1]) if self._natural.answers[own.index] is not None]
-        return any(dtype.is_floating for own in computed for dtype in own.out_dtypes)
+        computed = [
+            op_behind for op_behind in self._behind(op.inputs[1]) if self._natural.answers[op_behind.index] is not None
+        ]
+        return any(dtype.is_floating for op_behind in computed for dtype in op_behind.out_dtypes)
 
     def is_on_every_device(self, table: Tensor) -> bool:
         """Return whether every device has a table, or puts it together from what lies on several."""
         op = self._program.ops[table.op]
         if self._state.is_everywhere(op) or op.divides:
             return True
-        copied = {i for i, own in self._program.copied.items() if not own.readers}
-        return bool(copied) and any(own.index in copied for own in self._behind(table))
+        copied = {i for i, copies in self._program.copied.items() if not copies.readers}
+        return bool(copied) and any(op_behind.index in copied for op_behind in self._behind(table))

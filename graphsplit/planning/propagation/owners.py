@@ -81,8 +81,8 @@ def find_owners(
 
 def _lying(program: Program, input_devices: Sequence[str]) -> dict[int, str]:
     """Return where arguments lie, by position. Handles and lists stay at home, as not every device may have them."""
-    given = zip(program.inputs, input_devices, strict=False)  # (what gradients are given besides comes last)
-    return {i: device for i, device in given if program.ops[i].out_dtypes[0] not in (tf.resource, tf.variant)}
+    input_places = zip(program.inputs, input_devices, strict=False)  # (what gradients are given besides comes last)
+    return {i: device for i, device in input_places if program.ops[i].out_dtypes[0] not in (tf.resource, tf.variant)}
 
 
 def computing_devices(program: Program, mesh: Mesh, home: str) -> Set[str]:
@@ -103,21 +103,21 @@ def _pinned(program: Program, state: State, home: str) -> dict[int, str]:
     And what calls back into Python, or prints, does so in this process, where home may be a worker: there it would find
     no such function, and nobody who reads.
     """
-    found = {op.index: op.device for op in program.ops if op.device}
+    device_by_op = {op.index: op.device for op in program.ops if op.device}
     is_away = task_of(home) is not None
     held = {op.index: state.devices[op.name] for op in program.ops if op.name in state.devices}
-    held |= {i: found[i] for i in program.captures if i in found}
+    held |= {i: device_by_op[i] for i in program.captures if i in device_by_op}
     for op in program.ops:
         if is_away and _calls_back(op):
-            found[op.index] = _HERE
+            device_by_op[op.index] = _HERE
             continue
         if op.index in held:
-            found[op.index] = held[op.index]
+            device_by_op[op.index] = held[op.index]
             continue
         if read := dict.fromkeys([tensor.op for tensor in op.inputs if tensor.op in held]):
             touched = Counter(held[i] for i in read)
-            found[op.index] = max(touched, key=lambda device: (touched[device], device == home))
-    return found
+            device_by_op[op.index] = max(touched, key=lambda device: (touched[device], device == home))
+    return device_by_op
 
 
 def _calls_back(op: Op) -> bool:
@@ -168,8 +168,8 @@ class _OwnerFinder:
         for op in self._program.ops:
             if self._steps[op.index].home and not op.is_constant and op.index not in self._groups:
                 places.update({Tensor(op.index, k): of_ops[op.index] for k in range(len(op.out_shapes))})
-        found = shared_numbers(self._program, self._steps, places, self._served, self._mesh.exchange_bytes)
-        return {i: group for i, group in found.items() if i not in self._groups}
+        shared_ops = shared_numbers(self._program, self._steps, places, self._served, self._mesh.exchange_bytes)
+        return {i: group for i, group in shared_ops.items() if i not in self._groups}
 
     @functools.cached_property
     def _readers(self) -> dict[Tensor, list[int]]:
@@ -208,8 +208,8 @@ class _OwnerFinder:
         """Return where an op runs whoever reads it; None if that depends on its readers."""
         if op.index in self._groups:
             return frozenset(self._groups[op.index].devices)
-        own = self._own_place(op)
-        return None if own is None else frozenset([own or self._home])
+        own_place = self._own_place(op)
+        return None if own_place is None else frozenset([own_place or self._home])
 
     def _counts(self, op: Op, reader: Op) -> bool:
         """Return whether a reader has a place of its own, or makes about as much as the op: more than an eighth."""
@@ -223,7 +223,9 @@ class _OwnerFinder:
             return served
         stages = () if op.stage else self._program.stages
         columns = [column, *[stage.column(number, len(self._mesh.columns)) for stage in stages]]
-        return served.intersection([d for own in columns for d in own]) or frozenset([own[0] for own in columns])
+        return served.intersection([d for column_devices in columns for d in column_devices]) or frozenset(
+            [column_devices[0] for column_devices in columns]
+        )
 
     def _own_place(self, op: Op) -> str | None:
         """Return where an op runs whoever reads it: beside its variable, in its stage."""
@@ -233,9 +235,9 @@ class _OwnerFinder:
         return None if touches else self._mesh.home_of(op)
 
     def _device(self, op: Op, of_ops: Sequence[str], gathered: Mapping[Tensor, str]) -> str:
-        own = self._own_place(op)
-        if own is not None:
-            return own
+        own_place = self._own_place(op)
+        if own_place is not None:
+            return own_place
         for_rows = self._steps[op.index].for_rows
         if for_rows and not for_rows.adds:
             return of_ops[for_rows.table.op]
@@ -262,8 +264,8 @@ class _OwnerFinder:
 
     def _where_gathered(self, op: Op, tensor: Tensor, layout: Layout) -> str:
         """Return where a tensor is put together: sums in their stage or column, others where most of them are owned."""
-        if isinstance(layout, Partial) and (own := self._mesh.home_of(op)) is not None:
-            return own
+        if isinstance(layout, Partial) and (stage_device := self._mesh.home_of(op)) is not None:
+            return stage_device
         sums = [d for i in self._readers.get(tensor, ()) if i in self._groups for d in self._groups[i].sums]
         if sums:
             return sums[0]

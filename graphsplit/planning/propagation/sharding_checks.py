@@ -70,10 +70,10 @@ def _check_numbers(op: Op, shards: Sharded) -> None:
     if cut is None:
         return
     known = {"GatherV2": (1, ZEROS), "OneHot": (0, SKIPPED)}
-    operand, others = (1, LEFT_OUT) if writes_rows else known.get(op.type, (1, DROPPED))
+    operand, of_others = (1, LEFT_OUT) if writes_rows else known.get(op.type, (1, DROPPED))
     shift = shards.shift.get(operand)
     fits = shift is not None and shift.layout.along(cut.axis) == cut
-    if not fits or (shift and isinstance(cut.partition, EvenCut) and shift.others != others):
+    if not fits or (shift and isinstance(cut.partition, EvenCut) and shift.others != of_others):
         raise CheckError(f"{op.name!r} numbers entries of {cut}, and is given {shift} for those of others.")
     if op.type == "GatherV2" and shards.gives[0] != PARTIAL_SUM:
         raise CheckError(f"{op.name!r} has zeros for entries of others, and gives {shards.gives[0]}.")
@@ -103,24 +103,24 @@ def misplaced_lists(program: Program, steps: Sequence[Step], moves: Sequence[Mov
 
 def _unmovable(program: Program, steps: Sequence[Step], moves: Sequence[Move]) -> dict[int, str]:
     """Return the ops that must stay at home because lists cannot be gathered or cut: they are opaque to other ops."""
-    found = {}
+    why_by_op = {}
     for move in moves:
         tensor = move.tensor
         both_whole = is_whole(move.source) and is_whole(move.target)
         if both_whole or program.dtype(tensor) != tf.variant:
             continue
         if not is_whole(move.source):
-            found[tensor.op] = "its list is read whole" + _by_whom(program, steps, move)
+            why_by_op[tensor.op] = "its list is read whole" + _by_whom(program, steps, move)
             continue
         for op, step in zip(program.ops, steps, strict=True):
             if step.shards and (tensor, move.target) in zip(op.inputs, step.shards.wants, strict=True):
-                found[op.index] = "its list is made whole"
-    return found
+                why_by_op[op.index] = "its list is made whole"
+    return why_by_op
 
 
 def _ill_fitting(program: Program, steps: Sequence[Step], batch: int) -> dict[int, str]:
     """Return the ops that write to a list, or read of it, what has other rows than the list's other elements."""
-    found = {}
+    why_by_op = {}
     for op, step in zip(program.ops, steps, strict=True) if batch else ():
         if not step.shards:
             continue
@@ -132,8 +132,8 @@ def _ill_fitting(program: Program, steps: Sequence[Step], batch: int) -> dict[in
         all_types, all_cut = (*types, *op.out_dtypes), (*are_cut, *[False] * len(op.out_dtypes))
         for layout, shape, dtype, is_cut in zip(layouts, shapes, all_types, all_cut, strict=True):
             if isinstance(layout, Shard) and dtype != tf.variant and not _fits(shape, layout, batch, is_cut):
-                found[op.index] = f"the list is read whole: not all of its elements are {layout}"
-    return found
+                why_by_op[op.index] = f"the list is read whole: not all of its elements are {layout}"
+    return why_by_op
 
 
 def _gives(step: Step, output: int) -> Layout | None:

@@ -32,7 +32,7 @@ def shared_numbers(
       exchange_bytes: see `Mesh`.
     """
     behind = behind_shards(program, steps)
-    found: set[int] = set()
+    shared: set[int] = set()
     for op in program.ops:
         if (
             behind[op.index]
@@ -40,11 +40,11 @@ def shared_numbers(
             and len(served[op.index]) > 1
             and _is_small(program, op, len(served[op.index]), exchange_bytes)
         ):
-            read = {"" if tensor.op in found else places.get(tensor) for tensor in op.inputs} - {None}
+            read = {"" if tensor.op in shared else places.get(tensor) for tensor in op.inputs} - {None}
             if "" in read or len(read) > 1:
-                found.add(op.index)
-    group = Replicate(tuple(sorted({device for i in found for device in served[i]})))
-    return dict.fromkeys(sorted(found), group)
+                shared.add(op.index)
+    group = Replicate(tuple(sorted({device for i in shared for device in served[i]})))
+    return dict.fromkeys(sorted(shared), group)
 
 
 def behind_shards(program: Program, steps: Sequence[Step]) -> list[bool]:

@@ -53,12 +53,12 @@ class StageUnits:
 
     def tensors(self) -> dict[Tensor, list[int]]:
         """Return the operations that have to do with each tensor that is made on the shards: its maker, its readers."""
-        found: dict[Tensor, list[int]] = {}
+        ops_by_tensor: dict[Tensor, list[int]] = {}
         for i in sorted(self.of):
             for tensor in dict.fromkeys(self.program.ops[i].inputs):
                 if tensor.op in self.of:
-                    found.setdefault(tensor, [tensor.op]).append(i)
-        return found
+                    ops_by_tensor.setdefault(tensor, [tensor.op]).append(i)
+        return ops_by_tensor
 
     def chain(self) -> Chain:
         """Return the units as a chain."""
@@ -91,12 +91,14 @@ def stage_units(program: Program, steps: Sequence[Step], batch: int) -> StageUni
       batch: the number of rows.
     """
     sharded = [op.index for op in program.ops if steps[op.index].shards]
-    found = backward_ops(program, set(sharded))
-    backward = {i for i in sharded if i in found}
+    running_backward = backward_ops(program, set(sharded))
+    backward = {i for i in sharded if i in running_backward}
     live = [op for op, step in zip(program.ops, steps, strict=True) if step.shards or step.home]
     data = data_in(program, batch)
-    work = [op.index for op in live if data[op.index] and op.index not in found and seconds_of(program, op) > 0]
-    forward = [i for i in sharded if i not in found]
+    work = [
+        op.index for op in live if data[op.index] and op.index not in running_backward and seconds_of(program, op) > 0
+    ]
+    forward = [i for i in sharded if i not in running_backward]
     of = {i: k for k, i in enumerate(forward)} | dict(pair(program, forward, backward) if forward else {})
     seconds = [0.0] * len(forward)
     for i, k in of.items():
@@ -127,12 +129,14 @@ class Beginnings:
           layers: all of them, in order.
           form: of the regular expression, with `{}` for the layers.
         """
-        first = {pattern: layers.index(own[0]) for pattern, own in fitting.items()}
+        first = {pattern: layers.index(fitting_layers[0]) for pattern, fitting_layers in fitting.items()}
         in_order = sorted(first, key=lambda pattern: first[pattern])
         operations = []
         for pattern in in_order:
-            others = [[name] for name in layers[first[pattern] + 1 :] if name not in fitting[pattern]]
-            operations.append(tuple([form.format("|".join(map(re.escape, o))) for o in [fitting[pattern], *others]]))
+            later_layers = [[name] for name in layers[first[pattern] + 1 :] if name not in fitting[pattern]]
+            operations.append(
+                tuple([form.format("|".join(map(re.escape, o))) for o in [fitting[pattern], *later_layers]])
+            )
         return cls(tuple(in_order), tuple(operations))
 
     @property
@@ -207,7 +211,9 @@ class StageCuts:
         return max((stage.share for stage in self.stages), default=1.0) * max(len(self.stages), 1)
 
 
-def cut_into_stages(program: Program, steps: Sequence[Step], mesh: Mesh, asked: StagesAsked, schedule: str) -> Program:
+def cut_into_stages(
+    program: Program, steps: Sequence[Step], mesh: Mesh, stages_asked: StagesAsked, schedule: str
+) -> Program:
     """Return the program with its stages.
 
     There are none where nothing is split. Gradients from outside may have less to cut than the function, and so has a
@@ -219,30 +225,41 @@ def cut_into_stages(program: Program, steps: Sequence[Step], mesh: Mesh, asked: 
     if not mesh.shards:
         return program
     units = stage_units(program, steps, mesh.batch)
-    may_be_fewer = program.seeds or len(units.work) >= len(asked.devices)
-    devices = asked.devices[: units.most_stages] if may_be_fewer else asked.devices
+    may_be_fewer = program.seeds or len(units.work) >= len(stages_asked.devices)
+    devices = stages_asked.devices[: units.most_stages] if may_be_fewer else stages_asked.devices
     if not devices:
         return program
-    if (begins := asked.begins) is not None:
+    if (begins := stages_asked.begins) is not None:
         if not begins.operations:
             scopes = list(dict.fromkeys(scope for op in program.ops for scope in scopes_of(op.name)))
             begins = Beginnings.at(scopes_fitting(f"stages={begins}", begins.names, scopes), scopes, "^({})/")
         starts = _asked_starts(units, begins)
         idle = set(begins.names).difference(starts.values())
         called = ["", *begins.names]
-        devices = tuple([own for own, name in zip(asked.devices, called, strict=True) if name not in idle])
+        devices = tuple(
+            [
+                stage_devices
+                for stage_devices, name in zip(stages_asked.devices, called, strict=True)
+                if name not in idle
+            ]
+        )
     else:
-        starts = _equal_starts(units, len(devices), asked, mesh, schedule)
-    stages = [Stage(str(k), own, name) for k, (own, name) in enumerate(zip(devices, starts.values(), strict=True))]
+        starts = _equal_starts(units, len(devices), stages_asked, mesh, schedule)
+    stages = [
+        Stage(str(k), stage_devices, name)
+        for k, (stage_devices, name) in enumerate(zip(devices, starts.values(), strict=True))
+    ]
     number = {i: sum(k >= start for start in starts) - 1 for i, k in units.of.items()}
     ops = list(program.ops)
     for i, s in number.items():
-        own = replace(ops[i].provenance, stage=stages[s], backward=i in units.backward)
-        ops[i] = replace(ops[i], provenance=own)
+        provenance = replace(ops[i].provenance, stage=stages[s], backward=i in units.backward)
+        ops[i] = replace(ops[i], provenance=provenance)
     return replace(program, ops=tuple(ops), stages=tuple(stages))
 
 
-def _equal_starts(units: StageUnits, count: int, asked: StagesAsked, mesh: Mesh, schedule: str) -> dict[int, str]:
+def _equal_starts(
+    units: StageUnits, count: int, stages_asked: StagesAsked, mesh: Mesh, schedule: str
+) -> dict[int, str]:
     """Return the units at which stages of equal time begin."""
     chain = units.chain()
     if units.most_stages < count:
@@ -250,9 +267,9 @@ def _equal_starts(units: StageUnits, count: int, asked: StagesAsked, mesh: Mesh,
             f"stages={count}: the function has {len(units.work)} forward operations with work, and each stage "
             "needs at least one. Choose fewer stages."
         )
-    room = _room(units, count, asked, mesh, schedule)
-    found = cut(chain, count, room)
-    if found is None:
+    room = _room(units, count, stages_asked, mesh, schedule)
+    starts = cut(chain, count, room)
+    if starts is None:
         assert room is not None
         needed = sum(chain.weights) + sum(chain.kept) * max(room.alive)
         raise ArgumentError(
@@ -260,14 +277,16 @@ def _equal_starts(units: StageUnits, count: int, asked: StagesAsked, mesh: Mesh,
             f"its device; together they need {format_bytes(round(needed))}. Choose more stages, more micro_batches, "
             "or schedule='1f1b', which keeps fewer of them alive."
         )
-    return dict.fromkeys(found, "")
+    return dict.fromkeys(starts, "")
 
 
-def _room(units: StageUnits, count: int, asked: StagesAsked, mesh: Mesh, schedule: str) -> Room | None:
+def _room(units: StageUnits, count: int, stages_asked: StagesAsked, mesh: Mesh, schedule: str) -> Room | None:
     """Return the memory of each stage; None where that is not known, or how many rows there are."""
-    if asked.memory is None or units.program.symbols:
+    if stages_asked.memory is None or units.program.symbols:
         return None
-    return Room(asked.memory * len(set(asked.devices)) / len(asked.devices), _alive(count, mesh, schedule))
+    return Room(
+        stages_asked.memory * len(set(stages_asked.devices)) / len(stages_asked.devices), _alive(count, mesh, schedule)
+    )
 
 
 def _alive(count: int, mesh: Mesh, schedule: str) -> tuple[float, ...]:
@@ -283,15 +302,19 @@ def _asked_starts(units: StageUnits, begins: Beginnings) -> dict[int, str]:
     Those are missing of whose layers, and of all behind them, nothing runs that another stage does not begin with.
     """
     names = [units.program.ops[i].name for i in units.work]
-    found: dict[int, str] = {0: ""}  # among all work; some of it may be at home
+    name_by_start: dict[int, str] = {0: ""}  # among all work; some of it may be at home
     wrong = []
     for name, layers in zip(begins.names, begins.operations, strict=True):
-        of_layers = ((layer, w) for layer in layers for w, own in enumerate(names) if re.search(layer, own))
+        of_layers = ((layer, w) for layer in layers for w, op_name in enumerate(names) if re.search(layer, op_name))
         layer, start = next(of_layers, ("", -1))
-        if start >= 0 and start not in found:
-            found[start] = name
+        if start >= 0 and start not in name_by_start:
+            name_by_start[start] = name
         elif layer == layers[0]:
-            other = repr(found[start]) if found[start] else "the function, with which the first stage begins"
+            other = (
+                repr(name_by_start[start])
+                if name_by_start[start]
+                else "the function, with which the first stage begins"
+            )
             wrong.append(f"{name!r} begins with {other}")
     if wrong:
         raise ArgumentError(
@@ -299,7 +322,7 @@ def _asked_starts(units: StageUnits, begins: Beginnings) -> dict[int, str]:
             "Name layers at which new stages begin, behind the first one."
         )
     starts: dict[int, str] = {}
-    for start, name in sorted(found.items()):
+    for start, name in sorted(name_by_start.items()):
         k = bisect.bisect_left(units.forward, units.work[start]) if name else 0
         if any(units.seconds[k:]):
             starts.setdefault(k, name)
@@ -320,8 +343,10 @@ def with_all_in_stages(program: Program, steps: Sequence[Step]) -> Program:
         return _place(op, program.stages)
 
     def join(i: int, other: Op) -> None:
-        found = other.provenance
-        ops[i] = replace(ops[i], provenance=replace(ops[i].provenance, stage=found.stage, backward=found.backward))
+        provenance = other.provenance
+        ops[i] = replace(
+            ops[i], provenance=replace(ops[i].provenance, stage=provenance.stage, backward=provenance.backward)
+        )
 
     for op in program.ops:
         sources = sources_of(op, sharded)
@@ -345,21 +370,21 @@ def _place(op: Op, stages: Sequence[Stage]) -> int:
     return 2 * len(stages) - 1 - number if op.provenance.backward else number
 
 
-def cuts_of(program: Program, steps: Sequence[Step], asked: StagesAsked) -> StageCuts:
+def cuts_of(program: Program, steps: Sequence[Step], stages_asked: StagesAsked) -> StageCuts:
     """Return the stages of a program that was cut, with what each does and is sent."""
     sharded = [op for op in program.ops if steps[op.index].shards]
-    own = {stage: [op for op in sharded if op.stage == stage] for stage in program.stages}
-    seconds = {stage: sum(seconds_of(program, op) for op in ops) for stage, ops in own.items()}
+    ops_of_stage = {stage: [op for op in sharded if op.stage == stage] for stage in program.stages}
+    seconds = {stage: sum(seconds_of(program, op) for op in ops) for stage, ops in ops_of_stage.items()}
     total = sum(seconds.values()) or 1.0
     stage_of = {op.index: op.stage for op in sharded if op.stage}
 
     def cut(stage: Stage) -> StageCut:
-        read = dict.fromkeys([tensor for op in own[stage] for tensor in op.inputs])
+        read = dict.fromkeys([tensor for op in ops_of_stage[stage] for tensor in op.inputs])
         received = tuple([tensor for tensor in read if stage_of.get(tensor.op, stage) != stage])
-        first = next(op.index for op in own[stage] if not op.provenance.backward)
+        first = next(op.index for op in ops_of_stage[stage] if not op.provenance.backward)
         return StageCut(stage, first, seconds[stage] / total, received)
 
-    return StageCuts(asked, tuple(map(cut, program.stages)))
+    return StageCuts(stages_asked, tuple(map(cut, program.stages)))
 
 
 def check_stage_cuts(program: Program, steps: Sequence[Step], cuts: StageCuts) -> None:

@@ -45,10 +45,10 @@ class Chain:
 
     def crossing(self) -> np.ndarray:
         """Return how many bytes are sent over a cut before each unit."""
-        found = np.zeros(len(self.seconds))
+        bytes_before = np.zeros(len(self.seconds))
         for tensor in self.sent:
-            found[tensor.first + 1 : tensor.last + 1] += tensor.bytes
-        return found
+            bytes_before[tensor.first + 1 : tensor.last + 1] += tensor.bytes
+        return bytes_before
 
     def balance(self, starts: Sequence[int]) -> float:
         """Return the time of the slowest part, as a multiple of the mean."""
@@ -137,14 +137,14 @@ class _PartSearch:
         best[0] = 0
         came: list[np.ndarray] = []
         for part in range(self._count):
-            found, source = np.full(size + 1, np.inf), np.zeros(size + 1, int)
+            least_bytes, source = np.full(size + 1, np.inf), np.zeros(size + 1, int)
             for start in map(int, np.flatnonzero(np.isfinite(best))):
                 ends = np.arange(start + 1, self._furthest(part, start, most) + 1)
                 ends = ends[self._works[ends] > self._works[start]]
-                better = ends[best[start] < found[ends]]
-                found[better], source[better] = best[start], start
-            found[:size] += price
-            best = found
+                better = ends[best[start] < least_bytes[ends]]
+                least_bytes[better], source[better] = best[start], start
+            least_bytes[:size] += price
+            best = least_bytes
             came.append(source)
         starts = [size]
         for source in reversed(came):

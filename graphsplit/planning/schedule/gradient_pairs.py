@@ -39,16 +39,16 @@ def backward_ops(program: Program, sharded: Collection[int]) -> set[int]:
       sharded: the positions of what runs on the shards.
     """
     seeds, sources = seeds_of(program), [sources_of(op, sharded) for op in program.ops]
-    readers, found = readers_of(sources), set[int]()
-    for op, own in zip(program.ops, sources, strict=True):
+    readers, backward = readers_of(sources), set[int]()
+    for op, op_sources in zip(program.ops, sources, strict=True):
         named = op.provenance.is_gradient and not op.is_constant
-        if named or seeds[op.index] or not found.isdisjoint(own):
-            found.add(op.index)
-    first = min(found, default=len(program.ops))
+        if named or seeds[op.index] or not backward.isdisjoint(op_sources):
+            backward.add(op.index)
+    first = min(backward, default=len(program.ops))
     for op in reversed(program.ops[first:]):  # a custom gradient's have no such names
-        if readers[op.index] and found.issuperset(readers[op.index]) and not op.is_constant:
-            found.add(op.index)
-    return found
+        if readers[op.index] and backward.issuperset(readers[op.index]) and not op.is_constant:
+            backward.add(op.index)
+    return backward
 
 
 def _without_version(kind: str) -> str:
@@ -78,16 +78,16 @@ class _Pairing:
         self._flops = [flops_of(op) for op in self._forward]
 
     def find(self) -> dict[int, int]:
-        found: dict[int, int] = {}
+        number_of_pair: dict[int, int] = {}
         most: dict[int, int] = {}  # of all operations: what a follower cannot be behind
         for op in self._program.ops:
             before = [most[i] for i in self._sources[op.index] if i in most]
             behind = min(before, default=len(self._forward) - 1)
             if op.index in self._backward:
-                found[op.index] = behind = self._choose(op, behind)
+                number_of_pair[op.index] = behind = self._choose(op, behind)
             if op.index in self._backward or before:
                 most[op.index] = behind
-        return self._with_readers(found)
+        return self._with_readers(number_of_pair)
 
     @functools.cached_property
     def _readers(self) -> list[list[int]]:
@@ -96,12 +96,12 @@ class _Pairing:
     @functools.cached_property
     def _concerned(self) -> dict[Tensor, set[int]]:
         """Return for each tensor that is not made backward which forward operations made it or read it."""
-        found: dict[Tensor, set[int]] = {}
+        forward_by_tensor: dict[Tensor, set[int]] = {}
         for k, op in enumerate(self._forward):
             for tensor in [*op.inputs, *[Tensor(op.index, i) for i in range(len(op.out_shapes))]]:
                 if not self._program.ops[tensor.op].is_constant:  # anybody may read the same
-                    found.setdefault(tensor, set()).add(k)
-        return found
+                    forward_by_tensor.setdefault(tensor, set()).add(k)
+        return forward_by_tensor
 
     @functools.cached_property
     def _candidates(self) -> dict[int, list[int]]:
@@ -115,8 +115,8 @@ class _Pairing:
         common = set.intersection(*read)
         if not common:
             return [max(map(min, read))]
-        flops, own = flops_of(op), _without_version(op.type)
-        alike = [k for k in common if own.startswith(_without_version(self._forward[k].type))]
+        flops, forward_type = flops_of(op), _without_version(op.type)
+        alike = [k for k in common if forward_type.startswith(_without_version(self._forward[k].type))]
         alike = alike or [k for k in common if flops and self._flops[k] == flops] or list(common)
         of_operands = [k for k in alike if op.out_shapes[0] in self._forward[k].in_shapes]
         return sorted(of_operands or alike)
@@ -146,15 +146,15 @@ class _Pairing:
         ops, read_by = self._program.ops, {}
         for k, op in enumerate(self._forward):
             read_by.update({handle: k for tensor in op.inputs if (handle := self._handle(tensor)) is not None})
-        found: dict[int, frozenset[int]] = {}
+        variables_by_op: dict[int, frozenset[int]] = {}
         for op in reversed(ops):
             changed = [read_by[tensor.op] for tensor in op.inputs if op.writes and tensor.op in read_by]
-            own = found.get(op.index, frozenset()).union(changed)
-            for i in self._sources[op.index] if own else ():
-                both = own | found.get(i, frozenset())
-                found[i] = frozenset(sorted(both)[:2])
-            found[op.index] = own
-        return found
+            variables = variables_by_op.get(op.index, frozenset()).union(changed)
+            for i in self._sources[op.index] if variables else ():
+                both = variables | variables_by_op.get(i, frozenset())
+                variables_by_op[i] = frozenset(sorted(both)[:2])
+            variables_by_op[op.index] = variables
+        return variables_by_op
 
     def _handle(self, tensor: Tensor) -> int | None:
         """Return the variable of which a tensor is the value, or a cast of it."""
@@ -171,18 +171,20 @@ class _Pairing:
         leads_on = any(i in self._backward for i in self._readers[op.index])
         return behind if leads_on else least  # a sum is sent rather than its addends
 
-    def _with_readers(self, found: Mapping[int, int]) -> dict[int, int]:
+    def _with_readers(self, number_of_pair: Mapping[int, int]) -> dict[int, int]:
         """Return the positions with what only reads a tensor that others read, and reads nothing else, beside those.
 
         The tensor is sent there anyway.
         """
-        result = dict(found)
+        result = dict(number_of_pair)
         for op in self._program.ops:
             sources = [i for i in self._sources[op.index] if i in self._backward]
-            if op.index not in found or self._candidates[op.index] or len(sources) != 1:
+            if op.index not in number_of_pair or self._candidates[op.index] or len(sources) != 1:
                 continue
-            own = [result[i] for i in self._readers[op.index] if i in found]
-            beside = [result[i] for i in self._readers[sources[0]] if i in found and result[i] < result[op.index]]
-            if own and beside:
-                result[op.index] = min(result[op.index], max(*own, *beside))
+            of_readers = [result[i] for i in self._readers[op.index] if i in number_of_pair]
+            beside = [
+                result[i] for i in self._readers[sources[0]] if i in number_of_pair and result[i] < result[op.index]
+            ]
+            if of_readers and beside:
+                result[op.index] = min(result[op.index], max(*of_readers, *beside))
         return result

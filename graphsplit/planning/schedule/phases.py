@@ -73,10 +73,10 @@ class _Levels:
     def _count(self) -> None:
         """Count the waits: as few as can be, or as many as are wanted."""
         first = len(self._ops) + 1  # what comes from outside comes after all that runs before
-        given = set(self._flow.program.inputs[len(self._flow.program.inputs) - self._flow.program.seeds :])
+        seeds = set(self._flow.program.inputs[len(self._flow.program.inputs) - self._flow.program.seeds :])
         for op in self._ops:
             for on_shards, sources in self._copies(op):
-                least = self._wanted.get((op.index, on_shards), first if op.index in given else 0)
+                least = self._wanted.get((op.index, on_shards), first if op.index in seeds else 0)
                 before = [self._level(s.op, s.on_shards) + s.of_all for s in sources]
                 (self._shards if on_shards else self._whole)[op.index] = max([least, *before])
 
@@ -85,10 +85,10 @@ class _Levels:
         wanted = self._wanted
         for op in reversed(self._ops):
             for on_shards, sources in self._copies(op):
-                own = wanted.get((op.index, on_shards))
+                wanted_level = wanted.get((op.index, on_shards))
                 for source in sources:
                     if self._seeds[source.op] == self._seeds[op.index]:
-                        self._let_wait(source, own, self._level(op.index, on_shards) if on_shards else None)
+                        self._let_wait(source, wanted_level, self._level(op.index, on_shards) if on_shards else None)
 
     def _let_wait(self, source: Source, wanted: int | None, level: int | None) -> None:
         """Note what a reader says of its source: when it is wanted; or at its own level, if that is a later one.
@@ -98,8 +98,8 @@ class _Levels:
           wanted: when the reader is wanted, if anybody says.
           level: the reader's, if it is on the shards.
         """
-        own = self._level(source.op, source.on_shards)
-        if wanted is None and level is not None and (level > own or not source.on_shards):
+        source_level = self._level(source.op, source.on_shards)
+        if wanted is None and level is not None and (level > source_level or not source.on_shards):
             wanted = level
         if wanted is not None:
             key = (source.op, source.on_shards)
@@ -144,8 +144,8 @@ def find_phases(flow: Flow, collectives: Sequence[Collective], schedule: str = "
             members.setdefault((levels[op.index], seeds[op.index], tasks[op.index]), []).append(op.index)
 
     def place(key: tuple[int, frozenset[int], StageTask | None]) -> tuple[object, ...]:
-        level, given, task = key
-        return level, len(given), sorted(given), task.place if task else (), members[key][0]
+        level, waits, task = key
+        return level, len(waits), sorted(waits), task.place if task else (), members[key][0]
 
     ordered = sorted(members, key=place)
     sums = _sums({i: p for p, key in enumerate(ordered) for i in members[key]}, collectives)
@@ -154,18 +154,18 @@ def find_phases(flow: Flow, collectives: Sequence[Collective], schedule: str = "
 
 def _sums(number: Mapping[int, int], collectives: Sequence[Collective]) -> dict[int, list[Move]]:
     """Return by phase the moves that add up what shards give, given the phase of each operation."""
-    found: dict[int, list[Move]] = {}
+    moves_by_phase: dict[int, list[Move]] = {}
     for collective in collectives:
         if collective.adds_up:
             last = max([number[move.tensor.op] for move in collective.moves])
-            found.setdefault(last, []).append(collective.moves[0])
-    return found
+            moves_by_phase.setdefault(last, []).append(collective.moves[0])
+    return moves_by_phase
 
 
 def _phase(flow: Flow, ops: Sequence[int], level: int, sums: Sequence[Move], task: StageTask | None) -> Phase:
-    own, starts, continued = set(ops), [], set()
+    op_set, starts, continued = set(ops), [], set()
     for i in ops:
-        inside = [s.op for s in flow.of_shard(i) if s.on_shards and not s.of_all and s.op in own]
+        inside = [s.op for s in flow.of_shard(i) if s.on_shards and not s.of_all and s.op in op_set]
         continued.update(inside)
         if not inside:
             starts.append(i)
@@ -185,8 +185,8 @@ def check_phases(flow: Flow, collectives: Sequence[Collective], phases: Sequence
             for source in flow.of_shard(op.index):
                 _check_source(flow, op, phases, number, source, whole)
         if steps[op.index].home:
-            found = [phases[number[s.op]].level if s.on_shards else whole[s.op] for s in flow.of_whole(op.index)]
-            whole[op.index] = max(found, default=-1)
+            levels = [phases[number[s.op]].level if s.on_shards else whole[s.op] for s in flow.of_whole(op.index)]
+            whole[op.index] = max(levels, default=-1)
     sums = _sums(number, collectives)
     for p, phase in enumerate(phases):
         if phase != _phase(flow, sorted(phase.ops), phase.level, sums.get(p, ()), phase.task):
@@ -196,11 +196,11 @@ def check_phases(flow: Flow, collectives: Sequence[Collective], phases: Sequence
 def _check_source(
     flow: Flow, op: Op, phases: Sequence[Phase], number: Mapping[int, int], source: Source, whole: Sequence[int]
 ) -> None:
-    own = phases[number[op.index]]
+    phase = phases[number[op.index]]
     if source.on_shards and not source.of_all:
-        is_earlier = number[source.op] <= number[op.index] and phases[number[source.op]].level <= own.level
+        is_earlier = number[source.op] <= number[op.index] and phases[number[source.op]].level <= phase.level
     else:
-        is_earlier = (phases[number[source.op]].level if source.on_shards else whole[source.op]) < own.level
+        is_earlier = (phases[number[source.op]].level if source.on_shards else whole[source.op]) < phase.level
     if not is_earlier:
         name = flow.program.ops[source.op].name
         raise CheckError(f"{op.name!r} depends on {name!r}, which is not of an earlier phase.")
@@ -232,7 +232,7 @@ def find_turns(
     seeds = seeds_of(program)
     groups = [(phase.level, len(seeds[phase.ops[0]]), tuple(sorted(seeds[phase.ops[0]]))) for phase in phases]
     numbers = {group: number for number, group in enumerate(sorted(set(groups)))}
-    found = []
+    ordered_turns = []
     for d, position in enumerate(mesh.positions):
         turn = d - mesh.positions.index(position)
         schedule = schedules.get(mesh.positions.count(position))
@@ -242,8 +242,8 @@ def find_turns(
                 time = schedule.starts[Slot(phase.task.stage, phase.task.kind, turn)]
                 lane = phase.task.stage % schedule.devices
             number = numbers[groups[p]]
-            found.append(((number, time, p, d), Turn(p, d, (number, position, lane))))
-    return tuple([turn for _, turn in sorted(found)])
+            ordered_turns.append(((number, time, p, d), Turn(p, d, (number, position, lane))))
+    return tuple([turn for _, turn in sorted(ordered_turns)])
 
 
 def as_taken(
@@ -261,15 +261,15 @@ def as_taken(
     """
     works = [any(family_of(program.ops[i].type) not in (FREE, PASSED_ON) for i in phase.ops) for phase in phases]
     drawn = {number for number, phase in enumerate(phases) if phase.task is not None and works[number]}
-    own = [turn for turn in turns if mesh.positions[turn.shard] == position and turn.phase in drawn]
-    groups = sorted({turn.lane[0] for turn in own})
+    turns_of_device = [turn for turn in turns if mesh.positions[turn.shard] == position and turn.phase in drawn]
+    groups = sorted({turn.lane[0] for turn in turns_of_device})
     if len(groups) < 2:
         return schedule
     starts: dict[Slot, int] = {}
     free, first = [0] * schedule.devices, mesh.positions.index(position)
     for waits, group in enumerate(groups):
         border, ended = max(starts.values(), default=-1) + 1, dict[int, int]()
-        for turn in [turn for turn in own if turn.lane[0] == group]:
+        for turn in [turn for turn in turns_of_device if turn.lane[0] == group]:
             task, shard = phases[turn.phase].task, turn.shard - first
             assert task is not None
             device, slot = task.stage % schedule.devices, Slot(task.stage, task.kind, shard, waits)
@@ -283,12 +283,12 @@ def as_taken(
 def followed(turns: Sequence[Turn]) -> dict[tuple[int, int], Turn]:
     """Return for each phase and shard the turn that it follows, if there is one."""
     last: dict[tuple[int, ...], Turn] = {}
-    found = {}
+    turn_before = {}
     for turn in turns:
         if turn.lane in last:
-            found[turn.phase, turn.shard] = last[turn.lane]
+            turn_before[turn.phase, turn.shard] = last[turn.lane]
         last[turn.lane] = turn
-    return found
+    return turn_before
 
 
 def check_turns_taken(phases: Sequence[Phase], mesh: Mesh, turns: Sequence[Turn]) -> None:

@@ -77,46 +77,48 @@ def find_tasks(flow: Flow, kind: str) -> list[StageTask | None]:
       ArgumentError: if a stage is called again behind a later one.
     """
     ops, steps = flow.program.ops, flow.steps
-    own = [[s.op for s in flow.of_shard(op.index) if s.on_shards] if steps[op.index].shards else [] for op in ops]
-    found = _tasks_in_order(flow.program, own, [op.index for op in ops if steps[op.index].shards])
-    begins = [task is None for task in found]
+    sources = [[s.op for s in flow.of_shard(op.index) if s.on_shards] if steps[op.index].shards else [] for op in ops]
+    tasks = _tasks_in_order(flow.program, sources, [op.index for op in ops if steps[op.index].shards])
+    begins = [task is None for task in tasks]
     for op in reversed(ops):  # what comes before all stages comes with the first that reads it
-        task = found[op.index]
-        for i in own[op.index]:
+        task = tasks[op.index]
+        for i in sources[op.index]:
             if begins[i] and task is not None:
-                found[i] = min(task, found[i] or task)
+                tasks[i] = min(task, tasks[i] or task)
     first = StageTask((0, 0), 0, "F")
-    found = [(task or first) if steps[op.index].shards else None for op, task in zip(ops, found, strict=True)]
-    return _with_weights_apart(flow.program, own, found) if kind == "zero-bubble" else found
+    tasks = [(task or first) if steps[op.index].shards else None for op, task in zip(ops, tasks, strict=True)]
+    return _with_weights_apart(flow.program, sources, tasks) if kind == "zero-bubble" else tasks
 
 
-def _tasks_in_order(program: Program, own: Sequence[Sequence[int]], sharded: Sequence[int]) -> list[StageTask | None]:
+def _tasks_in_order(
+    program: Program, sources: Sequence[Sequence[int]], sharded: Sequence[int]
+) -> list[StageTask | None]:
     """Return the tasks of what stages do, and of what follows beside them."""
     stages = stages_in_order(program)
-    found: list[StageTask | None] = [None] * len(program.ops)
+    tasks: list[StageTask | None] = [None] * len(program.ops)
     for position in sharded:
         op = program.ops[position]
-        stage, before = op.stage, max([t for i in own[position] if (t := found[i])], default=None)
+        stage, before = op.stage, max([t for i in sources[position] if (t := tasks[i])], default=None)
         if stage is None or stage not in stages:
-            found[position] = before
+            tasks[position] = before
             continue
         number, is_backward = stages.index(stage), op.provenance.backward
         place = 2 * len(stages) - 1 - number if is_backward else number
-        found[position] = task = StageTask((place, 0), number, "B" if is_backward else "F")
+        tasks[position] = task = StageTask((place, 0), number, "B" if is_backward else "F")
         if before is not None and before > task:
             raise ArgumentError(
                 f"A schedule lets shards go through the stages once, and {stage} reads at {op.name!r} what "
                 f"follows from {stages[before.stage]}, a later stage. Give the second call a stage of its own, or drop "
                 "schedule."
             )
-    return found
+    return tasks
 
 
 def _with_weights_apart(
-    program: Program, own: Sequence[Sequence[int]], found: Sequence[StageTask | None]
+    program: Program, sources: Sequence[Sequence[int]], tasks: Sequence[StageTask | None]
 ) -> list[StageTask | None]:
     """Return the tasks with what only leads to gradients of weights apart."""
-    result = list(found)
+    result = list(tasks)
     costly = [0] * len(program.ops)  # operations on the longest way from one to its end
     leads_on = [False] * len(program.ops)  # to what is not a weights' part
     for op in reversed(program.ops):
@@ -127,7 +129,7 @@ def _with_weights_apart(
         is_weights = task.kind == "B" and costly[op.index] <= 1 and not leads_on[op.index]
         if is_weights:
             result[op.index] = StageTask((task.place[0], 1), task.stage, "W")
-        for i in own[op.index]:
+        for i in sources[op.index]:
             costly[i] = max(costly[i], costly[op.index])
             leads_on[i] = leads_on[i] or not is_weights
     return result

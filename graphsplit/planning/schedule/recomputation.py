@@ -55,7 +55,7 @@ class Block:
     seconds: float
 
 
-def recomputed(program: Program, asked: Recompute, batch: int) -> tuple[Program, list[str]]:
+def recomputed(program: Program, recompute: Recompute, batch: int) -> tuple[Program, list[str]]:
     """Return the program that recomputes what is asked for, and what is to be said of it.
 
     Args:
@@ -69,12 +69,12 @@ def recomputed(program: Program, asked: Recompute, batch: int) -> tuple[Program,
     passes = _passes_of(program, batch)
     if not passes.backward or not passes.active:
         return program, ["nothing is recomputed: the function has no backward pass"]
-    members = _named(passes, asked) if isinstance(asked, tuple) else _between_seams(passes)
+    members = _named(passes, recompute) if isinstance(recompute, tuple) else _between_seams(passes)
     blocks = [block for ops in members if (block := _block(passes, frozenset(ops))) is not None]
-    if not isinstance(asked, tuple):  # the last block's backward pass comes at once: one block is whole at any time
+    if not isinstance(recompute, tuple):  # the last block's backward pass comes at once: one block is whole at any time
         blocks = blocks[:-1]
-    if isinstance(asked, float):
-        blocks = _of_share(blocks, asked, passes.kept_bytes)
+    if isinstance(recompute, float):
+        blocks = _of_share(blocks, recompute, passes.kept_bytes)
     if not blocks:
         return program, ["nothing is recomputed: the backward pass begins where the forward pass keeps something"]
     saved, again = sum(block.saved for block in blocks), sum(block.seconds for block in blocks)
@@ -121,17 +121,17 @@ class _Passes:
 
     def read_outside(self, ops: frozenset[int]) -> set[int]:
         """Return which of some operations others of the forward pass read, or the caller."""
-        found = {tensor.op for tensor in self.program.outputs}
+        read = {tensor.op for tensor in self.program.outputs}
         for i in self.active:
             if i not in ops:
-                found.update(tensor.op for tensor in self.program.ops[i].inputs)
-        return found & ops
+                read.update(tensor.op for tensor in self.program.ops[i].inputs)
+        return read & ops
 
 
 def _passes_of(program: Program, batch: int) -> _Passes:
     backward, data = backward_ops(program, range(len(program.ops))), data_in(program, batch)
     is_active = [is_data and op.type != "Placeholder" for is_data, op in zip(data, program.ops, strict=True)]
-    active = [i for i, own in enumerate(is_active) if own and i not in backward]
+    active = [i for i, is_active_op in enumerate(is_active) if is_active_op and i not in backward]
     among, latest, read_back = frozenset(active), list[int](), [0] * len(program.ops)
     for op in program.ops:
         latest.append(op.index if op.index in among else max((latest[i] for i in op.sources), default=-1))
@@ -143,14 +143,14 @@ def _passes_of(program: Program, batch: int) -> _Passes:
 def _between_seams(passes: _Passes) -> list[list[int]]:
     """Return blocks between seams, where few bytes pass: those that keep least, seams and one block at a time."""
     crossing, total = _crossing(passes), passes.kept_bytes
-    found = [_blocks_of(passes, crossing, total * share) for share in _SHARES]
+    candidates = [_blocks_of(passes, crossing, total * share) for share in _SHARES]
 
     def most_kept(cuts: Sequence[int]) -> float:
         sizes = [sum(passes.read_back[passes.active[k]] for k in own) for own in _ranges(cuts, len(passes.active))]
         return sum(crossing[k] for k in cuts) + max(sizes)
 
-    cuts = min(found, key=most_kept)
-    return [[passes.active[k] for k in own] for own in _ranges(cuts, len(passes.active))]
+    cuts = min(candidates, key=most_kept)
+    return [[passes.active[k] for k in numbers] for numbers in _ranges(cuts, len(passes.active))]
 
 
 def _ranges(cuts: Sequence[int], count: int) -> list[range]:
@@ -164,22 +164,22 @@ def _crossing(passes: _Passes) -> list[int]:
     last: dict[Tensor, int] = {}
     for k, i in enumerate(passes.active):
         last.update({tensor: k for tensor in passes.program.ops[i].inputs if tensor.op in number})
-    there = [(number[tensor.op], k, passes.program.bytes(tensor)) for tensor, k in last.items()]
-    steps = dict(alive([*there, *[(k, k, 0) for k in number.values()]]))
+    spans = [(number[tensor.op], k, passes.program.bytes(tensor)) for tensor, k in last.items()]
+    steps = dict(alive([*spans, *[(k, k, 0) for k in number.values()]]))
     return [steps[k] for k in number.values()]
 
 
 def _blocks_of(passes: _Passes, crossing: Sequence[int], most: float) -> list[int]:
     """Return after which active operations to cut, so that a block makes at most so many bytes that are read back."""
     cuts: list[int] = []
-    begin, made = 0, 0
+    begin, made_bytes = 0, 0
     for k, i in enumerate(passes.active):
-        made += passes.read_back[i]
-        if made > most and k > begin:
+        made_bytes += passes.read_back[i]
+        if made_bytes > most and k > begin:
             cut = min(range(begin, k), key=lambda n: (crossing[n], -n))
             cuts.append(cut)
             begin = cut + 1
-            made = sum(passes.read_back[n] for n in passes.active[begin : k + 1])
+            made_bytes = sum(passes.read_back[n] for n in passes.active[begin : k + 1])
     return cuts
 
 
@@ -187,14 +187,14 @@ def _named(passes: _Passes, patterns: Sequence[str]) -> list[list[int]]:
     """Return the operations of each layer whose name a pattern fits: of the outermost such layer."""
     named = [passes.program.ops[i] for i in passes.active]
     scopes = {op.index: scopes_of(op.provenance.origin or op.name) for op in named}
-    names = list(dict.fromkeys(name for own in scopes.values() for name in own))
+    names = list(dict.fromkeys(name for scopes_of_op in scopes.values() for name in scopes_of_op))
     fitting = scopes_fitting("recompute", patterns, names)
     chosen = set().union(*fitting.values())
-    found: dict[str, list[int]] = {}
-    for i, own in scopes.items():
-        for name in [name for name in own if name in chosen][:1]:
-            found.setdefault(name, []).append(i)
-    return list(found.values())
+    ops_by_layer: dict[str, list[int]] = {}
+    for i, scopes_of_op in scopes.items():
+        for name in [name for name in scopes_of_op if name in chosen][:1]:
+            ops_by_layer.setdefault(name, []).append(i)
+    return list(ops_by_layer.values())
 
 
 def _of_share(blocks: Sequence[Block], share: float, kept: int) -> list[Block]:
@@ -230,7 +230,7 @@ def _block(passes: _Passes, ops: frozenset[int]) -> Block | None:
     return Block(ops, tuple(sorted(wanted)), *entry, saved, seconds) if saved else None
 
 
-def _entry(passes: _Passes, made: set[int], end: int) -> tuple[int, int] | None:
+def _entry(passes: _Passes, block: set[int], end: int) -> tuple[int, int] | None:
     """Return the backward operation whose gradient enters a block, and the first one that reads it and the block.
 
     What a backward operation makes of the block's values alone waits for no gradient, and moves behind it.
@@ -243,7 +243,7 @@ def _entry(passes: _Passes, made: set[int], end: int) -> tuple[int, int] | None:
     of_block: set[int] = set()  # backward, and of nothing but the block
     for i in sorted(passes.backward):
         sources = passes.program.ops[i].sources
-        if any(source in made or source in of_block for source in sources):
+        if any(source in block or source in of_block for source in sources):
             late = [s for s in sources if s in passes.backward and s not in of_block and passes.latest[s] > end]
             if late:
                 return late[-1], i
@@ -270,8 +270,8 @@ class _CopyWriter(ProgramWriter):
             i, is_copy = arranged[k]
             place[arranged[k]] = self._write(self._program.ops[i], is_copy, place)
         for op in self._program.ops:
-            own = [Tensor(place[op.index, False], k) for k in range(len(op.out_shapes))]
-            self._note(op, own, [place[entry] for entry in ((op.index, False), (op.index, True)) if entry in place])
+            results = [Tensor(place[op.index, False], k) for k in range(len(op.out_shapes))]
+            self._note(op, results, [place[entry] for entry in ((op.index, False), (op.index, True)) if entry in place])
         return self._written()
 
     def _arranged(self) -> Iterator[tuple[int, bool]]:
@@ -285,8 +285,8 @@ class _CopyWriter(ProgramWriter):
     def _reads(self, op: Op, is_copy: bool) -> list[tuple[Tensor, bool]]:
         """Return what an operation reads, and whether it reads a copy's."""
         if is_copy:
-            own = self._copies[op.index]
-            return [(tensor, self._copies.get(tensor.op) is own) for tensor in op.inputs]
+            copy_of_block = self._copies[op.index]
+            return [(tensor, self._copies.get(tensor.op) is copy_of_block) for tensor in op.inputs]
         return [(tensor, op.index in self._passes.backward and tensor.op in self._copies) for tensor in op.inputs]
 
     def _waits(self, op: Op, is_copy: bool) -> list[int]:
@@ -300,8 +300,8 @@ class _CopyWriter(ProgramWriter):
 
     def _sources(self, i: int, is_copy: bool) -> list[tuple[int, bool]]:
         op = self._program.ops[i]
-        own = [(tensor.op, copied) for tensor, copied in self._reads(op, is_copy)]
-        return [*own, *[(control, False) for control in self._waits(op, is_copy)]]
+        data_sources = [(tensor.op, copied) for tensor, copied in self._reads(op, is_copy)]
+        return [*data_sources, *[(control, False) for control in self._waits(op, is_copy)]]
 
     def _write(self, op: Op, is_copy: bool, place: Mapping[tuple[int, bool], int]) -> int:
         inputs = [Tensor(place[tensor.op, copied], tensor.index) for tensor, copied in self._reads(op, is_copy)]

@@ -67,8 +67,8 @@ class Schedule:
 
     def order(self, device: int) -> list[Slot]:
         """Return what a device runs, in order."""
-        own = [slot for slot in self.starts if slot.stage % self.devices == device]
-        return sorted(own, key=lambda slot: self.starts[slot])
+        slots = [slot for slot in self.starts if slot.stage % self.devices == device]
+        return sorted(slots, key=lambda slot: self.starts[slot])
 
     @property
     def slots(self) -> int:
@@ -186,9 +186,9 @@ class _PipelineDevice:
     def __init__(self, kind: str, number: int, stages: int, shards: int, chunks: int):
         count = stages // chunks
         groups = [range(first, min(first + count, shards)) for first in range(0, shards, count)]
-        own = [number + v * count for v in range(chunks)]
-        forward = [Slot(stage, "F", k) for group in groups for stage in own for k in group]
-        backward = [Slot(stage, "B", k) for group in groups for stage in reversed(own) for k in group]
+        own_stages = [number + v * count for v in range(chunks)]
+        forward = [Slot(stage, "F", k) for group in groups for stage in own_stages for k in group]
+        backward = [Slot(stage, "B", k) for group in groups for stage in reversed(own_stages) for k in group]
         self._waiting = {"F": forward, "B": backward, "W": []}
         if kind == "zero-bubble":
             self._waiting["W"] = [Slot(stage, "W", k) for stage, _, k, _ in backward]

@@ -69,12 +69,12 @@ def _follows(program: Program, later: int, first: int) -> bool:
 
 def seeds_of(program: Program) -> list[frozenset[int]]:
     """Return for each operation the gradients of outputs that it depends on: what comes later cannot be waited for."""
-    given = set(program.inputs[len(program.inputs) - program.seeds :])
-    found: list[frozenset[int]] = []
+    seeds = set(program.inputs[len(program.inputs) - program.seeds :])
+    seeds_by_op: list[frozenset[int]] = []
     for op in program.ops:
-        own = frozenset([op.index]) if op.index in given else frozenset()
-        found.append(own.union(*[found[i] for i in op.sources] if given else ()))
-    return found
+        itself = frozenset([op.index]) if op.index in seeds else frozenset()
+        seeds_by_op.append(itself.union(*[seeds_by_op[i] for i in op.sources] if seeds else ()))
+    return seeds_by_op
 
 
 def _awaited(program: Program, steps: Sequence[Step], leading: Collection[Tensor]) -> set[int]:
@@ -133,12 +133,12 @@ def with_late_operations(program: Program, steps: Sequence[Step]) -> Program:
             continue
 
         def sources(i: int, op: Op = op, soon: int = soon) -> list[int]:
-            own = [*program.ops[i].sources, *([waits[i]] if i in waits else [])]
-            return [] if fits(op, i) else [k for k in own if runs[k] > soon and k != op.index]
+            op_sources = [*program.ops[i].sources, *([waits[i]] if i in waits else [])]
+            return [] if fits(op, i) else [k for k in op_sources if runs[k] > soon and k != op.index]
 
-        found = [i for i in reached([readers[op.index]], sources) if fits(op, i)]
-        if found:
-            waits[op.index] = max(found)
+        may_follow = [i for i in reached([readers[op.index]], sources) if fits(op, i)]
+        if may_follow:
+            waits[op.index] = max(may_follow)
     ops = [replace(op, controls=(*op.controls, waits[op.index])) if op.index in waits else op for op in program.ops]
     return replace(program, ops=tuple(ops)) if waits else program
 
@@ -172,21 +172,23 @@ def _places(program: Program) -> tuple[list[int], list[int], list[int]]:
 
 def _first_readers(program: Program, steps: Sequence[Step]) -> dict[int, int]:
     """Return the first operation that reads what each one makes, or hands it on to one that does."""
-    found: dict[int, int] = {}
+    reader_by_op: dict[int, int] = {}
     for op in reversed(program.ops):
         if steps[op.index].home or steps[op.index].shards:
-            reader = found.get(op.index) if op.type in SAME_BUFFER else op.index
-            found.update(dict.fromkeys([tensor.op for tensor in op.inputs], reader) if reader is not None else {})
-    return found
+            reader = reader_by_op.get(op.index) if op.type in SAME_BUFFER else op.index
+            reader_by_op.update(
+                dict.fromkeys([tensor.op for tensor in op.inputs], reader) if reader is not None else {}
+            )
+    return reader_by_op
 
 
 def _reads(program: Program) -> dict[Tensor, list[int]]:
     """Return which operations read each tensor, in order."""
-    found: dict[Tensor, list[int]] = {}
+    readers_by_tensor: dict[Tensor, list[int]] = {}
     for op in program.ops:
         for tensor in dict.fromkeys(op.inputs):
-            found.setdefault(tensor, []).append(op.index)
-    return found
+            readers_by_tensor.setdefault(tensor, []).append(op.index)
+    return readers_by_tensor
 
 
 def _holds_more(program: Program, op: Op, freed: Iterable[Tensor]) -> bool:

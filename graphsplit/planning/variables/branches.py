@@ -88,11 +88,14 @@ def _obstacle_of_branch(program: Program, op: Op) -> str:
         return f"{op.name!r} makes what is no number"
     bodies = [op.bodies[name] for name in function_names(op.node)]
     for body in bodies:
-        given = [body.ops[i].out_shapes[0] for i in body.inputs]
-        if any(own is None and shape is not None for own, shape in zip(given, op.in_shapes[1:], strict=True)):
+        argument_shapes = [body.ops[i].out_shapes[0] for i in body.inputs]
+        if any(
+            argument_shape is None and shape is not None
+            for argument_shape, shape in zip(argument_shapes, op.in_shapes[1:], strict=True)
+        ):
             return f"a side of {op.name!r} does not fit what it is given"
-    found = [why for body in bodies for inner in body.ops if (why := _obstacle(body, inner))]
-    return found[0] if found else ""
+    obstacles = [why for body in bodies for inner in body.ops if (why := _obstacle(body, inner))]
+    return obstacles[0] if obstacles else ""
 
 
 def _is_of_several(op: Op) -> bool:
@@ -167,16 +170,16 @@ class _BranchWriter(RowAdder):
         """Write what a branch reads, what its sides compute, and what it writes."""
         # (a gradient's branch has its own, as nothing that may be dead can be handed from one function to another)
         self._switches = {}
-        given, controls = [self._results[tensor] for tensor in op.inputs], self._controls(op)
+        operands, controls = [self._results[tensor] for tensor in op.inputs], self._controls(op)
         before: _Values = {}
         for handle, dtype in {
             handle: _value_of(body, inner)[1] for handle, body, inner in _used(op, op.inputs)
         }.items():
-            own, shape = self._results[handle], tuple(self._held[self._program.ops[handle.op].name])
+            written_handle, shape = self._results[handle], tuple(self._held[self._program.ops[handle.op].name])
             node = make_node(self._unused(f"{op.name}/read_{len(before)}"), "ReadVariableOp", [], dtype=dtype)
-            before[own] = self._new(node, (own,), [(shape, dtype)], {}, controls)
-        results, after = self._choose(op, op.name, given, before)
-        reads = [tensor.op for tensor in given if self._ops[tensor.op].type == "ReadVariableOp"]
+            before[written_handle] = self._new(node, (written_handle,), [(shape, dtype)], {}, controls)
+        results, after = self._choose(op, op.name, operands, before)
+        reads = [tensor.op for tensor in operands if self._ops[tensor.op].type == "ReadVariableOp"]
         # (who changes later what is only read waits until it is)
         writes = [value.op for handle, value in before.items() if handle not in after]
         for handle, value in after.items():
@@ -186,7 +189,7 @@ class _BranchWriter(RowAdder):
         self._note(op, results, (*writes, *dict.fromkeys(reads)))  # (who changes what it only reads waits, too)
 
     def _choose(
-        self, op: Op, name: str, given: Sequence[Tensor], before: _Values, first: int = 0
+        self, op: Op, name: str, operands: Sequence[Tensor], before: _Values, first: int = 0
     ) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
         """Write the sides of a branch; return its results, and the value of each variable that it writes, by handle.
 
@@ -199,13 +202,13 @@ class _BranchWriter(RowAdder):
             among those is the other side.
         """
         then, otherwise, *more = function_names(op.node)[first:]
-        which = self._compared("Equal", f"{name}/is_{first}", given[0], first) if _is_of_several(op) else given[0]
+        which = self._compared("Equal", f"{name}/is_{first}", operands[0], first) if _is_of_several(op) else operands[0]
         sides, results = [_Side(which, number, before) for number in (0, 1)], []
         for side in sides:
             part = f"{name}/{'then' if side.number else 'else'}"
-            passed = [self._passed(f"{name}/given", tensor, side) for tensor in given[1:]]
+            passed = [self._passed(f"{name}/given", tensor, side) for tensor in operands[1:]]
             if more and not side.number:
-                left = [self._passed(f"{name}/index", given[0], side), *passed]
+                left = [self._passed(f"{name}/index", operands[0], side), *passed]
                 results.append(self._write_branch_inside(op, part, left, side, first + 1))
             else:
                 function = then if side.number else otherwise
@@ -240,9 +243,9 @@ class _BranchWriter(RowAdder):
         nothing else runs on either side.)
         """
         pairs = zip(ends, sides, strict=True)
-        own = [t if self._is_passed(t, side) else self._passed(f"{name}/end", t, side) for t, side in pairs]
-        dtype = self._type_of(own[0])
-        return self._made(MERGE, self._unused(name), own, [(shape, dtype)], {}, N=2, T=dtype)
+        passed_ends = [t if self._is_passed(t, side) else self._passed(f"{name}/end", t, side) for t, side in pairs]
+        dtype = self._type_of(passed_ends[0])
+        return self._made(MERGE, self._unused(name), passed_ends, [(shape, dtype)], {}, N=2, T=dtype)
 
     def _is_passed(self, tensor: Tensor, side: _Side) -> bool:
         op = self._ops[tensor.op]
@@ -267,9 +270,10 @@ class _BranchWriter(RowAdder):
                 side.written[inputs[0]] = self._plain(kind, f"{name}/{op.name}", (before, added), T=True)
                 side.behind.add(side.written[inputs[0]].op)
             else:
-                made = self._write_inside(op, f"{name}/{op.name}", inputs, side)
-                side.behind.update([tensor.op for tensor in made if inputs])  # (constants are there on either side)
-                results.update({Tensor(op.index, k): tensor for k, tensor in enumerate(made)})
+                results_inside = self._write_inside(op, f"{name}/{op.name}", inputs, side)
+                # (constants are there on either side)
+                side.behind.update([tensor.op for tensor in results_inside if inputs])
+                results.update({Tensor(op.index, k): tensor for k, tensor in enumerate(results_inside)})
         return [results[tensor] for tensor in body.outputs]
 
     def _write_inside(self, op: Op, name: str, inputs: list[Tensor], side: _Side) -> list[Tensor]:
@@ -284,22 +288,22 @@ class _BranchWriter(RowAdder):
         if op.type in _BRANCHES:
             with self._serving(op):
                 return self._write_branch_inside(op, name, inputs, side)
-        made = self._append(op, self._unused(name), inputs, ())
-        return [Tensor(made.op, k) for k in range(len(op.out_shapes))]
+        written = self._append(op, self._unused(name), inputs, ())
+        return [Tensor(written.op, k) for k in range(len(op.out_shapes))]
 
     def _write_branch_inside(
-        self, op: Op, name: str, given: Sequence[Tensor], side: _Side, first: int = 0
+        self, op: Op, name: str, operands: Sequence[Tensor], side: _Side, first: int = 0
     ) -> list[Tensor]:
         """Write a branch on a side, or (`first`) what is left of one; `given` is behind the side's `Switch`."""
-        handles = dict.fromkeys([handle for handle, _, _ in _used(op, given)])
+        handles = dict.fromkeys([handle for handle, _, _ in _used(op, operands)])
         before = {handle: self._value(f"{name}/before", handle, side) for handle in handles}
-        results, after = self._choose(op, name, given, before, first)
+        results, after = self._choose(op, name, operands, before, first)
         side.written.update(after)
         side.behind.update([value.op for value in after.values()])
         return results
 
 
-def _used(op: Op, given: Sequence[Tensor]) -> Iterator[tuple[Tensor, Program, Op]]:
+def _used(op: Op, operands: Sequence[Tensor]) -> Iterator[tuple[Tensor, Program, Op]]:
     """Yield the handles that a branch reads or writes, each with the operation that does, and the body that has that.
 
     Args:
@@ -308,9 +312,9 @@ def _used(op: Op, given: Sequence[Tensor]) -> Iterator[tuple[Tensor, Program, Op
     """
     for name in function_names(op.node):
         body = op.bodies[name]
-        own = {Tensor(i, 0): tensor for i, tensor in zip(body.inputs, given[1:], strict=True)}
+        argument_by_tensor = {Tensor(i, 0): tensor for i, tensor in zip(body.inputs, operands[1:], strict=True)}
         for inner in body.ops:
             if inner.type in _OF_VARIABLES:
-                yield own[inner.inputs[0]], body, inner
+                yield argument_by_tensor[inner.inputs[0]], body, inner
             elif inner.type in _BRANCHES:
-                yield from _used(inner, [own.get(tensor, tensor) for tensor in inner.inputs])
+                yield from _used(inner, [argument_by_tensor.get(tensor, tensor) for tensor in inner.inputs])

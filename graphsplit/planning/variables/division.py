@@ -81,10 +81,10 @@ def divide(program: Program, cuts: Mapping[str, MeshDivision], reshard: bool = T
       reshard: whether what is put together is dropped and put together again, where its variable asks for that.
     """
     lying = {i: cuts[name] for i in program.captures if (name := program.ops[i].name) in cuts}
-    copies = {i: found for i, own in lying.items() if (found := copies_of(own))}
-    copied = {i: own for i, [own, *others] in copies.items() if not others}
+    copies = {i: several for i, division in lying.items() if (several := copies_of(division))}
+    copied = {i: copied_layout for i, [copied_layout, *more_copies] in copies.items() if not more_copies}
     whole: dict[int, Shard | Replicate] = {**copied, **{i: cut.in_place for i, cut in lying.items() if is_staying(cut)}}
-    parts = {i: cut for i, own in lying.items() if isinstance(cut := cut_in(own), Cut) and i not in whole}
+    parts = {i: cut for i, division in lying.items() if isinstance(cut := cut_in(division), Cut) and i not in whole}
     handles = {i: cut.layout for i, cut in parts.items() if cut.parts > 1}
     if obstacles := taken_whole(program, {**copied, **handles}):
         return Divided(program, tuple([(k, 0) for k in range(len(program.captures))]), obstacles)
@@ -114,9 +114,9 @@ class _PartsWriter(WholeWriter):
         self._done = Counter[str]()  # bytes that each of them makes
 
     def divided(self) -> Divided:
-        made = self.write()
-        counts = [sum([len(made.ops[k].devices or [k]) for k in self._became[i]]) for i in self._program.captures]
-        return Divided(made, tuple([(k, part) for k, count in enumerate(counts) for part in range(count)]))
+        program = self.write()
+        counts = [sum([len(program.ops[k].devices or [k]) for k in self._became[i]]) for i in self._program.captures]
+        return Divided(program, tuple([(k, part) for k, count in enumerate(counts) for part in range(count)]))
 
     def _visit(self, op: Op) -> None:
         if op.index in self._finder.handles:
@@ -139,16 +139,16 @@ class _PartsWriter(WholeWriter):
         self._note(op, (), [handle.op for handle in handles])
         for handle, device in zip(handles, group, strict=True):
             self._lay(handle.op, devices=(device,))
-        for handle, own in zip(handles, copies, strict=False):
-            self._lay(handle.op, layout=own, devices=own.devices)
+        for handle, copies_of_piece in zip(handles, copies, strict=False):
+            self._lay(handle.op, layout=copies_of_piece, devices=copies_of_piece.devices)
 
     def _owner_of(self, op: Op) -> str:
         """Return the device of what is done once: that of what it follows from, or else the one that does least."""
         owner = next((self._owners[tensor.op] for tensor in op.inputs if tensor.op in self._owners), None)
         if owner is None:
             known = [self._finder.cut[tensor] for tensor in op.inputs if tensor in self._finder.cut]
-            devices = [device for own in known for device in group_of(own)]
-            devices = devices or [device for own in self._program.copied.values() for device in own.devices]
+            devices = [device for cut_layout in known for device in group_of(cut_layout)]
+            devices = devices or [device for copies in self._program.copied.values() for device in copies.devices]
             owner = min(dict.fromkeys(devices), key=lambda device: self._done[device])
         self._done[owner] += sum(op.out_bytes)
         self._owners[op.index] = owner
@@ -159,15 +159,15 @@ class _PartsWriter(WholeWriter):
 
     def _write_parts(self, op: Op, how: Sharded) -> None:
         layout = next(filter(group_of, (*how.wants, *how.gives)))
-        made = [self._write_part(op, how, layout, k) for k in range(len(group_of(layout)))]
-        self._note(op, (), [tensor.op for tensor in made])
+        written_parts = [self._write_part(op, how, layout, k) for k in range(len(group_of(layout)))]
+        self._note(op, (), [tensor.op for tensor in written_parts])
         for output, give in enumerate(how.gives):
-            own, tensor = [Tensor(part.op, output) for part in made], Tensor(op.index, output)
+            part_results, tensor = [Tensor(part.op, output) for part in written_parts], Tensor(op.index, output)
             if isinstance(give, Shard):
-                self._parts[tensor, give] = own
+                self._parts[tensor, give] = part_results
             elif isinstance(give, Partial):
-                own = self._weighted(op, own, layout) if give.reduction == "mean" else own
-                self._results[tensor] = self._joined(op, output, own, JOINS[give.reduction])
+                part_results = self._weighted(op, part_results, layout) if give.reduction == "mean" else part_results
+                self._results[tensor] = self._joined(op, output, part_results, JOINS[give.reduction])
 
     def _weighted(self, op: Op, means: Sequence[Tensor], layout: Layout) -> list[Tensor]:
         """Return each part's mean times its share of the entries. (Sums might overflow, before they are divided.)"""
@@ -181,19 +181,19 @@ class _PartsWriter(WholeWriter):
 
     def _write_part(self, op: Op, how: Sharded, layout: Layout, k: int) -> Tensor:
         """Write an operation for part `k` of what lies so, and return its first output."""
-        found = [self._operand(op, how, i, k) for i in range(len(op.inputs))]
-        inputs = [tensor for tensor, _ in found]
-        own, controls = self._own_rows(op, how, k, group_of(layout)[k], inputs), self._controls(op, k)
+        operands = [self._operand(op, how, i, k) for i in range(len(op.inputs))]
+        inputs = [tensor for tensor, _ in operands]
+        own_rows, controls = self._own_rows(op, how, k, group_of(layout)[k], inputs), self._controls(op, k)
         table = self._ops[inputs[0].op].layout if op.type in WRITES_ROWS else None
         if isinstance(table, Replicate):
             return self._write_rows_of_copies(op, table, inputs, controls)
-        pairs = enumerate(zip(found, inputs, strict=True))
+        pairs = enumerate(zip(operands, inputs, strict=True))
         constants = {i: value for i, ((before, value), now) in pairs if value is not None and now == before}
         shapes = [part_shape(shape, give, k) for shape, give in zip(op.out_shapes, how.gives, strict=True)]
         name = self._unused(f"{op.name}/{'rows' if how.shift else 'part'}_{k}")
-        made = self._append(op, name, inputs, controls, shapes, constants)
-        self._place(made, layout, k, is_there=bool(how.shift) or self._shrinks(op, how, layout))
-        return made if own is None else self._zeros_elsewhere(op, k, own, made)
+        written = self._append(op, name, inputs, controls, shapes, constants)
+        self._place(written, layout, k, is_there=bool(how.shift) or self._shrinks(op, how, layout))
+        return written if own_rows is None else self._zeros_elsewhere(op, k, own_rows, written)
 
     def _shrinks(self, op: Op, how: Sharded, layout: Layout) -> bool:
         """Return whether an operation makes much less of parts than they are: it runs there, whoever reads that.
@@ -211,8 +211,8 @@ class _PartsWriter(WholeWriter):
         if tensor.op in self._handles:
             return self._handles[tensor.op][k], None
         if i in how.makes:
-            dtype, made = self._program.dtype(tensor), resized(op, how, lambda extent: _own(extent, k))[i]
-            value = made.astype(dtype.as_numpy_dtype)
+            dtype, part_value = self._program.dtype(tensor), resized(op, how, lambda extent: _own(extent, k))[i]
+            value = part_value.astype(dtype.as_numpy_dtype)
             return self._constant(f"{op.name}/size_{i}_{k}", value, dtype), value
         if not isinstance(want, Shard):
             return self._result(tensor), value
@@ -225,11 +225,11 @@ class _PartsWriter(WholeWriter):
             self._lay(tensor.op, devices=(group_of(layout)[k],))
 
     def _controls(self, op: Op, part: int | None = None) -> tuple[int, ...]:
-        found: list[int] = []
+        waits: list[int] = []
         for control in op.controls:
             copies = self._became[control]
-            found += copies if part is None or len(copies) <= part else [copies[part]]
-        return tuple(found)
+            waits += copies if part is None or len(copies) <= part else [copies[part]]
+        return tuple(waits)
 
     def _as_parts(self, tensor: Tensor, layout: Shard) -> list[Tensor]:
         """Return the parts of a value: taken apart, once, where it is whole."""
@@ -255,10 +255,14 @@ class _PartsWriter(WholeWriter):
         begin[layout.axis] = begin_of(layout, k)
         operands = {1: begin, 2: np.array(size, np.int64)}
         constants = [self._constant(f"{name}/slice_{k}_{i}", value, tf.int64) for i, value in operands.items()]
-        result, reads, own = [(size, dtype)], [self._result(tensor), *constants], self._unused(f"{name}/slice_{k}")
-        made = self._made("Slice", own, reads, result, operands, T=dtype, Index=tf.int64)
-        self._place(made, layout, k)
-        return made
+        result, reads, node_name = (
+            [(size, dtype)],
+            [self._result(tensor), *constants],
+            self._unused(f"{name}/slice_{k}"),
+        )
+        sliced = self._made("Slice", node_name, reads, result, operands, T=dtype, Index=tf.int64)
+        self._place(sliced, layout, k)
+        return sliced
 
     def _taken_apart(self, tensor: Tensor, layout: Shard) -> list[Tensor]:
         name, parts = self._program.ops[tensor.op].name, range(len(group_of(layout)))
@@ -266,7 +270,7 @@ class _PartsWriter(WholeWriter):
         sizes, axis = np.array([layout.own((), k) for k in parts], np.int64), np.array(layout.axis, np.int32)
         operands = [self._result(tensor), self._constant(f"{name}/lengths", sizes, tf.int64)]
         operands.append(self._constant(f"{name}/cut_axis", axis, tf.int32))
-        made = self._made(
+        split = self._made(
             "SplitV",
             self._unused(f"{name}/parts"),
             operands,
@@ -276,8 +280,8 @@ class _PartsWriter(WholeWriter):
             T=dtype,
             Tlen=tf.int64,
         )
-        self._lay(made.op, divides=True)
-        return [Tensor(made.op, k) for k in parts]
+        self._lay(split.op, divides=True)
+        return [Tensor(split.op, k) for k in parts]
 
     def _joined(self, op: Op, output: int, parts: Sequence[Tensor], kind: str) -> Tensor:
         """Write what the parts of a result that was reduced over the axis that is cut come to."""
@@ -286,7 +290,7 @@ class _PartsWriter(WholeWriter):
             result = [(op.out_shapes[output], dtype)]
             return self._made(kind, self._unused(name), parts, result, {}, N=len(parts), T=dtype)
         typed = dtype != tf.bool  # (which has operations of its own)
-        return functools.reduce(lambda one, other: self._plain(kind, name, [one, other], T=typed), parts)
+        return functools.reduce(lambda joined, other: self._plain(kind, name, [joined, other], T=typed), parts)
 
 
 def _own(extent: Shard | Place, part: int) -> int:

@@ -35,8 +35,8 @@ def read_again(program: Program, cuts: Mapping[int, Cut]) -> dict[int, list[Tens
     finder = part_by_part(program, {i: replace(cut, devices=devices).layout for i, cut, devices in sharded})
     ends = [*[tensor.op for tensor in program.outputs], *program.effects]
     needed = reached(ends, lambda i: program.ops[i].sources)
-    found = {op.index: [*_reads(program, finder, op)] for op in program.ops if op.index in needed}
-    return {i: tensors for i, tensors in found.items() if tensors}
+    read_by_op = {op.index: [*_reads(program, finder, op)] for op in program.ops if op.index in needed}
+    return {i: tensors for i, tensors in read_by_op.items() if tensors}
 
 
 def _reads(program: Program, finder: PartByPart, op: Op) -> Iterator[Tensor]:

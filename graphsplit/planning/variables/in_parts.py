@@ -28,7 +28,7 @@ def program_of(
     trace: Trace,
     state: State | None = None,
     reshard: bool = True,
-    given: tuple[Program, Sequence[tuple[int, int]]] | None = None,
+    columns: tuple[Program, Sequence[tuple[int, int]]] | None = None,
     mesh: Mesh = Mesh(),  # noqa: B008  # frozen
 ) -> tuple[Program, State]:
     """Return what is planned for a traced function: its program, in parts where its variables are; and its state.
@@ -41,11 +41,11 @@ def program_of(
       mesh: the shards, among which variables are used where their parts are that lie so.
     """
     state = replace(state or state_of(trace), captured=captured_by(trace))
-    program, origins = given or (trace.program, [(k, 0) for k in range(len(trace.captures))])
-    if not state.divisions and given is None:
+    program, origins = columns or (trace.program, [(k, 0) for k in range(len(trace.captures))])
+    if not state.divisions and columns is None:
         inside = {v.name: _INSIDE for v in trace.variables if parts_of_variable(v) is not None}
         return program, replace(state, whole=inside) if inside else state
-    if given is None:
+    if columns is None:
         program = branches_apart(trace, state.divisions.keys(), _without_rows(state, mesh))
     names = [program.ops[i].name for i in program.captures]
 
@@ -59,10 +59,12 @@ def program_of(
         obstacles = divided.obstacles or _apart(divided, devices, names, cuts)
         parts = tuple([(origins[k][0], origins[k][1] + part) for k, part in divided.origins])
         held = {**cuts, **{name: state.divisions[name] for name in state.in_place}}
-        said = {state.captured[origins[names.index(n)][0]].name: why for n, why in staying.items()}
+        staying_by_name = {state.captured[origins[names.index(n)][0]].name: why for n, why in staying.items()}
         all_whole = {**state.whole, **whole}
-        found = replace(state, devices=devices, divisions=held, parts=parts, whole=all_whole, staying=said)
-        return (divided.program, found), with_twins(trace, obstacles)
+        divided_state = replace(
+            state, devices=devices, divisions=held, parts=parts, whole=all_whole, staying=staying_by_name
+        )
+        return (divided.program, divided_state), with_twins(trace, obstacles)
 
     return settled(attempt)
 
@@ -108,7 +110,7 @@ def with_twins(trace: Trace, whole: Mapping[str, str]) -> dict[str, str]:
     captures = zip(trace.program.captures, trace.captures, strict=True)
     handles = {trace.program.ops[i].name: id(handle) for i, handle in captures}
     reasons = {handles[name]: reason for name, reason in whole.items() if name in handles}
-    return {**whole, **{name: reasons[own] for name, own in handles.items() if own in reasons}}
+    return {**whole, **{name: reasons[own_handle] for name, own_handle in handles.items() if own_handle in reasons}}
 
 
 def _apart(
@@ -117,12 +119,12 @@ def _apart(
     """Return the variables that an operation takes together with others, which lie on other devices."""
     handles = [i for i, _ in divided.program.handles]
     ops = divided.program.ops
-    origins = {i: own for i, own in zip(handles, divided.origins, strict=True) if ops[i].layout is None}
-    found = {}
+    origins = {i: part_origin for i, part_origin in zip(handles, divided.origins, strict=True) if ops[i].layout is None}
+    why_by_name = {}
     for op in divided.program.ops:
         taken = [tensor.op for tensor in op.inputs if tensor.op in origins]
         if len({ops[i].device or devices.get(ops[i].name, "") for i in taken} - {""}) > 1:
             reason = f"{op.type} {op.name!r} takes it together with variables on other devices"
-            own = {names[origins[i][0]] for i in taken}
-            found.update({name: reason for name in own if name in cuts and not is_staying(cuts[name])})
-    return found
+            taken_names = {names[origins[i][0]] for i in taken}
+            why_by_name.update({name: reason for name in taken_names if name in cuts and not is_staying(cuts[name])})
+    return why_by_name

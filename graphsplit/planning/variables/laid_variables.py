@@ -27,43 +27,50 @@ WRITES_ROWS = frozenset({f"ResourceScatter{how}" for how in ("Add", "Div", "Max"
 def of_variable(program: Program, op: Op, layouts: Sequence[Layout]) -> Sharded | None:
     """Return how what reads or writes a variable that lies along the axis is done: by each device with its own part."""
     is_handle = [program.dtype(tensor) == tf.resource for tensor in op.inputs]
-    lying = [layout for own, layout in zip(is_handle, layouts, strict=True) if own and layout != SINGLE_DEVICE]
+    lying = [layout for is_own, layout in zip(is_handle, layouts, strict=True) if is_own and layout != SINGLE_DEVICE]
     if not lying:
         return None
-    own = lying[0]
+    variable_layout = lying[0]
     if op.type in READS:
-        return Sharded((own,), (own,))
+        return Sharded((variable_layout,), (variable_layout,))
     if op.type in WRITES:
-        return Sharded((own, own), ())
-    if op.type == "VariableShape" and isinstance(own, Replicate):
-        return Sharded((own,), (REPLICATE,))
+        return Sharded((variable_layout, variable_layout), ())
+    if op.type == "VariableShape" and isinstance(variable_layout, Replicate):
+        return Sharded((variable_layout,), (REPLICATE,))
     if op.type in WRITES_ROWS:
-        return _of_rows(program, op, own)
+        return _of_rows(program, op, variable_layout)
     if (
         op.type.startswith("ResourceApply")
-        and lying == [own] * sum(is_handle)
+        and lying == [variable_layout] * sum(is_handle)
         and _is_elementwise(program, op, is_handle)
     ):
-        wants = [own if h or program.shape(t) != () else REPLICATE for h, t in zip(is_handle, op.inputs, strict=True)]
+        wants = [
+            variable_layout if h or program.shape(t) != () else REPLICATE
+            for h, t in zip(is_handle, op.inputs, strict=True)
+        ]
         return Sharded(tuple(wants), ())
     return None
 
 
-def _of_rows(program: Program, op: Op, own: Layout) -> Sharded | None:
+def _of_rows(program: Program, op: Op, variable_layout: Layout) -> Sharded | None:
     """Return how rows of a variable are written by their numbers: each device its own, or its part of each."""
     numbers, rows = op.in_shapes[1:]
-    if isinstance(own, Replicate):
-        return Sharded((own, REPLICATE, REPLICATE), ())
-    if not isinstance(own, Shard) or numbers is None or not rows:
+    if isinstance(variable_layout, Replicate):
+        return Sharded((variable_layout, REPLICATE, REPLICATE), ())
+    if not isinstance(variable_layout, Shard) or numbers is None or not rows:
         return None
     if len(numbers) > 7:  # (`GatherNd`, by which a part picks its rows, takes no more coordinates)
         return None
-    if own.axis > 0:
-        return Sharded((own, REPLICATE, own.along(len(numbers) + own.axis - 1)), ())
+    if variable_layout.axis > 0:
+        return Sharded((variable_layout, REPLICATE, variable_layout.along(len(numbers) + variable_layout.axis - 1)), ())
     most = program.dtype(op.inputs[1]).max
-    if len(own.blocks) > 1 or own.size(0) > most or any(type(size) is not int for size in rows[len(numbers) :]):
+    if (
+        len(variable_layout.blocks) > 1
+        or variable_layout.size(0) > most
+        or any(type(size) is not int for size in rows[len(numbers) :])
+    ):
         return None
-    return Sharded((own, REPLICATE, REPLICATE), (), shift={1: Shift(own, others=LEFT_OUT)})
+    return Sharded((variable_layout, REPLICATE, REPLICATE), (), shift={1: Shift(variable_layout, others=LEFT_OUT)})
 
 
 def _is_elementwise(program: Program, op: Op, is_handle: Sequence[bool]) -> bool:
@@ -75,4 +82,4 @@ def _is_elementwise(program: Program, op: Op, is_handle: Sequence[bool]) -> bool
 def copies_of(division: MeshDivision) -> list[Replicate]:
     """Return how the whole, or each part, of a variable lies that has copies; nothing for one that has none."""
     rows = division.rows if isinstance(division, Nested) else [division]
-    return [own for own in rows if isinstance(own, Replicate) and own.parts > 1]
+    return [row for row in rows if isinstance(row, Replicate) and row.parts > 1]

@@ -139,8 +139,8 @@ class _PartFinder:
             return
         in_parts = [i for i, tensor in enumerate(op.inputs) if tensor in self._cut]
         # (what is only taken apart for others is whole, too: its rows are there)
-        if in_parts == [0] and op.inputs[0].op in self._how and (found := self._found_rows(op)):
-            self._note(op, found)
+        if in_parts == [0] and op.inputs[0].op in self._how and (answer_of_op := self._found_rows(op)):
+            self._note(op, answer_of_op)
             return
         if self._is_done_once(op):
             self._once.add(op.index)
@@ -148,28 +148,28 @@ class _PartFinder:
         rule = self._rule(op) if in_parts else None
         factors = rule.factors(op) if rule else Declined("")
         if rule and isinstance(factors, Factors) and _adds_no_axis(factors, [factors.inputs[i] for i in in_parts]):
-            found = self._answer(rule, op)
-            if found is not None and self._is_by_itself(op, found):
-                self._note(op, found)
+            answer_of_op = self._answer(rule, op)
+            if answer_of_op is not None and self._is_by_itself(op, answer_of_op):
+                self._note(op, answer_of_op)
 
     def _answer(self, rule: Rule, op: Op) -> Sharded | None:
         layouts: list[Layout] = [self._cut.get(tensor, REPLICATE) for tensor in op.inputs]
-        found = answer(rule, op, layouts, [self._program.bytes(tensor) for tensor in op.inputs])
-        return found if isinstance(found, Sharded) else None
+        answer_of_op = answer(rule, op, layouts, [self._program.bytes(tensor) for tensor in op.inputs])
+        return answer_of_op if isinstance(answer_of_op, Sharded) else None
 
-    def _note(self, op: Op, found: Sharded | None) -> None:
+    def _note(self, op: Op, how: Sharded | None) -> None:
         """Note how an operation is done part by part, if it is."""
-        if found is not None:
-            self._how[op.index] = found
-            gives = {Tensor(op.index, k): layout for k, layout in enumerate(found.gives)}
+        if how is not None:
+            self._how[op.index] = how
+            gives = {Tensor(op.index, k): layout for k, layout in enumerate(how.gives)}
             self._cut.update({tensor: layout for tensor, layout in gives.items() if isinstance(layout, Shard)})
 
     def _found_rows(self, op: Op) -> Sharded | None:
         """Return how rows of the first operand are looked up where they are, if they are fewer bytes than that has."""
         rule = None if op.controls or op.out_shapes[0] is None else rule_of(op.type)
-        found = self._answer(rule, op) if rule else None
+        answer_of_op = self._answer(rule, op) if rule else None
         is_less = self._program.bytes(Tensor(op.index, 0)) < self._program.bytes(op.inputs[0])
-        return found if found is not None and is_less and _is_by_rows(found, ZEROS) else None
+        return answer_of_op if answer_of_op is not None and is_less and _is_by_rows(answer_of_op, ZEROS) else None
 
     def _is_done_once(self, op: Op) -> bool:
         """Return whether an operation follows from products of a variable's parts with each other.
@@ -195,9 +195,9 @@ class _PartFinder:
         cannot = op.stateful or op.bodies or op.controls or unknown or opaque
         return None if cannot else rule_of(op.type)
 
-    def _is_by_itself(self, op: Op, found: Sharded) -> bool:
+    def _is_by_itself(self, op: Op, how: Sharded) -> bool:
         """Return whether an operation can be done so part by part: no part needs what others have."""
-        operands = [(t, w) for i, (t, w) in enumerate(zip(op.inputs, found.wants, strict=True)) if i not in found.makes]
+        operands = [(t, w) for i, (t, w) in enumerate(zip(op.inputs, how.wants, strict=True)) if i not in how.makes]
         wanted = [(tensor, want) for tensor, want in operands if isinstance(want, Shard)]
         whole = [tensor for tensor, want in operands if not isinstance(want, Shard)]
         cut = [tensor for tensor, _ in wanted] + [Tensor(op.index, k) for k in range(len(op.out_shapes))]
@@ -205,14 +205,14 @@ class _PartFinder:
         parts = max([len(group_of(want)) for _, want in wanted], default=1)
         most = max(COPY_BYTES, max(map(self._program.bytes, cut)) // (_FEWER * parts))
         cannot = (
-            found.draw is not None
-            or bool(found.shift)
-            or found.weighted
-            or any(not isinstance(resize.position, int) for resize in found.resize)
+            how.draw is not None
+            or bool(how.shift)
+            or how.weighted
+            or any(not isinstance(resize.position, int) for resize in how.resize)
             or any(isinstance(want, Partial) for _, want in operands)
-            or any(layout.reduction not in JOINS for layout in found.gives if isinstance(layout, Partial))
-            or not all(isinstance(layout, (Shard, Partial)) for layout in found.gives)
-            or any(len(layout.blocks) > 1 for layout in (*found.wants, *found.gives) if isinstance(layout, Shard))
+            or any(layout.reduction not in JOINS for layout in how.gives if isinstance(layout, Partial))
+            or not all(isinstance(layout, (Shard, Partial)) for layout in how.gives)
+            or any(len(layout.blocks) > 1 for layout in (*how.wants, *how.gives) if isinstance(layout, Shard))
             or any(self._cut.get(tensor, want) != want for tensor, want in wanted)
             or any(tensor in self._cut or self._program.bytes(tensor) > most for tensor in whole)
         )
@@ -229,8 +229,8 @@ class _PartFinder:
 
     def _made_in_parts(self, tensor: Tensor, layout: Shard) -> Sharded | None:
         """Return how an operation makes its result in parts; None if that is taken apart."""
-        found = self._possible_in_parts(tensor, layout)
-        return None if found is None or self._stays_a_sum(tensor, found) else found
+        how = self._possible_in_parts(tensor, layout)
+        return None if how is None or self._stays_a_sum(tensor, how) else how
 
     def _possible_in_parts(self, tensor: Tensor, layout: Shard) -> Sharded | None:
         """Return how an operation could make its result in parts."""
@@ -238,33 +238,33 @@ class _PartFinder:
         is_one = len(op.out_shapes) == 1 or op.type == SWITCH
         is_plain = is_one and op.type != "Const" and op.index not in self._once
         rule = self._rule(op) if is_plain else None
-        found = answer_for_output(rule, op, tensor.index, layout) if rule else None
-        if rule is None or found is None:
+        how = answer_for_output(rule, op, tensor.index, layout) if rule else None
+        if rule is None or how is None:
             return None
-        if _is_by_rows(found, DROPPED):  # (added up where they are)
-            return found if most_bytes(self._program, op.inputs[0]) < self._program.bytes(tensor) else None
+        if _is_by_rows(how, DROPPED):  # (added up where they are)
+            return how if most_bytes(self._program, op.inputs[0]) < self._program.bytes(tensor) else None
         factors = rule.factors(op)
         adds_none = isinstance(factors, Factors) and _adds_no_axis(factors, factors.outputs)
-        return found if adds_none and self._is_by_itself(op, found) else None
+        return how if adds_none and self._is_by_itself(op, how) else None
 
-    def _stays_a_sum(self, tensor: Tensor, found: Sharded) -> bool:
+    def _stays_a_sum(self, tensor: Tensor, how: Sharded) -> bool:
         """Return whether a partial sum would go through an operation: then it is taken apart behind it, once.
 
         What it reads is none if that would be made in parts itself, by something that sums do not go through. (A
         gradient is divided by the scale of a loss, and was clipped before.)
         """
-        pending, reader_of = [(tensor, found)], dict[Tensor, Tensor]()
+        pending, reader_of = [(tensor, how)], dict[Tensor, Tensor]()
         while pending:
-            tensor, found = pending.pop()
+            tensor, how = pending.pop()
             op = self._program.ops[tensor.op]
             summed = [i for i in range(len(op.inputs)) if i not in op.constants]
-            if tensor in self._no_sums or _is_by_rows(found, DROPPED) or not {*summed} <= {*partial_operands(op)}:
+            if tensor in self._no_sums or _is_by_rows(how, DROPPED) or not {*summed} <= {*partial_operands(op)}:
                 self._no_sums.add(tensor)
                 while tensor in reader_of:
                     self._no_sums.add(tensor := reader_of[tensor])
                 return False
             for i in summed:
-                read, want = op.inputs[i], found.wants[i]
+                read, want = op.inputs[i], how.wants[i]
                 possible = self._possible_in_parts(read, want) if isinstance(want, Shard) else None
                 if possible is not None and read not in reader_of:
                     reader_of[read] = tensor
@@ -272,9 +272,9 @@ class _PartFinder:
         return True
 
 
-def _is_by_rows(found: Sharded, others: str) -> bool:
+def _is_by_rows(how: Sharded, of_others: str) -> bool:
     """Return whether an operation goes to where the rows are that an operand of it numbers."""
-    return [(shift.others, shift.layout.blocks) for shift in found.shift.values()] == [(others, (1,))]
+    return [(shift.others, shift.layout.blocks) for shift in how.shift.values()] == [(of_others, (1,))]
 
 
 def _adds_no_axis(factors: Factors, known: Sequence[Dims]) -> bool:
@@ -288,10 +288,10 @@ def _adds_no_axis(factors: Factors, known: Sequence[Dims]) -> bool:
 
 
 def _factors_of(dims: Dims) -> set[int]:
-    found: set[int] = set()
+    factors: set[int] = set()
     for dim in dims or ():
         if isinstance(dim, int):
-            found.add(dim)
+            factors.add(dim)
         elif dim is not None:
-            found.update(part.factor for part in dim)
-    return found
+            factors.update(part.factor for part in dim)
+    return factors

@@ -68,7 +68,7 @@ def shares(variables: Sequence[Held], devices: int, loads: Sequence[int] | None 
     [(0, 1), (0,), (1,)]
     """
     load, updates = list(loads) if loads else [0] * devices, [0] * devices
-    found: list[Share | None] = [None] * len(variables)
+    share_of_variable: list[Share | None] = [None] * len(variables)
     large = (sum(variable.bytes for variable in variables) + sum(load)) / devices / _LARGE
     heads = [_head(variables, i) for i in range(len(variables))]
     families: dict[int, list[int]] = {}
@@ -78,7 +78,9 @@ def shares(variables: Sequence[Held], devices: int, loads: Sequence[int] | None 
     for i, variable in enumerate(variables):
         beside = [k for k in families[heads[i]] if variables[k].shape == variable.shape]
         is_large = sum([variables[k].bytes for k in beside]) > large and variable.bytes > _STAYS
-        found[i] = cut = _head_cut(variables, i, found) or (_cut_over(variable, load) if is_large else None)
+        share_of_variable[i] = cut = _head_cut(variables, i, share_of_variable) or (
+            _cut_over(variable, load) if is_large else None
+        )
         if cut is not None:
             for d, length in zip(cut.devices, cut.cut.lengths, strict=True):
                 load[d] += variable.bytes // cut.cut.length * length
@@ -93,9 +95,9 @@ def shares(variables: Sequence[Held], devices: int, loads: Sequence[int] | None 
         updates[d] += len(family)
         for i in family:
             length = variables[i].shape[0] if variables[i].shape else 1
-            found[i] = Share(Cut(0, length, 1), (d,))
+            share_of_variable[i] = Share(Cut(0, length, 1), (d,))
             load[d] += variables[i].bytes
-    return found
+    return share_of_variable
 
 
 def _stays(variable: Held, has_slots: bool) -> bool:
@@ -104,10 +106,10 @@ def _stays(variable: Held, has_slots: bool) -> bool:
     return variable.bytes <= _STAYS and (variable.is_integer or is_number or not variable.bytes)
 
 
-def _head_cut(variables: Sequence[Held], position: int, found: Sequence[Share | None]) -> Share | None:
+def _head_cut(variables: Sequence[Held], position: int, share_of_variable: Sequence[Share | None]) -> Share | None:
     """Return how the variable is cut that another one is a slot of, if that is known, and has its shape."""
     head = variables[position].head
-    share = None if head is None or variables[head].shape != variables[position].shape else found[head]
+    share = None if head is None or variables[head].shape != variables[position].shape else share_of_variable[head]
     return share if share is not None and share.cut.parts > 1 else None
 
 
@@ -157,13 +159,13 @@ def _fitting(held: Held, variables: Sequence[Held]) -> list[int]:
 
     `bias_1` does not belong to `bias`: names that differ in their last number only are those of layers alike.
     """
-    own, unnumbered = _plain(held.name), _unnumbered(held.name)
+    plain_name, unnumbered = _plain(held.name), _unnumbered(held.name)
     fits = [
         i
         for i, other in enumerate(variables)
         if other.shape == held.shape
         and len(other.name) < len(held.name)
-        and _plain(other.name) in own
+        and _plain(other.name) in plain_name
         and _unnumbered(other.name) != unnumbered
     ]
     closest = max([len(variables[i].name) for i in fits], default=0)

@@ -36,29 +36,29 @@ class RowWriter(ProgramWriter):
         """
         for i, shift in how.shift.items():
             name, first = f"{op.name}/rows_{k}", len(self._ops)
-            local, own = self._own_ids(name, operands[i], shift.layout, k)
+            local, are_own = self._own_ids(name, operands[i], shift.layout, k)
             if shift.others == LEFT_OUT:
-                given = [own, local, operands[2]]
-                if not self._shape_of(own):  # (`Where` takes no single number)
-                    given = [self._widened(f"{name}/one", tensor, 0) for tensor in given]
-                operands[1:3] = self._chosen(name, *given)
+                own_entries = [are_own, local, operands[2]]
+                if not self._shape_of(are_own):  # (`Where` takes no single number)
+                    own_entries = [self._widened(f"{name}/one", tensor, 0) for tensor in own_entries]
+                operands[1:3] = self._chosen(name, *own_entries)
                 for position in range(first, len(self._ops)):
                     if self._ops[position].type != "Const":
                         self._lay(position, devices=(device,))
                 return None
             instead = self._number(f"{name}/other", 0 if shift.others == ZEROS else -1, local)  # (-1 is passed over)
-            operands[i] = self._select(f"{name}/safe", own, local, instead)
-            return own if shift.others == ZEROS else None
+            operands[i] = self._select(f"{name}/safe", are_own, local, instead)
+            return are_own if shift.others == ZEROS else None
         return None
 
-    def _zeros_elsewhere(self, op: Op, k: int, own: Tensor, rows: Tensor) -> Tensor:
+    def _zeros_elsewhere(self, op: Op, k: int, are_own: Tensor, rows: Tensor) -> Tensor:
         """Write what is zero wherever numbers of rows are not a part's own."""
         name, shape, dtype = f"{op.name}/rows_{k}", self._shape_of(rows), self._type_of(rows)
         nothing = self._constant(f"{name}/nothing", np.zeros((), dtype.as_numpy_dtype), dtype)
         rank = len(op.in_shapes[0] or ())
         for _ in range(rank - 1 - int(op.constants[2]) % rank):
-            own = self._widened(f"{name}/wide", own)
-        return self._select(f"{name}/own_rows", own, rows, nothing, shape)
+            are_own = self._widened(f"{name}/wide", are_own)
+        return self._select(f"{name}/own_rows", are_own, rows, nothing, shape)
 
     def _write_rows_of_copies(
         self, op: Op, table: Replicate, operands: Sequence[Tensor], controls: Sequence[int]
@@ -69,31 +69,31 @@ class RowWriter(ProgramWriter):
         types = {"dtype": dtype, "Tindices": indices}
         written = self._append(op, self._unused(f"{op.name}/rows_0"), [handle, ids, rows], controls, (), {})
         gather = make_node(self._unused(f"{op.name}/rows"), "ResourceGather", [], **types)
-        found = self._new(gather, [handle, ids], [(self._shape_of(rows), dtype)], {}, (written.op,))
-        for own in (written, found):
-            self._lay(own.op, devices=table.devices[:1])
+        written_rows = self._new(gather, [handle, ids], [(self._shape_of(rows), dtype)], {}, (written.op,))
+        for tensor in (written, written_rows):
+            self._lay(tensor.op, devices=table.devices[:1])
         node = make_node(self._unused(f"{op.name}/rows_of_all"), "ResourceScatterUpdate", [], **types)
-        return self._new(node, [handle, ids, found], [], {}, tuple(controls))
+        return self._new(node, [handle, ids, written_rows], [], {}, tuple(controls))
 
     def _own_ids(self, name: str, ids: Tensor, layout: Shard, k: int) -> tuple[Tensor, Tensor]:
         """Return ids as a part counts them, and which of them are its own."""
-        first, own = begin_of(layout, k), layout.own((), k)
+        first, own_length = begin_of(layout, k), layout.own((), k)
         local = self._plain("Sub", f"{name}/local", [ids, self._number(f"{name}/before", first, ids)], T=True)
-        low, high = (first, first + own) if k else (own, layout.size(0))
+        low, high = (first, first + own_length) if k else (own_length, layout.size(0))
         at_least = self._compared("GreaterEqual", f"{name}/low", ids, low)
         below = self._compared("Less", f"{name}/high", ids, high)
         between = self._plain("LogicalAnd", f"{name}/between", [at_least, below])
         return local, between if k else self._plain("LogicalNot", f"{name}/not_of_others", [between])
 
-    def _chosen(self, name: str, own: Tensor, *tensors: Tensor) -> list[Tensor]:
+    def _chosen(self, name: str, are_own: Tensor, *tensors: Tensor) -> list[Tensor]:
         """Write those entries of tensors that are a part's own."""
-        rank, found = len(self._shape_of(own)), []
-        which = self._made("Where", self._unused(f"{name}/which"), [own], [((None, rank), tf.int64)], {}, T=tf.bool)
+        rank, chosen = len(self._shape_of(are_own)), []
+        which = self._made("Where", self._unused(f"{name}/which"), [are_own], [((None, rank), tf.int64)], {}, T=tf.bool)
         for tensor in tensors:
             result, types = (None, *self._shape_of(tensor)[rank:]), {"Tparams": self._type_of(tensor)}
             node = make_node(self._unused(f"{name}/chosen"), "GatherNd", [], Tindices=tf.int64, **types)
-            found.append(self._new(node, [tensor, which], [(result, self._type_of(tensor))], {}))
-        return found
+            chosen.append(self._new(node, [tensor, which], [(result, self._type_of(tensor))], {}))
+        return chosen
 
 
 def begin_of(layout: Shard, part: int) -> int:

@@ -29,27 +29,30 @@ def as_they_stay(
       mesh: the shards.
     """
 
-    def lying(said: Mapping[str, str]) -> dict[str, MeshDivision]:
+    def lying(why_by_name: Mapping[str, str]) -> dict[str, MeshDivision]:
         return {
-            name: replace(own, stays=False) if name in said and is_staying(own) else own for name, own in cuts.items()
+            name: replace(division, stays=False) if name in why_by_name and is_staying(division) else division
+            for name, division in cuts.items()
         }
 
     # (an operation may take variables of which only some stay)
-    said = settled(lambda known: (known, _wrong(program, lying(known), mesh)))
-    return lying(said), {name: said.get(name, "") for name, own in cuts.items() if is_staying(own)}
+    why_by_name = settled(lambda known: (known, _wrong(program, lying(known), mesh)))
+    return lying(why_by_name), {
+        name: why_by_name.get(name, "") for name, division in cuts.items() if is_staying(division)
+    }
 
 
 def _wrong(program: Program, cuts: Mapping[str, MeshDivision], mesh: Mesh) -> dict[str, str]:
     """Return which variables cannot be used where their parts are, and why; the program is read once."""
-    staying = {name: own for name, own in cuts.items() if is_staying(own)}
+    staying = {name: division for name, division in cuts.items() if is_staying(division)}
     if mesh.shards and not mesh.rows:
         return dict.fromkeys(staying, "the number of rows is not known when it is planned")
     if not mesh.exchanging or mesh.has_turns:
         why = "devices have several micro-batches" if mesh.has_turns else "the rows are not shared out"
         return dict.fromkeys(staying, why)
-    columns = [[own[p] for p in mesh.positions] for own in mesh.columns] or [[*mesh.devices]]
+    columns = [[column[p] for p in mesh.positions] for column in mesh.columns] or [[*mesh.devices]]
     apart = "its parts are not on the devices that have rows, one on each"
-    wrong = {name: apart for name, own in staying.items() if [*own.devices] not in columns}
+    wrong = {name: apart for name, division in staying.items() if [*division.devices] not in columns}
     handles = {i: staying[name].in_place for i in program.captures if (name := program.ops[i].name) in staying}
     return {**taken_whole(program, handles), **wrong}
 

@@ -28,11 +28,11 @@ def updated_together(program: Program, variables: Mapping[int, int]) -> list[lis
       variables: a number for each captured variable, by the position of its handle's placeholder.
     """
     groups: dict[int, list[int]] = {}
-    for one, other in [(variables[i], variables[k]) for i, k in _pairs(program) if {i, k} <= variables.keys()]:
-        own, its = groups.setdefault(one, [one]), groups.setdefault(other, [other])
-        if own is not its:
-            own += its
-            groups.update(dict.fromkeys(its, own))
+    for first, other in [(variables[i], variables[k]) for i, k in _pairs(program) if {i, k} <= variables.keys()]:
+        first_group, its = groups.setdefault(first, [first]), groups.setdefault(other, [other])
+        if first_group is not its:
+            first_group += its
+            groups.update(dict.fromkeys(its, first_group))
     order = {variable: k for k, variable in enumerate(dict.fromkeys(variables.values()))}
     several = {id(group): sorted(group, key=order.__getitem__) for group in groups.values() if len(group) > 1}
     return list(several.values())
@@ -46,16 +46,16 @@ def used_beyond_updates(program: Program, variables: Mapping[int, int]) -> set[i
     Args:
       program, variables: as of `updated_together`.
     """
-    found, read = set[int](), dict[int, int]()
+    used, read = set[int](), dict[int, int]()
     for op in program.ops:
         for tensor in op.inputs:
             if tensor.op in read and any(shape != program.shape(tensor) for shape in op.out_shapes):
-                found.add(read[tensor.op])
+                used.add(read[tensor.op])
             elif tensor.op in variables and op.type in READS:
                 read[op.index] = variables[tensor.op]
             elif tensor.op in variables and not (op.type in WRITES or "Apply" in op.type or op.bodies):
-                found.add(variables[tensor.op])
-    return found
+                used.add(variables[tensor.op])
+    return used
 
 
 def _pairs(program: Program) -> Iterator[tuple[int, int]]:
@@ -66,9 +66,9 @@ def _pairs(program: Program) -> Iterator[tuple[int, int]]:
             yield from [(handles[0], i) for i in _followed(program, op.inputs[1])]
         elif "Apply" in op.type:  # (a fused kernel updates them)
             yield from [(handle, handles[0]) for handle in handles]
-        for given in _given(op) if handles else ():
-            for written, source in _pairs(given.body):
-                yield from [(given.inputs[written].op, i) for i in _outside(program, given.inputs[source])]
+        for called in _given(op) if handles else ():
+            for written, source in _pairs(called.body):
+                yield from [(called.inputs[written].op, i) for i in _outside(program, called.inputs[source])]
 
 
 def _outside(program: Program, tensor: Tensor) -> Iterator[int]:
@@ -94,9 +94,9 @@ def _followed(program: Program, written: Tensor) -> Iterator[int]:
             yield op.index
         elif _is_elementwise(op):
             left += op.inputs
-        for given in () if op.bodies and CONTROL_FLOW[op.type].loops else _given(op):
-            for i in _followed(given.body, given.body.outputs[tensor.index]):
-                yield from _outside(program, given.inputs[i])
+        for called in () if op.bodies and CONTROL_FLOW[op.type].loops else _given(op):
+            for i in _followed(called.body, called.body.outputs[tensor.index]):
+                yield from _outside(program, called.inputs[i])
 
 
 class _Called(NamedTuple):
@@ -118,4 +118,4 @@ def _is_elementwise(op: Op) -> bool:
     if not isinstance(factors, Factors) or len(factors.outputs) != 1:
         return False
     dims = factors.outputs[0] or ()
-    return all(isinstance(dim, int) for dim in dims) and any(own == dims for own in factors.inputs)
+    return all(isinstance(dim, int) for dim in dims) and any(operand_dims == dims for operand_dims in factors.inputs)

@@ -45,11 +45,11 @@ class WholeWriter(RowWriter):
     @functools.cached_property
     def _room(self) -> Mapping[int | None, int]:
         """How many bytes there is room for in each column, of what is put together again."""
-        found = Counter[int | None]()
-        for tensor in {tensor for own in self._again.values() for tensor in own}:
+        bytes_by_column = Counter[int | None]()
+        for tensor in {tensor for tensors in self._again.values() for tensor in tensors}:
             column = self._column(tensor)
-            found[column] = max(found[column], AT_A_TIME * self._program.bytes(tensor))
-        return found
+            bytes_by_column[column] = max(bytes_by_column[column], AT_A_TIME * self._program.bytes(tensor))
+        return bytes_by_column
 
     def _result(self, tensor: Tensor) -> Tensor:
         """Return the whole value: put together, once, where it is in parts."""
@@ -66,17 +66,17 @@ class WholeWriter(RowWriter):
             return self._result(tensor)
         column, size = self._column(tensor), self._program.bytes
         kept = self._kept.setdefault(column, {})
-        if (own := kept.pop(tensor, None)) is None:
+        if (kept_value := kept.pop(tensor, None)) is None:
             waits: list[int] = []
             for other in [other for other in kept if other not in op.inputs]:
                 if sum(map(size, kept)) + size(tensor) > self._room[column]:
                     waits += kept.pop(other).readers
             if waits:
                 self._write_gate(column, waits)
-            own = _KeptWhole(self._put_together(tensor, self._gates.get(column)), [])
-        own.readers.append(op.index)
-        kept[tensor] = own
-        return own.value
+            kept_value = _KeptWhole(self._put_together(tensor, self._gates.get(column)), [])
+        kept_value.readers.append(op.index)
+        kept[tensor] = kept_value
+        return kept_value.value
 
     def _write_gate(self, column: int | None, waits: Sequence[int]) -> None:
         """Write what has run when all shards have ended some operations, and what earlier gates wait for."""
@@ -97,8 +97,8 @@ class WholeWriter(RowWriter):
             if gate is not None:
                 copies = [] if layout is None else copies_of_pieces(layout)
                 parts = [self._sent(f"{name}/part_{k}", part, gate) for k, part in enumerate(parts)]
-                for part, own in zip(parts, copies, strict=False):  # (each group of devices has its own)
-                    self._lay(part.op, layout=own)
+                for part, copies_of_piece in zip(parts, copies, strict=False):  # (each group of devices has its own)
+                    self._lay(part.op, layout=copies_of_piece)
             return parts[0] if layout is None else self._concatenated(name, parts, layout.axis, tensor)
 
     def _sent(self, name: str, tensor: Tensor, gate: int) -> Tensor:
