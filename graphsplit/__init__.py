@@ -91,9 +91,9 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(f"graphsplit.{_MODULE_OF.get(name, name)}")
     except ImportError as error:
-        if (said := explained(error)) is error:
+        if (explanation := explained(error)) is error:
             raise
-        raise said from error
+        raise explanation from error
     return module if name in _MODULES else getattr(module, name)
 
 

@@ -29,7 +29,7 @@ class Symbol(NamedTuple):
     large: int
 
 
-Point = Mapping[Symbol, int]
+SizesAt = Mapping[Symbol, int]
 
 
 class UndecidedError(Exception):
@@ -60,7 +60,7 @@ class Polynomial:
             return cls(value.polynomial.terms)
         return cls({(value,): 1}) if isinstance(value, Symbol) else cls({(): int(value)})
 
-    def substituted(self, point: Point) -> Polynomial:
+    def substituted(self, point: SizesAt) -> Polynomial:
         """Return what follows if some sizes are known."""
         terms: dict[Monomial, int] = {}
         for monomial, count in self.terms.items():
@@ -74,7 +74,7 @@ class Polynomial:
         """The integer that this is for all sizes, or None."""
         return self.terms.get((), 0) if not any(self.terms) else None
 
-    def at(self, point: Point) -> int:
+    def at(self, point: SizesAt) -> int:
         """Return the integer for these sizes."""
         return sum(count * math.prod([point[symbol] for symbol in monomial]) for monomial, count in self.terms.items())
 
@@ -198,7 +198,7 @@ def _mapped(function: Callable[[Any], Any], value: np.ndarray, dtype: Any) -> np
     return np.array([*map(function, value.flat), None], object)[:-1].reshape(value.shape).astype(dtype)
 
 
-def values_at(value: np.ndarray, point: Point) -> np.ndarray:
+def values_at(value: np.ndarray, point: SizesAt) -> np.ndarray:
     """Return an array of polynomials and plain entries for these sizes, as 64-bit integers.
 
     >>> rows = Symbol("rows", 100, 1, 100)
@@ -213,7 +213,7 @@ def values_planned(value: np.ndarray) -> np.ndarray:
     return _mapped(lambda e: at_stand_ins(e) if isinstance(e, Polynomial) else int(e), value, np.int64)
 
 
-def substituted(value: np.ndarray, point: Point) -> np.ndarray:
+def substituted(value: np.ndarray, point: SizesAt) -> np.ndarray:
     """Return an array of polynomials and plain entries with some sizes known."""
     return _mapped(
         lambda entry: plain(entry.substituted(point)) if isinstance(entry, Polynomial) else entry, value, object

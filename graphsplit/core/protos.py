@@ -276,7 +276,7 @@ def output_type(node: Any, index: int) -> int:
 AddNode = Callable[[Any], None]
 
 
-class Writer:
+class NodeWriter:
     """Writes nodes of one scope on one device, named by their type and a number; equal constants once."""
 
     def __init__(self, scope: str, device: str, add: AddNode, control: str = ""):

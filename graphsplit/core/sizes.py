@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from graphsplit.core.polynomials import Monomial, Point, Polynomial, Symbol, UndecidedError, at_stand_ins
+from graphsplit.core.polynomials import Monomial, Polynomial, SizesAt, Symbol, UndecidedError, at_stand_ins
 
 STAND_IN = 27720
 ROWS = Symbol("rows", STAND_IN, 1, STAND_IN)
@@ -215,7 +215,7 @@ def _is_less(a: Any, b: Any) -> bool:
     raise UndecidedError(f"whether {a} is less than {b}")
 
 
-def shape_at(shape: Shape | None, point: Point) -> Shape | None:
+def shape_at(shape: Shape | None, point: SizesAt) -> Shape | None:
     """Return a shape for these sizes.
 
     >>> shape_at((rows(1), 4, None), {ROWS: 3})
@@ -224,7 +224,7 @@ def shape_at(shape: Shape | None, point: Point) -> Shape | None:
     return shape and tuple([size.polynomial.at(point) if isinstance(size, Size) else size for size in shape])
 
 
-def point_of(shapes: Mapping[str, Shape | None], sizes: Mapping[str, Shape | None]) -> Point | None:
+def point_of(shapes: Mapping[str, Shape | None], sizes: Mapping[str, Shape | None]) -> SizesAt | None:
     """Return what the unknown sizes in shapes are, given some of the same names that are known; None if none are these.
 
     >>> point_of({"x": (rows(1), 4), "y": (rows(1),)}, {"x": (3, 4), "y": (3,)})
@@ -260,7 +260,7 @@ def symbols_in(shapes: Sequence[Shape | None]) -> tuple[Symbol, ...]:
     return tuple(sorted({symbol for size in sizes for monomial in size.polynomial.terms for symbol in monomial}))
 
 
-def witnesses(symbols: Sequence[Symbol], largest: int = 0) -> list[Point]:
+def witnesses(symbols: Sequence[Symbol], largest: int = 0) -> list[SizesAt]:
     """Return sizes for which shapes are inferred: one of each, each of them alone large, long sequences of two rows.
 
     What is the same for all of them is constant, and `x[:10]`, which has 1 row and 10, follows from nothing. (That
@@ -276,7 +276,7 @@ def witnesses(symbols: Sequence[Symbol], largest: int = 0) -> list[Point]:
     """
     small = {symbol: symbol.small for symbol in symbols}
     lengths = [symbol for symbol in symbols if symbol != ROWS]
-    points: list[Point] = [small]
+    points: list[SizesAt] = [small]
     if ROWS in small:
         points.append({**small, ROWS: ROWS.large})
         if largest >= ROWS.large:
@@ -331,7 +331,7 @@ def _lengths_in(size: int, symbols: Sequence[Symbol]) -> Monomial:
     return tuple(lengths)
 
 
-def _affine(sizes: tuple[int | None, ...], symbol: Symbol, points: Sequence[Point]) -> Size | None:
+def _affine(sizes: tuple[int | None, ...], symbol: Symbol, points: Sequence[SizesAt]) -> Size | None:
     """Return `count * symbol + more`, if that is what the sizes are: a sentence and its end, or all but its start."""
     count, rest = divmod((sizes[-1] or 0) - (sizes[0] or 0), symbol.large - symbol.small)
     more = (sizes[0] or 0) - count * symbol.small

@@ -64,7 +64,7 @@ def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
     graph.check()
     if not plan.mesh.axis and (left := [node.name for node in graph.nodes if part_drawn(node) is not None]):
         raise CheckError(f"{left[0]!r} draws numbers that are not those of its part.")
-    forms, planned = _Found(plan, graph), _Planned(plan)
+    forms, planned = _EmittedForms(plan, graph), _PlannedForms(plan)
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.home and op.yields is None:
             for device in plan.owners.devices(op.index):
@@ -105,8 +105,8 @@ def _check_each(
     tensors: Sequence[Tensor],
     layouts: Sequence[Layout],
     references: Sequence[str],
-    forms_found: _Found,
-    planned: _Planned,
+    forms_found: _EmittedForms,
+    planned: _PlannedForms,
     reader: Any,
 ) -> None:
     """Check what reads, of what is several, that of each shard: a loop that all shards run as one, or the result."""
@@ -119,7 +119,7 @@ def _check_each(
         _compare(plan, forms_found.form(reference), form, tensor, reader)
 
 
-def _check_once(plan: Plan, op: Op, device: str, forms_found: _Found, planned: _Planned) -> None:
+def _check_once(plan: Plan, op: Op, device: str, forms_found: _EmittedForms, planned: _PlannedForms) -> None:
     layout = plan.owners.layout(op.index)
     node = forms_found.node(op, device if group_of(layout) else None)
     _compare_devices(node, device)
@@ -129,7 +129,7 @@ def _check_once(plan: Plan, op: Op, device: str, forms_found: _Found, planned: _
         _compare(plan, forms_found.form(reference), planned.once(tensor, layout, device), tensor, node)
 
 
-def _check_shard(plan: Plan, op: Op, d: int, forms_found: _Found, planned: _Planned) -> None:
+def _check_shard(plan: Plan, op: Op, d: int, forms_found: _EmittedForms, planned: _PlannedForms) -> None:
     """Raise `CheckError` unless a shard's node is on its device, and its operands came about as planned."""
     sharded, node = plan.steps[op.index].shards, forms_found.node(op, d)
     assert sharded is not None
@@ -156,7 +156,7 @@ def _compare_devices(node: Any, device: str) -> None:
         raise CheckError(f"{node.name!r} is on {node.device!r}, and planned on {device!r}.")
 
 
-class _Found:
+class _EmittedForms:
     """What the nodes say."""
 
     def __init__(self, plan: Plan, graph: EmittedGraph):
@@ -234,7 +234,7 @@ class _Found:
         return next(("made", Tensor(position, k), numbers.index(index)) for k, numbers in outputs if index in numbers)
 
 
-class _Planned:
+class _PlannedForms:
     """What the plan says."""
 
     def __init__(self, plan: Plan):
@@ -327,7 +327,9 @@ class _Planned:
         """Return whether some groups have other numbers of entries along an axis than others, as far as is known."""
         if not self._plan.rows or layout is None:
             return True
-        return len({sum([block[d] for block in self._plan.mesh.pieces(layout) for d in own]) for own in groups}) > 1
+        return (
+            len({sum([block[d] for block in self._plan.mesh.pieces(layout) for d in shards]) for shards in groups}) > 1
+        )
 
 
 def _reduced(value: Sum, forms: Sequence[Form]) -> Form:

@@ -46,7 +46,7 @@ LEFT_OUT = frozenset({"Placeholder", "NoOp", "Const", "ControlTrigger", SWITCH, 
 FEWEST = 2  # operations that are worth a call
 
 
-class Key(NamedTuple):
+class ClusterKey(NamedTuple):
     """What the nodes of a cluster have in common.
 
     Attributes:
@@ -72,7 +72,7 @@ class XlaCluster:
       nodes: in the program's order, so that those of shards that do the same are the same.
     """
 
-    key: Key
+    key: ClusterKey
     level: int
     nodes: tuple[Any, ...]
 
@@ -93,7 +93,7 @@ def find_clusters(
     returned = {web.place[source_of(reference)] for reference in outputs}
     _leave_out_reads_for_others(web, returned, keys)
     levels = _levels_of(web, returned, {k for k, node in enumerate(nodes) if holds_variants(node)}, keys)
-    groups: dict[tuple[Key, int], list[Any]] = {}
+    groups: dict[tuple[ClusterKey, int], list[Any]] = {}
     placed_nodes = [
         (graph.origins[node.name].op or 0, node.name, k) for k, node in enumerate(nodes) if keys[k] is not None
     ]
@@ -108,7 +108,7 @@ def find_clusters(
     ]
 
 
-def _levels_of(web: Graph, returned: Set[int], holding: Set[int], keys: list[Key | None]) -> list[int]:
+def _levels_of(web: Graph, returned: Set[int], holding: Set[int], keys: list[ClusterKey | None]) -> list[int]:
     """Return the levels; nodes with the same key and level form a cluster.
 
     Args:
@@ -133,11 +133,11 @@ def kind_of_device(device: str) -> str:
     return "GPU" if "GPU" in device.upper() else "CPU"
 
 
-def _keys(graph: EmittedGraph, nodes: Sequence[Any], functions: Mapping[str, Any]) -> list[Key | None]:
+def _keys(graph: EmittedGraph, nodes: Sequence[Any], functions: Mapping[str, Any]) -> list[ClusterKey | None]:
     """Return the keys of the nodes, None for those that XLA does not compile; equal ones are one object."""
     dead = graph.dead_without()
-    keys: list[Key | None] = []
-    same_keys: dict[Key, Key] = {}
+    keys: list[ClusterKey | None] = []
+    same_keys: dict[ClusterKey, ClusterKey] = {}
     answers: dict[tuple[Any, ...], bool] = {}  # of the same operation on several shards
     for node in nodes:
         name, device, op_type = node.name, node.device, node.op
@@ -153,12 +153,12 @@ def _keys(graph: EmittedGraph, nodes: Sequence[Any], functions: Mapping[str, Any
         if same not in answers:
             answers[same] = not is_compiled(node) and not why_not_compiled(node, functions, same[-1])
         if answers[same]:
-            key = Key(device, origin.shard, dead.get(name, ""), graph.sides.of_node(name))
+            key = ClusterKey(device, origin.shard, dead.get(name, ""), graph.sides.of_node(name))
             keys[-1] = same_keys.setdefault(key, key)
     return keys
 
 
-def _levels(web: Graph, keys: Sequence[Key | None]) -> list[int]:
+def _levels(web: Graph, keys: Sequence[ClusterKey | None]) -> list[int]:
     levels = [0] * len(keys)
     for k in web.positions_in_order:
         key, level = keys[k], 0
@@ -170,7 +170,7 @@ def _levels(web: Graph, keys: Sequence[Key | None]) -> list[int]:
     return levels
 
 
-def _leave_out_reads_for_others(web: Graph, returned: Set[int], keys: list[Key | None]) -> None:
+def _leave_out_reads_for_others(web: Graph, returned: Set[int], keys: list[ClusterKey | None]) -> None:
     """Leave out what reads variables for others: they get the value as it is, where XLA would copy it for them."""
     values = {n.name: k for k, n in enumerate(web.nodes) if n.op == "ReadVariableOp" and keys[k] is not None}
     for_others = {k for k in values.values() if k in returned}
@@ -183,7 +183,7 @@ def _leave_out_reads_for_others(web: Graph, returned: Set[int], keys: list[Key |
         keys[k] = None
 
 
-def _sink(web: Graph, returned: Set[int], keys: Sequence[Key | None], levels: list[int]) -> None:
+def _sink(web: Graph, returned: Set[int], keys: Sequence[ClusterKey | None], levels: list[int]) -> None:
     """Put what only nodes of the same shard wait for where the first of them is: nobody else waits longer for it."""
     for k in reversed(web.positions_in_order):
         key, readers = keys[k], web.readers[k]
@@ -192,7 +192,7 @@ def _sink(web: Graph, returned: Set[int], keys: Sequence[Key | None], levels: li
 
 
 def _torn_variants(
-    web: Graph, returned: Set[int], holding: Set[int], keys: Sequence[Key | None], levels: Sequence[int]
+    web: Graph, returned: Set[int], holding: Set[int], keys: Sequence[ClusterKey | None], levels: Sequence[int]
 ) -> set[int]:
     """Return the nodes that hand lists of tensors to others, or get them, across the border of a cluster."""
     torn = {k for k in holding & returned if keys[k] is not None}

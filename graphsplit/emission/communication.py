@@ -39,7 +39,7 @@ from graphsplit.planning.communication.transfers import (
     Packed,
     Relay,
     Slice,
-    Split,
+    Slicing,
     Sum,
     Value,
     Zeros,
@@ -98,7 +98,7 @@ class CollectiveWriter:
         self._shape = draft.program.shape(first)
         self._origin = Origin(None if collective.is_bucket else first.op, None, collective.kind)
         self._by_hosts = any(is_total(value) and value.host for value in self._values)
-        self._splits: dict[tuple[int, Split, str], list[str]] = {}
+        self._splits: dict[tuple[int, Slicing, str], list[str]] = {}
         self._made: dict[object, str] = {}
         self._turns = Counter(value.turn for value in self._values if isinstance(value, Sum))
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 from graphsplit.core.garbage_collection import collection_paused
 from graphsplit.core.layouts import REPLICATE, Layout, Shard, SingleDevice, group_of
 from graphsplit.core.polynomials import Symbol
-from graphsplit.core.protos import Writer, function_definition, host_of, make_node
+from graphsplit.core.protos import NodeWriter, function_definition, host_of, make_node
 from graphsplit.core.sizes import ROWS, whole_weights
 from graphsplit.emission.communication import CollectiveWriter, relay_within_hosts
 from graphsplit.emission.emitted_graph import ORDER_ROLE, Draft, EmittedGraph, Origin
@@ -77,7 +77,9 @@ from graphsplit.rules.families.random import part_drawn
 def emit(plan: Plan) -> EmittedGraph:
     """Return the graph that carries out `plan`."""
     draft = Draft(plan.program, range(plan.mesh.shards))
-    lengths = Writer(f"{draft.scope}/rows/lengths", host_of(_counting(plan)), lambda node: draft.add_sizes(node, None))
+    lengths = NodeWriter(
+        f"{draft.scope}/rows/lengths", host_of(_counting(plan)), lambda node: draft.add_sizes(node, None)
+    )
     sizes: dict[Symbol, str] = {}
     if plan.program.symbols:
         sizes = {s: measured(lengths, _argument(plan, *source)) for s, source in plan.length_sources().items()}
@@ -116,7 +118,7 @@ def _counting(plan: Plan) -> str:
 
 
 def _count_rows(plan: Plan, draft: Draft, sizes: Mapping[Symbol, str]) -> RowCounts:
-    """Return how many rows each shard has; those of an unknown batch are `given`, or counted on the arguments."""
+    """Return how many rows each shard has; those of an unknown batch are among `sizes`, or counted on the arguments."""
     devices = dict(enumerate(plan.devices))
     if plan.mesh.axis:  # the rows of the batch are none of its business
         return AxisRows(Site(plan.home, devices, f"{draft.scope}/rows", draft.add_sizes, sizes))

@@ -36,7 +36,7 @@ def ended_nodes(name: str, controls: Sequence[str], present: str, device: str) -
     return [trigger, make_node(name, "Merge", [present, f"^{name}/all"], host_of(device), N=1, T=tf.bool)]
 
 
-def let_nobody_wait_for_the_dead(draft: Draft, program: Program, there: str = "") -> None:
+def let_nobody_wait_for_the_dead(draft: Draft, program: Program, everywhere: str = "") -> None:
     """Put what nodes wait for that may be dead, where they are not, behind nodes that run in any case.
 
     Args:
@@ -49,7 +49,7 @@ def let_nobody_wait_for_the_dead(draft: Draft, program: Program, there: str = ""
         return
     graph = Graph(tuple(draft.nodes))
     sides = sides_of_nodes(graph, draft.origins, predicates)
-    there = there or _predicate_everywhere(graph, sides)
+    everywhere = everywhere or _predicate_everywhere(graph, sides)
     ended: dict[tuple[str, ...], str] = {}
     for node in graph.nodes:
         waits = [r for r in node.input if r[0] == "^" and not sides.of(r) <= sides.of_node(node.name)]
@@ -58,14 +58,14 @@ def let_nobody_wait_for_the_dead(draft: Draft, program: Program, there: str = ""
         key = tuple(sorted(waits))
         if key not in ended:
             ended[key] = f"{draft.scope}/either_side_{len(ended)}"
-            for new in ended_nodes(ended[key], key, there, draft.device_of(key[0][1:])):
+            for new in ended_nodes(ended[key], key, everywhere, draft.device_of(key[0][1:])):
                 draft.add(new, Origin(None, None, ORDER_ROLE))
         node.input[:] = [*[r for r in node.input if r not in waits], f"^{ended[key]}"]
 
 
 def _predicate_everywhere(graph: Graph, sides: NodeSides) -> str:
-    found = [str(graph[name].input[1]) for name in sides.switches]
-    return next(reference for reference in found if not sides.of(reference))
+    predicates = [str(graph[name].input[1]) for name in sides.switches]
+    return next(reference for reference in predicates if not sides.of(reference))
 
 
 def check_sides(plan: Plan, graph: EmittedGraph) -> None:

@@ -31,7 +31,7 @@ from graphsplit.core.protos import (
 )
 from graphsplit.core.tensorflow_internals import import_operations
 from graphsplit.errors import ArgumentError
-from graphsplit.inspect.records import NO_DATA, Edge, PlacedOp, Shape
+from graphsplit.inspect.records import NO_DATA, Edge, PlacedOp, PlacedShape
 from graphsplit.inspect.sources import HeldValue, PlacementSource
 from graphsplit.program.flops import count_flops
 from graphsplit.program.graph.function_calls import (
@@ -44,7 +44,7 @@ from graphsplit.program.graph.function_calls import (
 )
 from graphsplit.program.reading.shape_inference import known_shape
 
-OutputsByName = Mapping[str, Sequence[tuple[Shape | None, str, int]]]
+OutputsByName = Mapping[str, Sequence[tuple[PlacedShape | None, str, int]]]
 _NO_KERNELS = frozenset({"Placeholder"})  # of an argument: the caller placed it
 _NO_VALUE = tf.compat.v1.AttrValue()
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableV2", "VarHandleOp"})
@@ -115,7 +115,7 @@ def _outputs(source: PlacementSource, flat: Iterable[FlatNode]) -> OutputsByName
         )
         copy.name = node.name
         graph_def.node.append(copy)
-    known: dict[str, list[tuple[Shape | None, str, int]]] = {}
+    known: dict[str, list[tuple[PlacedShape | None, str, int]]] = {}
     for operation in import_operations(graph_def):
         described = [(known_shape(tensor.shape), tensor.dtype.name) for tensor in operation.outputs]
         known[operation.name] = [(shape, dtype, bytes_of(shape, dtype)) for shape, dtype in described]
@@ -142,7 +142,7 @@ def full_name(device: str) -> str:
         return "" if spec.device_type is None and spec.job in (None, "localhost") else device
 
 
-def bytes_of(shape: Shape | None, dtype: str) -> int:
+def bytes_of(shape: PlacedShape | None, dtype: str) -> int:
     """Return the size of a tensor, 0 where it is not known; a string counts as 16 bytes."""
     if dtype in NO_DATA or shape is None or None in shape:
         return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-Shape = tuple[int | None, ...]
+PlacedShape = tuple[int | None, ...]
 NO_DATA = frozenset({"resource", "variant"})
 
 
@@ -48,7 +48,7 @@ class PlacedOp:
     actual: str = ""
     default: str = ""
     shard: int | None = None
-    shapes: tuple[Shape | None, ...] = ()
+    shapes: tuple[PlacedShape | None, ...] = ()
     dtypes: tuple[str, ...] = ()
     output_bytes: int = 0
     flops: int | None = None

@@ -38,7 +38,7 @@ _DEEPEST = 6  # as many operations are looked at behind each other
 _BROADCASTING = frozenset({"BroadcastTo", "Tile", *PASSED_ON})
 _RESHAPING = frozenset({"ExpandDims", "Reshape", "Squeeze", "StridedSlice", *_BROADCASTING})
 
-Factors = Counter[tuple[Any, ...]]
+Product = Counter[tuple[Any, ...]]
 """What is multiplied, how often: `("entry", tensor)`, `("difference", x, a)`, `("truth", mask)`, which is 1 or 0,
 `("kept", mask)`, whose other entries are 0 whatever they were, `("minus",)`."""
 
@@ -54,7 +54,7 @@ class _Weighting:
     """
 
     x: Tensor
-    weights: Factors
+    weights: Product
     entries: Op
     total: Op
 
@@ -90,47 +90,51 @@ def with_weighted_moments(program: Program, cut: Collection[int], few_bytes: int
         if not rank or {*cut}.isdisjoint([axis % rank for axis in np.ravel(op.constants.get(1, ()))]):
             continue
         factors = _factors(program, op.inputs[0])
-        differences = [(own, times) for own, times in factors.items() if own[0] == "difference"]
+        differences = [(factor, times) for factor, times in factors.items() if factor[0] == "difference"]
         if len(differences) != 1 or (times := differences[0][1]) > _SQUARED:
             continue
         [(difference, _)], rest = differences, factors - Counter(dict(differences))
         if times == _SQUARED and has_few_bytes(program, Tensor(op.index, 0), few_bytes // _PARTS):
-            found = _weighting(program, op, difference, rest)
-            weightings |= {difference: found} if found and difference not in weightings else {}
-            deviations |= {op.index: _Deviations(found, difference[2], True)} if found else {}
+            new_weighting = _weighting(program, op, difference, rest)
+            weightings |= {difference: new_weighting} if new_weighting and difference not in weightings else {}
+            deviations |= {op.index: _Deviations(new_weighting, difference[2], True)} if new_weighting else {}
         elif times == 1 and (weighting := weightings.get(difference)):
             sums = _differences(program, op, difference, rest, weighting)
             deviations |= {op.index: sums} if sums else {}
     return _WeightedWriter(program, deviations).write() if deviations else program
 
 
-def _weighting(program: Program, op: Op, difference: tuple[Any, ...], weights: Factors) -> _Weighting | None:
+def _weighting(program: Program, op: Op, difference: tuple[Any, ...], weights: Product) -> _Weighting | None:
     """Return the sums by which a mean is made, if an operation adds up squares of differences from it so weighted."""
     _, x, around = difference
-    numbers = Counter({("truth", *own[1:]) if own[0] == "kept" else own: times for own, times in weights.items()})
-    sums = [own for own in (op, *_sums_behind(program, around)) if _is_alike(program, own, op, x)]
-    entries = [own for own in sums if _factors(program, own.inputs[0]) == weights + _factors(program, x)]
-    entries = [own for own in entries if program.ops[own.inputs[0].op].inputs.count(x) == 1]
-    totals = [own for own in sums if _factors(program, own.inputs[0]) == numbers]
+    numbers = Counter(
+        {("truth", *factor[1:]) if factor[0] == "kept" else factor: times for factor, times in weights.items()}
+    )
+    sums = [sum_op for sum_op in (op, *_sums_behind(program, around)) if _is_alike(program, sum_op, op, x)]
+    entries = [sum_op for sum_op in sums if _factors(program, sum_op.inputs[0]) == weights + _factors(program, x)]
+    entries = [sum_op for sum_op in entries if program.ops[sum_op.inputs[0].op].inputs.count(x) == 1]
+    totals = [sum_op for sum_op in sums if _factors(program, sum_op.inputs[0]) == numbers]
     if not weights or not entries or not totals or not _is_whole(program, around, op) or op not in sums:
         return None
     sides = sides_of(program)
-    is_one_side = len({sides.of_op(own.index) for own in (op, entries[0], totals[0])}) == 1
+    is_one_side = len({sides.of_op(sum_op.index) for sum_op in (op, entries[0], totals[0])}) == 1
     return _Weighting(x, weights, entries[0], totals[0]) if is_one_side else None
 
 
 def _differences(
-    program: Program, op: Op, difference: tuple[Any, ...], rest: Factors, own: _Weighting
+    program: Program, op: Op, difference: tuple[Any, ...], rest: Product, weighting: _Weighting
 ) -> _Deviations | None:
     """Return what an operation adds up that are differences, if they are weighted so, and over the same axes."""
-    others = rest - own.weights
-    factors = tuple([factor[1] for factor in others.elements() if factor[0] == "entry"])
-    is_over_same = np.array_equal(np.ravel(op.constants[1]), np.ravel(own.entries.constants[1]))
-    if others + own.weights != rest or len(factors) + others["minus",] != others.total() or not is_over_same:
+    left = rest - weighting.weights
+    factors = tuple([factor[1] for factor in left.elements() if factor[0] == "entry"])
+    is_over_same = np.array_equal(np.ravel(op.constants[1]), np.ravel(weighting.entries.constants[1]))
+    if left + weighting.weights != rest or len(factors) + left["minus",] != left.total() or not is_over_same:
         return None
-    if not are_same(op.in_shapes[0], own.entries.in_shapes[0]) or not all(_is_whole(program, t, op) for t in factors):
+    if not are_same(op.in_shapes[0], weighting.entries.in_shapes[0]) or not all(
+        _is_whole(program, t, op) for t in factors
+    ):
         return None
-    return _Deviations(own, difference[2], False, factors, others["minus",] % 2 == 1)
+    return _Deviations(weighting, difference[2], False, factors, left["minus",] % 2 == 1)
 
 
 def _is_whole(program: Program, tensor: Tensor, op: Op) -> bool:
@@ -155,34 +159,34 @@ def _sums_behind(program: Program, tensor: Tensor) -> Iterable[Op]:
         reached = {read.op: None for op in ops if op.type != "Sum" for read in op.inputs}
 
 
-def _factors(program: Program, tensor: Tensor, depth: int = 0) -> Factors:
+def _factors(program: Program, tensor: Tensor, depth: int = 0) -> Product:
     """Return what is multiplied to make a tensor, or something that is broadcast to it."""
     op = program.ops[tensor.op]
     if depth == _DEEPEST:
         return _one("entry", tensor)
 
-    def of(operand: int) -> Factors:
+    def of(operand: int) -> Product:
         return _factors(program, op.inputs[operand], depth + 1)
 
     if op.type in ("Sub", "SquaredDifference"):
         difference = _one("difference", *[_passed_on(program, read) for read in op.inputs])
-        found = difference if op.type == "Sub" else difference + difference
+        product = difference if op.type == "Sub" else difference + difference
     elif op.type == "Mul" or is_square(program, op):
-        found = of(0) + of(1 if op.type == "Mul" else 0)
+        product = of(0) + of(1 if op.type == "Mul" else 0)
     elif op.type == "SelectV2" and _is_zero(program, op.inputs[2]):
-        found = of(1) + _one("kept", op.inputs[0])
+        product = of(1) + _one("kept", op.inputs[0])
     elif op.type == "Cast" and program.dtype(op.inputs[0]) == tf.bool:
-        found = _one("truth", op.inputs[0])
+        product = _one("truth", op.inputs[0])
     elif op.type == "Neg":
-        found = of(0) + _one("minus")
+        product = of(0) + _one("minus")
     elif op.type in _BROADCASTING or (op.type == "AddV2" and _is_zero(program, op.inputs[1])):
-        found = of(0)
+        product = of(0)
     else:
-        found = _one("entry", tensor)
-    return Counter({own: 1 if own[0] in ("kept", "truth") else times for own, times in found.items()})
+        product = _one("entry", tensor)
+    return Counter({factor: 1 if factor[0] in ("kept", "truth") else times for factor, times in product.items()})
 
 
-def _one(*factor: Any) -> Factors:
+def _one(*factor: Any) -> Product:
     return Counter([factor])
 
 
@@ -211,7 +215,9 @@ class _WeightedWriter(ProgramWriter):
     def __init__(self, program: Program, deviations: dict[int, _Deviations]):
         super().__init__(program)
         self._deviations = deviations
-        self._weightings = {own.weighting.entries.index: own.weighting for own in reversed(deviations.values())}
+        self._weightings = {
+            deviation.weighting.entries.index: deviation.weighting for deviation in reversed(deviations.values())
+        }
         self._of_shards: dict[int, list[Tensor]] = {}  # by sum of entries: `S`, `W`, `V` and `c`, a row for each shard
         self._parts: dict[int, Tensor] = {}  # sums of which each shard sends its part
 
@@ -225,36 +231,44 @@ class _WeightedWriter(ProgramWriter):
             if op.index == max(weighting.entries.index, weighting.total.index):
                 self._exchange(weighting)
 
-    def _exchange(self, own: _Weighting) -> None:
+    def _exchange(self, weighting: _Weighting) -> None:
         """Let each shard send what it has, and let the sums of entries and of weights follow from that."""
-        sums, x, name = (own.entries, own.total), self._result(own.x), f"{own.entries.name}/of_shards"
+        sums, x, name = (
+            (weighting.entries, weighting.total),
+            self._result(weighting.x),
+            f"{weighting.entries.name}/of_shards",
+        )
         entries, total = (self._parts.setdefault(op.index, self._result(Tensor(op.index, 0))) for op in sums)
-        center = self._plain("DivNoNan", f"{name}/center", self._sums_for_center(own, entries, total, name), T=True)
+        center = self._plain(
+            "DivNoNan", f"{name}/center", self._sums_for_center(weighting, entries, total, name), T=True
+        )
         difference = self._plain("SquaredDifference", f"{name}/difference", [x, center], T=True)
-        weighted = self._program.ops[own.entries.inputs[0].op]
-        inputs = [difference if read == own.x else self._result(read) for read in weighted.inputs]
+        weighted = self._program.ops[weighting.entries.inputs[0].op]
+        inputs = [difference if read == weighting.x else self._result(read) for read in weighted.inputs]
         weighted_squares = self._append(weighted, self._unused(f"{name}/squares"), inputs, ())
-        squares = self._summed(own.entries, f"{name}/sum", weighted_squares)
+        squares = self._summed(weighting.entries, f"{name}/sum", weighted_squares)
         dtype, shape = self._type_of(entries), self._shape_of(entries)
         parts, packed_shape = [entries, total, squares, center], (_PARTS, *shape)
         packed = self._made("Pack", self._unused(name), parts, [(packed_shape, dtype)], {}, N=_PARTS, T=dtype, axis=0)
         row = self._widened(f"{name}/row", packed, 0)
-        for made, merged in ((center, "center"), (difference, "difference"), (packed, "row"), (row, "row")):
-            self._lay(made.op, merged=merged)
+        for tensor, merged in ((center, "center"), (difference, "difference"), (packed, "row"), (row, "row")):
+            self._lay(tensor.op, merged=merged)
         node = make_node(self._unused(f"{name}/apart"), "Unpack", [], num=_PARTS, T=dtype, axis=1)
         apart = self._new(node, [row], [((1, *shape), dtype)] * _PARTS, {})
-        self._of_shards[own.entries.index] = [Tensor(apart.op, k) for k in range(_PARTS)]
+        self._of_shards[weighting.entries.index] = [Tensor(apart.op, k) for k in range(_PARTS)]
         for k, op in enumerate(sums):
             if self._result(Tensor(op.index, 0)) == self._parts[op.index]:
                 self._results[Tensor(op.index, 0)] = self._over_shards(op, Tensor(apart.op, k))
 
-    def _sums_for_center(self, own: _Weighting, entries: Tensor, total: Tensor, name: str) -> list[Tensor]:
+    def _sums_for_center(self, weighting: _Weighting, entries: Tensor, total: Tensor, name: str) -> list[Tensor]:
         """Return what is divided by what for a mean among the entries."""
-        if all(_is_truth(self._program, weight) for weight in own.weights):
+        if all(_is_truth(self._program, weight) for weight in weighting.weights):
             return [entries, total]
-        sizes = self._plain("Abs", f"{name}/sizes", [self._result(own.total.inputs[0])], T=True)
-        weighted = self._plain("Mul", f"{name}/weighted", [sizes, self._result(own.x)], T=True)
-        return [self._summed(own.entries, f"{name}/sum_{k}", summed) for k, summed in enumerate((weighted, sizes))]
+        sizes = self._plain("Abs", f"{name}/sizes", [self._result(weighting.total.inputs[0])], T=True)
+        weighted = self._plain("Mul", f"{name}/weighted", [sizes, self._result(weighting.x)], T=True)
+        return [
+            self._summed(weighting.entries, f"{name}/sum_{k}", summed) for k, summed in enumerate((weighted, sizes))
+        ]
 
     def _summed(self, like: Op, name: str, tensor: Tensor) -> Tensor:
         return self._append(like, self._unused(name), [tensor, self._result(like.inputs[1])], ())
@@ -263,26 +277,26 @@ class _WeightedWriter(ProgramWriter):
         """Append the sum over all shards, in the shape in which an operation made it."""
         name, dtype, axis = self._unused(f"{op.name}/over_shards"), self._type_of(tensor), np.array(0, np.int32)
         operands, shape = [tensor, self._constant(f"{name}/axis", axis, tf.int32)], self._shape_of(tensor)[1:]
-        made = self._made("Sum", name, operands, [(shape, dtype)], {1: axis}, T=dtype, Tidx=tf.int32)
-        return made if shape == op.out_shapes[0] else self._reshaped(op, made)
+        summed = self._made("Sum", name, operands, [(shape, dtype)], {1: axis}, T=dtype, Tidx=tf.int32)
+        return summed if shape == op.out_shapes[0] else self._reshaped(op, summed)
 
-    def _added_up(self, op: Op, own: _Deviations) -> Tensor:
+    def _added_up(self, op: Op, deviation: _Deviations) -> Tensor:
         """Append what an operation adds up of all shards. (Where a mask keeps nothing there may be no mean.)"""
-        entries, total, squares, center = self._of_shards[own.weighting.entries.index]
-        around = self._result(own.around)
+        entries, total, squares, center = self._of_shards[deviation.weighting.entries.index]
+        around = self._result(deviation.around)
 
         def of(kind: str, tensor: Tensor, other: Tensor) -> Tensor:
             return self._plain(kind, f"{op.name}/{kind}", [tensor, other], T=True)
 
-        if own.weighting.is_mask:
-            apart = of("SquaredDifference" if own.are_squared else "Sub", center, around)
+        if deviation.weighting.is_mask:
+            apart = of("SquaredDifference" if deviation.are_squared else "Sub", center, around)
             result = of("MulNoNan", apart, total)
-        elif own.are_squared:
+        elif deviation.are_squared:
             twice = of("Sub", of("AddV2", entries, entries), of("Mul", total, of("AddV2", center, around)))
             result = of("Mul", of("Sub", center, around), twice)
         else:
             result = of("Sub", entries, of("Mul", total, around))
-        result = self._over_shards(op, of("AddV2", squares, result) if own.are_squared else result)
-        for factor in own.factors:
+        result = self._over_shards(op, of("AddV2", squares, result) if deviation.are_squared else result)
+        for factor in deviation.factors:
             result = of("Mul", result, self._result(factor))
-        return self._plain("Neg", f"{op.name}/minus", [result], T=True) if own.is_negative else result
+        return self._plain("Neg", f"{op.name}/minus", [result], T=True) if deviation.is_negative else result

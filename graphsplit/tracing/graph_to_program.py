@@ -47,7 +47,7 @@ from graphsplit.tracing.branch_effects import ShapeOf
 from graphsplit.tracing.decompositions import decompose
 from graphsplit.tracing.variable_hoisting import hoist_reads
 
-Held = Mapping[str, tuple[tf.DType, tf.TensorShape]]
+HeldByCaptures = Mapping[str, tuple[tf.DType, tf.TensorShape]]
 
 
 class CallSizes(NamedTuple):
@@ -96,7 +96,7 @@ class Reading:
     effects: Sequence[str]
     shapes: Sequence[Shape | None]
     known: tf.Graph
-    held: Held
+    held: HeldByCaptures
     locate: Locate = lambda _: ()
     seeds: int = 0
     notes: Sequence[str] = ()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.protos import Writer, constant_node, copied, make_node
+from graphsplit.core.protos import NodeWriter, constant_node, copied, make_node
 from graphsplit.errors import CheckError
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Draw
@@ -101,7 +101,7 @@ def measured_rows(
     inputs: Sequence[str],
     draw: Draw,
     first: str,
-    w: Writer,
+    w: NodeWriter,
 ) -> list[Any]:
     """Return the nodes that draw the numbers of a shard whose place is only known in each run: see `own_rows`.
 

@@ -26,7 +26,7 @@ from graphsplit.core.polynomials import (
     substituted,
     values_at,
 )
-from graphsplit.core.protos import Writer, constant_node, host_of
+from graphsplit.core.protos import NodeWriter, constant_node, host_of
 from graphsplit.core.sizes import OWN, ROWS
 from graphsplit.errors import CheckError
 
@@ -83,9 +83,9 @@ class RowCounts:
 
     def __init__(self, site: Site):
         home, devices, scope, add, lengths, counting = site
-        self.home = Writer(f"{scope}/home", host_of(counting or home), lambda node: add(node, None))
+        self.home = NodeWriter(f"{scope}/home", host_of(counting or home), lambda node: add(node, None))
         self.writers = {
-            d: Writer(f"{scope}/shard_{d}", host_of(device), lambda node, d=d: add(node, d))  # type: ignore[misc]
+            d: NodeWriter(f"{scope}/shard_{d}", host_of(device), lambda node, d=d: add(node, d))  # type: ignore[misc]
             for d, device in devices.items()
         }
         self.numbers: dict[int | None, dict[Symbol, int]] = {d: {} for d in (None, *devices)}
@@ -177,7 +177,7 @@ class RowCounts:
     def _shares_known(
         self, name: str, layout: Shard, rows: Sequence[int], dtype: tf.DType, rank: int, device: str, groups: Groups
     ) -> str | None:
-        entries = [sum([layout.own(rows, d) for d in own]) for own in groups]
+        entries = [sum([layout.own(rows, d) for d in shards]) for shards in groups]
         if len(set(entries)) == 1:
             return None
         shares = np.array(entries, np.float64).reshape(-1, *[1] * rank) / sum(entries)
@@ -356,7 +356,7 @@ def length_sizes(sizes: Mapping[Symbol, str]) -> dict[Symbol, str]:
     return {symbol: reference for symbol, reference in sizes.items() if symbol not in (ROWS, OWN, BEGIN)}
 
 
-def measured(w: Writer, source: Measured) -> str:
+def measured(w: NodeWriter, source: Measured) -> str:
     """Write how many there are of something along an axis of an argument."""
     shape = w("Shape", source.name, device=source.device, T=source.dtype, out_type=tf.int64)
     types = {"Tparams": tf.int64, "Tindices": tf.int64, "Taxis": tf.int64}
@@ -364,7 +364,7 @@ def measured(w: Writer, source: Measured) -> str:
     return size if source.each == 1 else w("FloorDiv", size, w.constant(source.each), T=tf.int64)
 
 
-def _equal(w: Writer, counts: Sequence[str], batch: Sequence[str]) -> str:
+def _equal(w: NodeWriter, counts: Sequence[str], batch: Sequence[str]) -> str:
     """Write the number of rows that all of `counts` are, and an assertion that they are the same."""
     if len(counts) == 1:
         return counts[0]

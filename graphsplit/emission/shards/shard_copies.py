@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import PARTIAL_MEAN, Layout, Shard
 from graphsplit.core.polynomials import Polynomial, Symbol, as_entries
-from graphsplit.core.protos import Writer, constant_node, constant_value, copied, make_node
+from graphsplit.core.protos import NodeWriter, constant_node, constant_value, copied, make_node
 from graphsplit.core.sizes import OWN, ROWS
 from graphsplit.emission.emitted_graph import Draft, Origin
 from graphsplit.emission.shards import random_numbers
@@ -79,14 +79,14 @@ class ShardCopies:
             inputs[i] = self._counts.operand(
                 f"{name}/{self._draft.helper}operand_{i}", d, value, self._draft.program.dtype(op.inputs[i])
             )
-        own = ""
+        are_own = ""
         for i, shift in sharded.shift.items():
-            inputs[i], own = self._shifted(op, i, shift, inputs[i], d, device)
+            inputs[i], are_own = self._shifted(op, i, shift, inputs[i], d, device)
         inputs += controls
-        if own and op.out_shapes:
-            return self._zeros_elsewhere(op, inputs, own, d, device)
-        if own:
-            inputs[1:3] = self._own_rows(op, inputs, own, d, device)
+        if are_own and op.out_shapes:
+            return self._zeros_elsewhere(op, inputs, are_own, d, device)
+        if are_own:
+            inputs[1:3] = self._own_rows(op, inputs, are_own, d, device)
         if sharded.draw or part_drawn(op.node) is not None:
             return self._random_copy(op, sharded, inputs, d, device)
         if sharded.weighted and self._mesh.shards > 1:
@@ -113,14 +113,14 @@ class ShardCopies:
         first = self._counts.before(extent.layout, d)
         return Polynomial.of(first + self._counts.own(extent.layout, d)) if extent.end else first
 
-    def _writer(self, op: Op, word: str, d: int, device: str, role: str = _PART) -> Writer:
+    def _writer(self, op: Op, word: str, d: int, device: str, role: str = _PART) -> NodeWriter:
         """Return what writes nodes beside shard `d`'s copy of an operation."""
         scope = f"{self._draft.prefixes[d]}{op.name}/{self._draft.helper}{word}"
 
         def add(node: Any) -> None:
             self._draft.add(node, Origin(op.index, d, _PART if node.op == "Const" else role))
 
-        return Writer(scope, device, add)
+        return NodeWriter(scope, device, add)
 
     def _shifted(self, op: Op, operand: int, shift: Shift, source: str, d: int, device: str) -> tuple[str, str]:
         """Return a shard's numbers of its own rows, given those that these rows have in the whole.
@@ -137,8 +137,9 @@ class ShardCopies:
         local = w("Sub", source, number("before", place), T=dtype)
         if shift.others not in (DROPPED, LEFT_OUT, ZEROS):
             return local, ""
-        own, end = self._counts.own(shift.layout, d), Polynomial.of(shift.layout.size(0))
-        low, high = (before, before + own) if d else (own, end)  # numbers of no shard's are the first one's
+        own_length, end = self._counts.own(shift.layout, d), Polynomial.of(shift.layout.size(0))
+        # numbers of no shard's are the first one's
+        low, high = (before, before + own_length) if d else (own_length, end)
         at_least = w("GreaterEqual", source, number("from", low), T=dtype)
         between = w("LogicalAnd", at_least, w("Less", source, number("upto", high), T=dtype))
         is_own = between if d else w("LogicalNot", between)
@@ -148,25 +149,27 @@ class ShardCopies:
         safe = w("SelectV2", is_own, local, instead, T=dtype)
         return safe, is_own if shift.others == ZEROS else ""
 
-    def _zeros_elsewhere(self, op: Op, inputs: Sequence[str], own: str, d: int, device: str) -> Any:
+    def _zeros_elsewhere(self, op: Op, inputs: Sequence[str], are_own: str, d: int, device: str) -> Any:
         """Write a gather whose result is zero wherever its indices are not the shard's own."""
         name, dtype, w = self._draft.prefixes[d] + op.name, op.out_dtypes[0], self._writer(op, "zeros", d, device)
-        found = self._draft.copy(op, f"{name}/{self._draft.helper}found", device, inputs, d, _PART)
+        gathered = self._draft.copy(op, f"{name}/{self._draft.helper}found", device, inputs, d, _PART)
         behind = len(op.in_shapes[0] or ()) - 1 - int(op.constants[2]) % len(op.in_shapes[0] or ())
         for _ in range(behind):
-            own = w("ExpandDims", own, w.constant(-1, tf.int32), T=tf.bool, Tdim=tf.int32)
-        node = make_node(name, "SelectV2", [own, found.name, w.constant(0, dtype)], device, T=dtype)
+            are_own = w("ExpandDims", are_own, w.constant(-1, tf.int32), T=tf.bool, Tdim=tf.int32)
+        node = make_node(name, "SelectV2", [are_own, gathered.name, w.constant(0, dtype)], device, T=dtype)
         self._draft.add(node, Origin(op.index, d, "op"))
         return node
 
-    def _own_rows(self, op: Op, inputs: Sequence[str], own: str, d: int, device: str) -> list[str]:
+    def _own_rows(self, op: Op, inputs: Sequence[str], are_own: str, d: int, device: str) -> list[str]:
         """Write the numbers of a shard's own rows, and what is written there: as many as those are."""
         w = self._writer(op, "rows", d, device, "shift")
-        given, types = [own, *inputs[1:3]], [tf.bool, *map(self._draft.program.dtype, op.inputs[1:3])]
+        operands, types = [are_own, *inputs[1:3]], [tf.bool, *map(self._draft.program.dtype, op.inputs[1:3])]
         if not op.in_shapes[1]:  # (`Where` takes no single number)
-            pairs = zip(given, types, strict=True)
-            given = [w("ExpandDims", one, w.constant(0, tf.int32), T=dtype, Tdim=tf.int32) for one, dtype in pairs]
-        which, rows = w("Where", given[0], T=tf.bool), zip(given[1:], types[1:], strict=True)
+            pairs = zip(operands, types, strict=True)
+            operands = [
+                w("ExpandDims", operand, w.constant(0, tf.int32), T=dtype, Tdim=tf.int32) for operand, dtype in pairs
+            ]
+        which, rows = w("Where", operands[0], T=tf.bool), zip(operands[1:], types[1:], strict=True)
         return [w("GatherNd", source, which, Tparams=dtype, Tindices=tf.int64) for source, dtype in rows]
 
     def _weighted(self, op: Op, sharded: Sharded, inputs: Sequence[str], d: int, device: str) -> Any:
@@ -222,8 +225,8 @@ class ShardCopies:
         if "output_shapes" in node.attr:  # of the whole; TensorFlow infers them again
             del node.attr["output_shapes"].list.shape[:]
             if self._mesh.axis:  # (or they are told: sizes are known along it)
-                own = [self._mesh.shape_on(d, *each) for each in zip(op.out_shapes, sharded.gives, strict=True)]
-                node.attr["output_shapes"].list.shape.extend([tf.TensorShape(shape).as_proto() for shape in own])
+                shapes = [self._mesh.shape_on(d, *each) for each in zip(op.out_shapes, sharded.gives, strict=True)]
+                node.attr["output_shapes"].list.shape.extend([tf.TensorShape(shape).as_proto() for shape in shapes])
 
 
 def told_sizes(symbols: Sequence[Symbol], *, on_shard: bool) -> list[Symbol]:
@@ -235,10 +238,10 @@ def told_sizes(symbols: Sequence[Symbol], *, on_shard: bool) -> list[Symbol]:
 def write_told(draft: Draft, d: int | None, device: str) -> dict[Symbol, str]:
     """Write the placeholders by which the body of a loop is told sizes, of shard `d` or at home; return their names."""
     symbols = told_sizes(draft.program.symbols, on_shard=d is not None)
-    told = {symbol: f"{draft.scope}/rows/given_{k}" for k, symbol in enumerate(symbols)}
-    for name in told.values():
+    size_arguments = {symbol: f"{draft.scope}/rows/given_{k}" for k, symbol in enumerate(symbols)}
+    for name in size_arguments.values():
         draft.add_sizes(make_node(name, "Placeholder", [], device, dtype=tf.int64), d)
-    return told
+    return size_arguments
 
 
 def write_sizes(draft: Draft, counts: RowCounts, op: Op, d: int | None, device: str) -> None:
@@ -266,8 +269,8 @@ def bring_loop_inputs(node: Any, draft: Draft, devices: Sequence[str]) -> None:
       devices: of its values; what it is given besides is where it is itself.
     """
     flow, origin = CONTROL_FLOW[node.op], draft.origins[node.name]
-    given = zip_longest(node.attr[flow.types].list.type, devices, fillvalue=node.device)
-    for i, (dtype, device) in enumerate(given, int(flow.chooses)):
+    types_and_devices = zip_longest(node.attr[flow.types].list.type, devices, fillvalue=node.device)
+    for i, (dtype, device) in enumerate(types_and_devices, int(flow.chooses)):
         if draft.device_of(node.input[i]) == device or dtype == _RESOURCE:
             continue
         name = f"{node.name}/{draft.helper}input_{i}"

@@ -29,7 +29,7 @@ from graphsplit.planning.plan import Plan
 from graphsplit.program.program import Op, Program
 from graphsplit.rules import Sharded
 
-Outputs = Sequence[Described]
+OutputTypes = Sequence[Described]
 
 
 def sizes_of(plan: Plan, graph: EmittedGraph) -> Sizes:
@@ -51,10 +51,10 @@ class Sizes:
     def __init__(self, plan: Plan, graph: EmittedGraph):
         self._plan = plan
         self._graph = graph
-        self._found: dict[str, Outputs] = {}
-        self._of_ops: dict[tuple[int, int | None], Outputs] = {}
+        self._found: dict[str, OutputTypes] = {}
+        self._of_ops: dict[tuple[int, int | None], OutputTypes] = {}
 
-    def __getitem__(self, name: str) -> Outputs:
+    def __getitem__(self, name: str) -> OutputTypes:
         """Return what a node makes."""
         return self._found[name]
 
@@ -71,7 +71,7 @@ class Sizes:
         """Find out what a node makes; it is known of what it reads."""
         self._found[name] = self._outputs(self._graph.by_name[name])
 
-    def _outputs(self, node: Any) -> Outputs:
+    def _outputs(self, node: Any) -> OutputTypes:
         origin = self._graph.origins[node.name]
         if origin.op is not None and origin.role in ("op", "copy"):
             return self._of_op(origin.op, origin.shard)
@@ -86,12 +86,12 @@ class Sizes:
         source = self._graph.by_name[source_of(node.input[index])]
         return constant_value(source) if source.op == "Const" else None
 
-    def _of_op(self, position: int, shard: int | None) -> Outputs:
+    def _of_op(self, position: int, shard: int | None) -> OutputTypes:
         if (position, shard) not in self._of_ops:
             self._of_ops[position, shard] = self._shapes_of_op(position, shard)
         return self._of_ops[position, shard]
 
-    def _shapes_of_op(self, position: int, shard: int | None) -> Outputs:
+    def _shapes_of_op(self, position: int, shard: int | None) -> OutputTypes:
         op, step = self._plan.program.ops[position], self._plan.steps[position]
         gives = step.shards.gives if step.shards and shard is not None else None
         return described(shapes_on(op.out_shapes, gives, self._plan.rows, shard or 0), op.out_dtypes)
@@ -142,7 +142,7 @@ def described_on(
     return reads, described(shapes_on(op.out_shapes, gives, rows, d or 0), op.out_dtypes)
 
 
-def _largest(inputs: Outputs) -> Shape | None:
+def _largest(inputs: OutputTypes) -> Shape | None:
     """Return the shape to which all are broadcast."""
     return max(inputs, key=lambda tensor: math.prod([size or 1 for size in tensor[0] or ()]))[0]
 
@@ -151,7 +151,7 @@ def _dtype(node: Any, name: str) -> tf.DType:
     return tf.as_dtype(node.attr[name].type)
 
 
-def _split(node: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
+def _split(node: Any, inputs: OutputTypes, constant: Callable[[int], Any]) -> OutputTypes:
     (shape, dtype), sizes, axis = inputs[0], constant(1), constant(2)
     count = node.attr["num_split"].i
     if shape is None or sizes is None or axis is None:
@@ -160,7 +160,7 @@ def _split(node: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Output
     return [((*shape[:at], int(size), *shape[at + 1 :]), dtype) for size in sizes]
 
 
-def _join(_: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
+def _join(_: Any, inputs: OutputTypes, constant: Callable[[int], Any]) -> OutputTypes:
     parts, axis = inputs[:-1], constant(len(inputs) - 1)
     shape, dtype = parts[0]
     if axis is None or any(part is None for part, _ in parts) or shape is None:
@@ -171,12 +171,12 @@ def _join(_: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
     return [((*shape[:at], size, *shape[at + 1 :]), dtype)]
 
 
-def _widened(_: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
+def _widened(_: Any, inputs: OutputTypes, constant: Callable[[int], Any]) -> OutputTypes:
     (shape, dtype), axis = inputs[0], constant(1)
     return [(None if shape is None or axis is None or int(axis) != -1 else (*shape, 1), dtype)]
 
 
-def _gathered(node: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
+def _gathered(node: Any, inputs: OutputTypes, constant: Callable[[int], Any]) -> OutputTypes:
     (shape, dtype), (indices, _), axis = inputs[0], inputs[1], constant(2)
     if shape is None or indices is None or axis is None:
         return [(None, dtype)]
@@ -184,15 +184,15 @@ def _gathered(node: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Out
     return [((*shape[:at], *indices[rows:], *shape[at + 1 :]), dtype)]
 
 
-def _slice(_: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
+def _slice(_: Any, inputs: OutputTypes, constant: Callable[[int], Any]) -> OutputTypes:
     (shape, dtype), begin, size = inputs[0], constant(1), constant(2)
     if shape is None or begin is None or size is None or None in shape:
         return [(None, dtype)]
     pairs = zip(shape, begin.tolist(), size.tolist(), strict=True)
-    return [(tuple([(own or 0) - b if s < 0 else s for own, b, s in pairs]), dtype)]
+    return [(tuple([(length or 0) - b if s < 0 else s for length, b, s in pairs]), dtype)]
 
 
-def _mean(node: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
+def _mean(node: Any, inputs: OutputTypes, constant: Callable[[int], Any]) -> OutputTypes:
     (shape, dtype), axes = inputs[0], constant(1)
     if shape is None or axes is None:
         return [(None, dtype)]
@@ -211,12 +211,12 @@ def _constant_shape(node: Any) -> Shape:
     return tuple([dim.size for dim in node.attr["value"].tensor.tensor_shape.dim])
 
 
-def _pack(_node: Any, inputs: Outputs, _: Callable[[int], Any]) -> Outputs:
+def _pack(_node: Any, inputs: OutputTypes, _: Callable[[int], Any]) -> OutputTypes:
     shape, dtype = inputs[0]
     return [(None if shape is None else (len(inputs), *shape), dtype)]
 
 
-def _unpack(node: Any, inputs: Outputs, _: Callable[[int], Any]) -> Outputs:
+def _unpack(node: Any, inputs: OutputTypes, _: Callable[[int], Any]) -> OutputTypes:
     (shape, dtype), axis = inputs[0], node.attr["axis"].i
     return [(None if shape is None else (*shape[:axis], *shape[axis + 1 :]), dtype)] * node.attr["num"].i
 
@@ -224,7 +224,7 @@ def _unpack(node: Any, inputs: Outputs, _: Callable[[int], Any]) -> Outputs:
 _BROADCAST = ("SquaredDifference", "Add", "AddV2", "Sub", "Mul", "Maximum", "Minimum", "LogicalAnd", "LogicalOr")
 _DRAWN = ("RandomUniformV2", "RandomNormalV2", "TruncatedNormalV2", "RandomUniformFullIntV2", "RandomUniformIntV2")
 _SAME = ("AddN", "Identity", "LogicalNot", "OnesLike", "RealDiv", "ZerosLike")
-_INFERRED: dict[str, Callable[[Any, Outputs, Callable[[int], Any]], Outputs]] = {
+_INFERRED: dict[str, Callable[[Any, OutputTypes, Callable[[int], Any]], OutputTypes]] = {
     **dict.fromkeys(_SAME, lambda _, inputs, __: [inputs[0]]),
     **dict.fromkeys(_BROADCAST, lambda _, inputs, __: [(_largest(inputs), inputs[0][1])]),
     **dict.fromkeys(["GreaterEqual", "Less"], lambda _, inputs, __: [(_largest(inputs), tf.bool)]),

@@ -37,7 +37,7 @@ from graphsplit.planning.communication.transfers import (
     Read,
     Rewrite,
     Slice,
-    Split,
+    Slicing,
     Sum,
     Value,
     Zeros,
@@ -163,7 +163,7 @@ class _ValueWriter:
     def scattered(self, move: Move) -> list[Read]:
         """One device slices, and each shard gets its piece."""
         whole_value, target = self.whole(move.source), _shard(move.target)
-        return self._read(self._pieces(whole_value, Split(target.axis, target), self._shards))
+        return self._read(self._pieces(whole_value, Slicing(target.axis, target), self._shards))
 
     def sliced(self, move: Move) -> list[Read]:
         """Each shard slices what it has, and takes its own piece."""
@@ -171,9 +171,9 @@ class _ValueWriter:
         if group_of(move.source):
             owns = [self._copy(move.source, device) for device in self._made_on]
             return self._read(
-                [self._pieces(copy_number, Split(target.axis, target), [d])[0] for d, copy_number in enumerate(owns)]
+                [self._pieces(copy_number, Slicing(target.axis, target), [d])[0] for d, copy_number in enumerate(owns)]
             )
-        splits = [Split(target.axis, target, holder=d) for d in self._shards]
+        splits = [Slicing(target.axis, target, holder=d) for d in self._shards]
         return self._read([self._pieces(self._own(d, move.source), splits[d], [d])[0] for d in self._shards])
 
     def gathered(self, move: Move) -> list[Read]:
@@ -244,7 +244,8 @@ class _ValueWriter:
             ]
             owns, parts = self._added_up_near(near, source, move.target), range(len(group_of(cut)))
             sent = [
-                self._pieces(shard_number, Split(cut.axis, cut, holder=d), parts) for d, shard_number in enumerate(owns)
+                self._pieces(shard_number, Slicing(cut.axis, cut, holder=d), parts)
+                for d, shard_number in enumerate(owns)
             ]
             sums = [
                 self._sum(part_numbers, source, group_of(cut)[k], True)
@@ -290,17 +291,17 @@ class _ValueWriter:
         devices = [self._made_on[shards_of_device[0]] for shards_of_device in by_device]
         sent = []
         for shards_of_device, device in zip(by_device, devices, strict=True):
-            split = Split(target.axis, target, by_device if self._mesh.has_turns else (), shards_of_device[0])
+            split = Slicing(target.axis, target, by_device if self._mesh.has_turns else (), shards_of_device[0])
             sent.append(
                 self._pieces(together(self._owns(source, shards_of_device), device), split, range(len(by_device)))
             )
         pieces_read = []
         for shards_of_device, device, pieces in zip(by_device, devices, zip(*sent, strict=True), strict=True):
-            split = Split(target.axis, target, tuple([(d,) for d in shards_of_device]), shards_of_device[0])
+            split = Slicing(target.axis, target, tuple([(d,) for d in shards_of_device]), shards_of_device[0])
             pieces_read += self._pieces(together(pieces, device), split, range(len(shards_of_device)))
         return self._read(pieces_read)
 
-    def _pieces(self, whole: int, split: Split, wanted: Sequence[int]) -> list[int]:
+    def _pieces(self, whole: int, split: Slicing, wanted: Sequence[int]) -> list[int]:
         """Return some of the pieces of a value, by number: sliced where it is, concatenated where they are."""
         layout = split.layout
         assert layout is not None
@@ -334,7 +335,7 @@ class _ValueWriter:
             return [[*owns]]
         blocks: list[list[int]] = [[] for _ in layout.blocks]
         for d, i in enumerate(owns):
-            shard_value, split = self.values[i], Split(layout.axis, layout, ((d,),))
+            shard_value, split = self.values[i], Slicing(layout.axis, layout, ((d,),))
             for b, size in enumerate(self._mesh.bytes_of_blocks(d, self._size, layout)):
                 blocks[b].append(
                     self._add(Slice((i,), shard_value.device, size, shard_value.shard, split=split, piece=b))
@@ -435,7 +436,7 @@ def _as_one(alike: Sequence[Collective], are_numbers: bool) -> Collective:
         joined = renamed[read.value]
         if read not in slices:
             slices[read] = [len(values) + k for k in range(len(alike))]
-            split = Split(0, sizes=sizes)
+            split = Slicing(0, sizes=sizes)
             values += [Slice((joined,), read.device, size, split=split, piece=k) for k, size in enumerate(sizes)]
     reads = [tuple([Read(slices[read][k], read.device) for read in first.reads[0]]) for k in range(len(alike))]
     return Collective(tuple([c.moves[0] for c in alike]), tuple(values), tuple(reads))

@@ -46,7 +46,7 @@ class Own(Value):
     by: int | str | None = None
 
 
-class Split(NamedTuple):
+class Slicing(NamedTuple):
     """How a value is split.
 
     Attributes:
@@ -70,7 +70,7 @@ class Split(NamedTuple):
 class Slice(Value):
     """One piece of a value, which is split where it is."""
 
-    split: Split
+    split: Slicing
     piece: int
 
 

@@ -317,7 +317,7 @@ class _RowLoop:
                 self.rows.add(k)
 
     def _use(self, body: Program, op: Op, operand: int, k: int, uses: list[str], row_numbers: set[Tensor]) -> None:
-        """Note what an operation does with a list; `own` are the numbers of the row."""
+        """Note what an operation does with a list; `row_numbers` are those of the row."""
         if op.type in _PICKS and operand == 0:
             is_own = origin(body, op.inputs[1]) in row_numbers
             uses.append("own" if is_own else "other")

@@ -221,12 +221,14 @@ class ForwardPropagation:
         if op.merged not in ("center", "row") or self.settled:  # (what reads them whole is settled, too)
             return None
         answers = [None if i in op.constants else self._answers[tensor.op] for i, tensor in enumerate(op.inputs)]
-        made = [REPLICATE if own is None else own.gives[0] for own in answers]
-        summed = {own.wants[0] for own in answers if own is not None and own.gives[0] == PARTIAL_SUM}
-        count = sum(layout in (PARTIAL_SUM, OWN_MEAN, OWN_ROW) for layout in made)
+        layouts = [REPLICATE if sharding is None else sharding.gives[0] for sharding in answers]
+        summed = {
+            sharding.wants[0] for sharding in answers if sharding is not None and sharding.gives[0] == PARTIAL_SUM
+        }
+        count = sum(layout in (PARTIAL_SUM, OWN_MEAN, OWN_ROW) for layout in layouts)
         if count + len(op.constants) < len(op.inputs) or len(summed) > 1:
             return None
-        return Sharded(tuple(made), (OWN_MEAN if op.merged == "center" else OWN_ROW,))
+        return Sharded(tuple(layouts), (OWN_MEAN if op.merged == "center" else OWN_ROW,))
 
     def _on_columns(self, op: Op, layouts: Sequence[Layout]) -> Sharded | None:
         """Return how an operation that needs all rows runs on columns: of as many rows each shard has some columns.

@@ -146,7 +146,9 @@ def _between_seams(passes: _Passes) -> list[list[int]]:
     candidates = [_blocks_of(passes, crossing, total * share) for share in _SHARES]
 
     def most_kept(cuts: Sequence[int]) -> float:
-        sizes = [sum(passes.read_back[passes.active[k]] for k in own) for own in _ranges(cuts, len(passes.active))]
+        sizes = [
+            sum(passes.read_back[passes.active[k]] for k in numbers) for numbers in _ranges(cuts, len(passes.active))
+        ]
         return sum(crossing[k] for k in cuts) + max(sizes)
 
     cuts = min(candidates, key=most_kept)

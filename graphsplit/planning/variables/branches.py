@@ -25,16 +25,16 @@ from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.sides import MERGE, SWITCH
 
 _ADDS = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
-_Held = Mapping[str, Sequence[int | None]]
+_ShapeByName = Mapping[str, Sequence[int | None]]
 _WRITES = {"AssignVariableOp", *_ADDS}
 _OF_VARIABLES = frozenset({"ReadVariableOp", *_WRITES, *ADDS_ROWS})
 _OPAQUE = frozenset({tf.resource, tf.variant})
 _BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
-_Values = dict[Tensor, Tensor]
+_ValueByHandle = dict[Tensor, Tensor]
 
 
 def without_branches(
-    program: Program, names: Set[str], twins: Set[str], shapes: _Held, apart: Set[str] = frozenset()
+    program: Program, names: Set[str], twins: Set[str], shapes: _ShapeByName, apart: Set[str] = frozenset()
 ) -> Program:
     """Return a program in which the operations of branches that take some variables are its own, where they can be.
 
@@ -103,7 +103,7 @@ def _is_of_several(op: Op) -> bool:
     return op.type in ("Case", "StatelessCase")
 
 
-def _other_shape(program: Program, op: Op, shapes: _Held, apart: Set[str]) -> str:
+def _other_shape(program: Program, op: Op, shapes: _ShapeByName, apart: Set[str]) -> str:
     """Return which variable of a branch has, or is given, another shape than it always has; "" for none.
 
     A chosen value, and a sum, would be as large as the larger one. And of a table apart, a few rows are written there.
@@ -128,7 +128,7 @@ def _value_of(body: Program, op: Op) -> tuple[Shape | None, tf.DType]:
     return body.shape(op.inputs[-1]), body.dtype(op.inputs[-1])
 
 
-class _Side:
+class _SideWriting:
     """One side of a branch, while it is written.
 
     Args:
@@ -141,10 +141,10 @@ class _Side:
       written: the values of variables that it writes, by handle.
     """
 
-    def __init__(self, which: Tensor, number: int, before: _Values):
+    def __init__(self, which: Tensor, number: int, before: _ValueByHandle):
         self.which, self.number, self.before = which, number, before
         self.behind: set[int] = set()
-        self.written: _Values = {}
+        self.written: _ValueByHandle = {}
 
 
 class _BranchWriter(RowAdder):
@@ -154,7 +154,7 @@ class _BranchWriter(RowAdder):
     nothing that has to run waits for something that may be dead.
     """
 
-    def __init__(self, program: Program, branches: Set[int], held: _Held):
+    def __init__(self, program: Program, branches: Set[int], held: _ShapeByName):
         super().__init__(program)
         self._branches = branches
         self._held = held
@@ -171,7 +171,7 @@ class _BranchWriter(RowAdder):
         # (a gradient's branch has its own, as nothing that may be dead can be handed from one function to another)
         self._switches = {}
         operands, controls = [self._results[tensor] for tensor in op.inputs], self._controls(op)
-        before: _Values = {}
+        before: _ValueByHandle = {}
         for handle, dtype in {
             handle: _value_of(body, inner)[1] for handle, body, inner in _used(op, op.inputs)
         }.items():
@@ -189,7 +189,7 @@ class _BranchWriter(RowAdder):
         self._note(op, results, (*writes, *dict.fromkeys(reads)))  # (who changes what it only reads waits, too)
 
     def _choose(
-        self, op: Op, name: str, operands: Sequence[Tensor], before: _Values, first: int = 0
+        self, op: Op, name: str, operands: Sequence[Tensor], before: _ValueByHandle, first: int = 0
     ) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
         """Write the sides of a branch; return its results, and the value of each variable that it writes, by handle.
 
@@ -203,7 +203,7 @@ class _BranchWriter(RowAdder):
         """
         then, otherwise, *more = function_names(op.node)[first:]
         which = self._compared("Equal", f"{name}/is_{first}", operands[0], first) if _is_of_several(op) else operands[0]
-        sides, results = [_Side(which, number, before) for number in (0, 1)], []
+        sides, results = [_SideWriting(which, number, before) for number in (0, 1)], []
         for side in sides:
             part = f"{name}/{'then' if side.number else 'else'}"
             passed = [self._passed(f"{name}/given", tensor, side) for tensor in operands[1:]]
@@ -213,18 +213,18 @@ class _BranchWriter(RowAdder):
             else:
                 function = then if side.number else otherwise
                 results.append(self._write_side(op.bodies[function], part, passed, side))
-        after: _Values = {}
+        after: _ValueByHandle = {}
         for handle in dict.fromkeys([*sides[0].written, *sides[1].written]):
             ends = [self._value(f"{name}/before", handle, side) for side in sides]
             after[handle] = self._merged(f"{name}/merged", ends, sides, self._shape_of(before[handle]))
         pairs = zip(op.out_shapes, zip(*results, strict=True), strict=True)
         return [self._merged(f"{name}/merged", ends, sides, shape) for shape, ends in pairs], after
 
-    def _value(self, name: str, handle: Tensor, side: _Side) -> Tensor:
+    def _value(self, name: str, handle: Tensor, side: _SideWriting) -> Tensor:
         """Return the value of a variable on a side: as it was written there, or as it was before."""
         return side.written.get(handle) or self._passed(name, side.before[handle], side)
 
-    def _passed(self, name: str, tensor: Tensor, side: _Side) -> Tensor:
+    def _passed(self, name: str, tensor: Tensor, side: _SideWriting) -> Tensor:
         """Return a value that is there only if a side is taken."""
         if self._type_of(tensor) in _OPAQUE:
             return tensor
@@ -236,7 +236,7 @@ class _BranchWriter(RowAdder):
         side.behind.add(switch)
         return Tensor(switch, side.number)
 
-    def _merged(self, name: str, ends: Sequence[Tensor], sides: Sequence[_Side], shape: Shape | None) -> Tensor:
+    def _merged(self, name: str, ends: Sequence[Tensor], sides: Sequence[_SideWriting], shape: Shape | None) -> Tensor:
         """Return what is there of two sides, of the shape in which they agree.
 
         Each passes a `Switch` right before, whatever made it. (A shard makes some operands itself, and what reads
@@ -247,13 +247,13 @@ class _BranchWriter(RowAdder):
         dtype = self._type_of(passed_ends[0])
         return self._made(MERGE, self._unused(name), passed_ends, [(shape, dtype)], {}, N=2, T=dtype)
 
-    def _is_passed(self, tensor: Tensor, side: _Side) -> bool:
+    def _is_passed(self, tensor: Tensor, side: _SideWriting) -> bool:
         op = self._ops[tensor.op]
         return op.type == SWITCH and op.inputs[1] == side.which and tensor.index == side.number
 
-    def _write_side(self, body: Program, name: str, passed: Sequence[Tensor], side: _Side) -> list[Tensor]:
+    def _write_side(self, body: Program, name: str, passed: Sequence[Tensor], side: _SideWriting) -> list[Tensor]:
         """Write one side; operations on a variable are in the order in which they have to run."""
-        results: _Values = {Tensor(i, 0): tensor for i, tensor in zip(body.inputs, passed, strict=True)}
+        results: _ValueByHandle = {Tensor(i, 0): tensor for i, tensor in zip(body.inputs, passed, strict=True)}
         for op in body.ops:
             inputs, result = [results[tensor] for tensor in op.inputs], Tensor(op.index, 0)
             if op.index in body.inputs or op.type == "NoOp":
@@ -276,7 +276,7 @@ class _BranchWriter(RowAdder):
                 results.update({Tensor(op.index, k): tensor for k, tensor in enumerate(results_inside)})
         return [results[tensor] for tensor in body.outputs]
 
-    def _write_inside(self, op: Op, name: str, inputs: list[Tensor], side: _Side) -> list[Tensor]:
+    def _write_inside(self, op: Op, name: str, inputs: list[Tensor], side: _SideWriting) -> list[Tensor]:
         """Write an operation on a side, a branch or a pure one, so that it runs only if the side is taken."""
         deciding = inputs[:1] if op.type in _BRANCHES else inputs
         if inputs and side.behind.isdisjoint([tensor.op for tensor in deciding]):
@@ -292,9 +292,9 @@ class _BranchWriter(RowAdder):
         return [Tensor(written.op, k) for k in range(len(op.out_shapes))]
 
     def _write_branch_inside(
-        self, op: Op, name: str, operands: Sequence[Tensor], side: _Side, first: int = 0
+        self, op: Op, name: str, operands: Sequence[Tensor], side: _SideWriting, first: int = 0
     ) -> list[Tensor]:
-        """Write a branch on a side, or (`first`) what is left of one; `given` is behind the side's `Switch`."""
+        """Write a branch on a side, or (`first`) what is left of one; `operands` are behind the side's `Switch`."""
         handles = dict.fromkeys([handle for handle, _, _ in _used(op, operands)])
         before = {handle: self._value(f"{name}/before", handle, side) for handle in handles}
         results, after = self._choose(op, name, operands, before, first)

@@ -172,12 +172,12 @@ class _PartsWriter(WholeWriter):
     def _weighted(self, op: Op, means: Sequence[Tensor], layout: Layout) -> list[Tensor]:
         """Return each part's mean times its share of the entries. (Sums might overflow, before they are divided.)"""
         assert isinstance(layout, Shard)
-        found = []
+        weighted = []
         for k, mean in enumerate(means):
             share = self._number(f"{op.name}/share_{k}", layout.own((), k) / layout.size(0), mean)
-            found.append(self._plain("Mul", f"{op.name}/weighted_{k}", [mean, share], T=True))
-            self._lay(found[-1].op, devices=self._ops[mean.op].devices)
-        return found
+            weighted.append(self._plain("Mul", f"{op.name}/weighted_{k}", [mean, share], T=True))
+            self._lay(weighted[-1].op, devices=self._ops[mean.op].devices)
+        return weighted
 
     def _write_part(self, op: Op, how: Sharded, layout: Layout, k: int) -> Tensor:
         """Write an operation for part `k` of what lies so, and return its first output."""

@@ -101,10 +101,10 @@ class _PartFinder:
             for tensor in op.inputs:
                 readers.setdefault(tensor.op, set()).add(op.index)
         for op in self._program.ops if self._put_together else ():
-            made, large = Tensor(op.index, 0), [t for t in op.inputs if self._program.bytes(t) > COPY_BYTES]
-            is_read_once = made in self._put_together and readers.get(op.index, set()) <= self._once
+            result, large = Tensor(op.index, 0), [t for t in op.inputs if self._program.bytes(t) > COPY_BYTES]
+            is_read_once = result in self._put_together and readers.get(op.index, set()) <= self._once
             if is_read_once and op.index in self._how and self._put_together.issuperset(large):
-                del self._how[op.index], self._cut[made]
+                del self._how[op.index], self._cut[result]
                 self._once.add(op.index)
 
     def _is_cut_as_a_variable(self, op: Op) -> bool:

@@ -113,7 +113,7 @@ class _SumsWriter(RowAdder):
         """Write what joins all truth values: those of each row first, which are then put into a table of one column."""
         places, rows = [self._result(tensor) for tensor in table.inputs[1:]]
         value = self._result(self._program.ops[table.inputs[0].op].inputs[1])
-        (count, *_), (*each, _), shape = [own or () for own in table.in_shapes]
+        (count, *_), (*each, _), shape = [sizes or () for sizes in table.in_shapes]
         axes, length = np.arange(len(each), len(shape), dtype=np.int32), np.array([count], np.int32)
         operands = [rows, self._constant(f"{op.name}/columns", axes, tf.int32)]
         of_rows = [(tuple(each), tf.bool)]

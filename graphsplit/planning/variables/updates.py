@@ -99,17 +99,17 @@ def _followed(program: Program, written: Tensor) -> Iterator[int]:
                 yield from _outside(program, called.inputs[i])
 
 
-class _Called(NamedTuple):
+class _CalledBody(NamedTuple):
     """A function that an operation calls, and what is handed to it by the positions of its arguments."""
 
     body: Program
     inputs: Mapping[int, Tensor]
 
 
-def _given(op: Op) -> Iterator[_Called]:
+def _given(op: Op) -> Iterator[_CalledBody]:
     handed = op.inputs[CONTROL_FLOW[op.type].chooses :] if op.bodies else ()
     for body in op.bodies.values():
-        yield _Called(body, dict(zip(body.inputs, handed, strict=True)))
+        yield _CalledBody(body, dict(zip(body.inputs, handed, strict=True)))
 
 
 def _is_elementwise(op: Op) -> bool:

@@ -114,10 +114,10 @@ class Graph:
         return {self.nodes[k].name for k in places}
 
 
-Place = TypeVar("Place", bound=Hashable)
+PlaceT = TypeVar("PlaceT", bound=Hashable)
 
 
-def reached(roots: Iterable[Place], following: Callable[[Place], Iterable[Place]]) -> Set[Place]:
+def reached(roots: Iterable[PlaceT], following: Callable[[PlaceT], Iterable[PlaceT]]) -> Set[PlaceT]:
     """Return what is reached from some places, themselves first, in the order in which it was found.
 
     >>> list(reached([4], lambda k: [k // 2] if k else []))

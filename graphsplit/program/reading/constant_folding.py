@@ -20,10 +20,10 @@ from graphsplit.core.polynomials import Polynomial, UndecidedError, is_symbolic
 from graphsplit.core.sizes import as_exact, has_sizes
 
 MOST_ELEMENTS = 1024
-Values = Sequence[np.ndarray]
+OperandValues = Sequence[np.ndarray]
 
 
-def _broadcast_gradient_axes(op: Any, shapes: Values) -> list[np.ndarray] | None:
+def _broadcast_gradient_axes(op: Any, shapes: OperandValues) -> list[np.ndarray] | None:
     """Return the axes over which the gradients of both operands of a broadcasting op are summed.
 
     As TensorFlow has it (`tensorflow/core/util/bcast.h`): none for equal shapes, of which nothing is broadcast; else
@@ -44,7 +44,7 @@ def _is_one(size: Any) -> bool:
     return not isinstance(size, Polynomial) and bool(size == 1)
 
 
-def _cast(op: Any, values: Values) -> list[np.ndarray]:
+def _cast(op: Any, values: OperandValues) -> list[np.ndarray]:
     if not is_symbolic(values[0]):
         return [values[0].astype(op.out_dtypes[0].as_numpy_dtype)]
     if op.out_dtypes[0].is_bool:
@@ -52,7 +52,7 @@ def _cast(op: Any, values: Values) -> list[np.ndarray]:
     return [values[0]]
 
 
-def _concat_offsets(op: Any, values: Values) -> list[np.ndarray] | None:
+def _concat_offsets(op: Any, values: OperandValues) -> list[np.ndarray] | None:
     axis, shapes = int(values[0]), values[1:]
     if any(np.any(np.delete(shape != shapes[0], axis)) for shape in shapes[1:]):
         return None  # which TensorFlow refuses
@@ -65,7 +65,7 @@ def _concat_offsets(op: Any, values: Values) -> list[np.ndarray] | None:
     return offsets
 
 
-def _cumulate(op: Any, values: Values) -> list[np.ndarray]:
+def _cumulate(op: Any, values: OperandValues) -> list[np.ndarray]:
     x, axis = values[0], int(values[1])
     x = np.flip(x, axis) if op.attr("reverse").b else x
     sums = np.cumsum(x, axis) - (x if op.attr("exclusive").b else 0)
@@ -79,7 +79,7 @@ def _split(value: np.ndarray, sizes: np.ndarray, axis: int) -> list[np.ndarray]:
     return np.split(value, ends[:-1], axis)
 
 
-def _stitch(op: Any, values: Values) -> list[np.ndarray] | None:
+def _stitch(op: Any, values: OperandValues) -> list[np.ndarray] | None:
     count = len(values) // 2
     size = max((int(np.max(indices)) + 1 for indices in values[:count] if indices.size), default=0)
     if len({int(index) for indices in values[:count] for index in indices.flat}) < size:
@@ -90,8 +90,8 @@ def _stitch(op: Any, values: Values) -> list[np.ndarray] | None:
     return [result]
 
 
-def _reduce(function: Callable[..., Any]) -> Callable[[Any, Values], list[np.ndarray] | None]:
-    def apply(op: Any, values: Values) -> list[np.ndarray] | None:
+def _reduce(function: Callable[..., Any]) -> Callable[[Any, OperandValues], list[np.ndarray] | None]:
+    def apply(op: Any, values: OperandValues) -> list[np.ndarray] | None:
         if not values[0].size and function in (np.max, np.min):
             return None  # the largest of nothing is the smallest number there is; nobody needs to know
         axes = tuple(int(a) for a in np.reshape(values[1], -1))
@@ -101,7 +101,7 @@ def _reduce(function: Callable[..., Any]) -> Callable[[Any, Values], list[np.nda
     return apply
 
 
-def _strided_slice(op: Any, values: Values) -> list[np.ndarray] | None:
+def _strided_slice(op: Any, values: OperandValues) -> list[np.ndarray] | None:
     if op.attr("ellipsis_mask").i or values[0].ndim != 1 or len(values[1]) != 1 or op.attr("new_axis_mask").i:
         return None
     begin, end, stride = (int(v[0]) for v in values[1:])
@@ -112,32 +112,32 @@ def _strided_slice(op: Any, values: Values) -> list[np.ndarray] | None:
     return [values[0][first:last:stride]]
 
 
-def _elementwise(function: Callable[..., Any]) -> Callable[[Any, Values], list[np.ndarray]]:
+def _elementwise(function: Callable[..., Any]) -> Callable[[Any, OperandValues], list[np.ndarray]]:
     return lambda op, values: [np.asarray(function(*values))]
 
 
-def _equal(op: Any, values: Values) -> list[np.ndarray] | None:
+def _equal(op: Any, values: OperandValues) -> list[np.ndarray] | None:
     """Compare what can be broadcast; otherwise, TensorFlow may be asked to call it different as a whole."""
     return None if op.out_shapes[0] is None or not _broadcasts(values) else [np.asarray(np.equal(*values))]
 
 
-def _broadcasts(values: Values) -> bool:
+def _broadcasts(values: OperandValues) -> bool:
     sizes = itertools.zip_longest(*[reversed(value.shape) for value in values], fillvalue=1)
     return all(len({*column} - {1}) < 2 for column in sizes)
 
 
-def _select(op: Any, values: Values) -> list[np.ndarray]:
+def _select(op: Any, values: OperandValues) -> list[np.ndarray]:
     """Choose entries, or rows: unlike elsewhere, a vector of conditions is for the first axis."""
     condition, chosen, other = values
     rows = (*condition.shape, *(1,) * (chosen.ndim - 1)) if condition.ndim == 1 else condition.shape
     return [np.asarray(np.where(np.reshape(condition, rows), chosen, other))]
 
 
-def _divide(function: Callable[..., Any]) -> Callable[[Any, Values], list[np.ndarray] | None]:
+def _divide(function: Callable[..., Any]) -> Callable[[Any, OperandValues], list[np.ndarray] | None]:
     return lambda op, values: None if not np.all(values[1]) else [np.asarray(function(*values))]
 
 
-_FOLD: dict[str, Callable[[Any, Values], list[np.ndarray] | None]] = {
+_FOLD: dict[str, Callable[[Any, OperandValues], list[np.ndarray] | None]] = {
     "Add": _elementwise(np.add),
     "AddV2": _elementwise(np.add),
     "BroadcastGradientArgs": _broadcast_gradient_axes,

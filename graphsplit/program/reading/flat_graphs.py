@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.polynomials import Point, Symbol
+from graphsplit.core.polynomials import SizesAt, Symbol
 from graphsplit.core.sizes import Shape
 from graphsplit.program.program import Locate, Provenance
 from graphsplit.program.reading.shape_inference import Findings
@@ -67,7 +67,7 @@ class KnownBefore:
     inlined_from: tf.Graph | None = None
     results: Mapping[str, Sequence[tuple[Shape | None, tf.DType]]] | None = None
     findings: Findings = Findings()  # noqa: RUF009  # frozen
-    point: Point | None = None
+    point: SizesAt | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from graphsplit.core.polynomials import Point, Polynomial, Symbol
+from graphsplit.core.polynomials import Polynomial, SizesAt, Symbol
 from graphsplit.core.protos import constant_value, functions_named
 from graphsplit.core.sizes import Shape, agreed, are_same, has_sizes, shape_at, with_sizes, without_sizes
 from graphsplit.program.graph.function_calls import function_graph, function_names, inline_calls
@@ -28,7 +28,7 @@ ITEM = {"TensorListFromTensor": 0, "TensorListPushBack": 1, "TensorListSetItem":
 
 
 @dataclass(frozen=True)
-class Given:
+class KnownArguments:
     """What is known of the arguments of a function.
 
     Attributes:
@@ -49,7 +49,7 @@ class Given:
     counts: Mapping[int, int] = field(default_factory=dict)
     constants: Mapping[int, Any] = field(default_factory=dict)
 
-    def holds(self, arguments: Given, point: Point) -> bool:
+    def holds(self, arguments: KnownArguments, point: SizesAt) -> bool:
         """Return whether all that is known here of any sizes is so of what is given, if the sizes are these."""
         shapes = [*zip(self.shapes, arguments.shapes, strict=True)]
         shapes += [(shape, arguments.elements.get(i, (dtype, None))[1]) for i, (dtype, shape) in self.elements.items()]
@@ -63,7 +63,7 @@ class Given:
         )
 
 
-Memo = dict[Any, tuple[Program, Given, Findings]]
+Memo = dict[Any, tuple[Program, KnownArguments, Findings]]
 """Functions that were read: what is known of their arguments, and what was found in them."""
 
 
@@ -87,7 +87,7 @@ class Bodies:
         symbols: tuple[Symbol, ...],
         memo: Memo,
         provenances: Mapping[str, Callable[[str], Provenance]],
-        point: Point | None = None,
+        point: SizesAt | None = None,
     ):
         self._build = build
         self._library = {function.signature.name: function for function in library.function}
@@ -98,13 +98,13 @@ class Bodies:
         self._point = point
         self._digests: dict[str, bytes] = {}
 
-    def of_branches(self, node: Any, arguments: Given) -> tuple[dict[str, Program], list[Shape | None]]:
+    def of_branches(self, node: Any, arguments: KnownArguments) -> tuple[dict[str, Program], list[Shape | None]]:
         """Return the programs that a branch or call chooses among, and the shapes in which their results agree."""
         bodies = {name: self._of_branch(name, arguments) for name in function_names(node)}
         results = [[body.shape(tensor) for tensor in body.outputs] for body in bodies.values()]
         return bodies, [agreed(shapes) for shapes in zip(*results, strict=True)]
 
-    def _of_branch(self, name: str, arguments: Given) -> Program:
+    def _of_branch(self, name: str, arguments: KnownArguments) -> Program:
         """Return the program of a branch; of one that does not fit what it is given, for arguments of any shape.
 
         Such a branch is not taken: which one is may follow from the shapes. TensorFlow says so when it infers its.
@@ -112,11 +112,11 @@ class Bodies:
         try:
             return self._read(name, arguments)
         except InferenceError:
-            return self._read(name, Given([None] * len(arguments.shapes), arguments.elements))
+            return self._read(name, KnownArguments([None] * len(arguments.shapes), arguments.elements))
 
     def of_loop(
-        self, node: Any, arguments: Given, out_shapes: Sequence[Shape | None]
-    ) -> tuple[dict[str, Program], Given]:
+        self, node: Any, arguments: KnownArguments, out_shapes: Sequence[Shape | None]
+    ) -> tuple[dict[str, Program], KnownArguments]:
         """Return the programs of a loop's condition and body, and what is known of what it carries from turn to turn.
 
         That has sizes that follow from unknown ones where it has them before, and still has after a turn. A list has
@@ -125,7 +125,7 @@ class Bodies:
         condition, body_name = function_names(node)
         shapes = [with_sizes(shape, hint) for shape, hint in zip(out_shapes, arguments.shapes, strict=True)]
         counts = {i: arguments.counts[i] for i in _passed_on(self._library[body_name]) if i in arguments.counts}
-        carried = Given(shapes, arguments.elements, arguments.held, empty=arguments.empty, counts=counts)
+        carried = KnownArguments(shapes, arguments.elements, arguments.held, empty=arguments.empty, counts=counts)
         while True:
             body = self._read(body_name, carried)
             after = [body.shape(tensor) for tensor in body.outputs]
@@ -137,9 +137,9 @@ class Bodies:
         pushed = {i: value for i in carried.elements if (value := _pushed(body, i)) is not None}
         kept = frozenset(i for i in carried.elements if _is_as_long(body, i))
         programs = {condition: self._read(condition, carried), body_name: body}
-        return programs, Given(carried.shapes, carried.elements, pushed, kept)
+        return programs, KnownArguments(carried.shapes, carried.elements, pushed, kept)
 
-    def _read(self, name: str, arguments: Given) -> Program:
+    def _read(self, name: str, arguments: KnownArguments) -> Program:
         key = self._digest(name), self._symbols, repr(arguments)
         if key not in self._memo:
             findings: list[Findings] = []
@@ -147,7 +147,7 @@ class Bodies:
             self._memo[key] = program, arguments, findings[-1]
         return self._memo[key][0]
 
-    def _found_before(self, digest: bytes, arguments: Given) -> Findings:
+    def _found_before(self, digest: bytes, arguments: KnownArguments) -> Findings:
         """Return what was found in a function for all sizes, if what was known of its arguments then still is so."""
         if self._point is not None:
             for (read, symbols, _), (_, known, findings) in reversed(self._memo.items()):
@@ -165,7 +165,7 @@ class Bodies:
             self._digests[name] = digest.digest()
         return self._digests[name]
 
-    def _program(self, function: Any, arguments: Given, before: Findings, findings: list[Findings]) -> Program:
+    def _program(self, function: Any, arguments: KnownArguments, before: Findings, findings: list[Findings]) -> Program:
         known = [without_sizes(shape) for shape in arguments.shapes]
         graph, outputs = function_graph(function, self._library.values(), self._versions, known, arguments.constants)
         calls = stage_calls(graph)
@@ -202,7 +202,7 @@ def _says_no_more(shape: Shape | None, other: Shape | None) -> bool:
     return other is not None and len(shape) == len(other) and all(a is None or a == b for a, b in pairs)
 
 
-def _at(value: np.ndarray, point: Point) -> list[int]:
+def _at(value: np.ndarray, point: SizesAt) -> list[int]:
     """Return integers that follow from sizes, if these are so."""
     return [Polynomial.of(entry).at(point) for entry in value.flat]
 
@@ -218,7 +218,7 @@ def _are_elements_same(before: Mapping[int, Elements], after: Mapping[int, Eleme
     return all(are_same(shape, after[i][1]) for i, (_, shape) in before.items())
 
 
-def _elements(body: Program, i: int, carried: Given) -> Shape | None:
+def _elements(body: Program, i: int, carried: KnownArguments) -> Shape | None:
     """Return the shape of the elements of the list that a loop carries as number `i`, after a turn."""
     shape, put = carried.elements[i][1], _put_into(body, i)
     if shape is None and i in carried.empty and has_sizes(put):

@@ -187,8 +187,8 @@ class OperationReader:
             shape = joined_shapes([known_shape(case.outputs[k].shape) for case in cases], self._unknown, self._largest)
             shapes.append(shape if hint is None else merged(shape, known_shape(hint.shape)))
             if output.dtype in (tf.variant, tf.resource):
-                found = [case.outputs[k] for case in cases]
-                self._lists.infer(Tensor(len(self.ops), k), found, hint, self._unknown, self._largest)
+                held_by_cases = [case.outputs[k] for case in cases]
+                self._lists.infer(Tensor(len(self.ops), k), held_by_cases, hint, self._unknown, self._largest)
         return shapes
 
     def _inputs(self, node: Any) -> tuple[Tensor, ...]:

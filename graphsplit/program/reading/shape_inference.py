@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.polynomials import Point, Polynomial
+from graphsplit.core.polynomials import Polynomial, SizesAt
 from graphsplit.core.protos import constant_node, make_node, source_of, split_reference
 from graphsplit.core.sizes import Shape, as_size, shape_at
 from graphsplit.core.tensorflow_internals import import_operations
@@ -50,7 +50,7 @@ class Integers(NamedTuple):
         """Return an array of numbers, or polynomials."""
         return cls(dtype, value.shape, tuple([tuple(Polynomial.of(entry).terms.items()) for entry in value.flat]))
 
-    def at(self, point: Point) -> np.ndarray:
+    def at(self, point: SizesAt) -> np.ndarray:
         """Return the integers for these sizes."""
         return np.reshape(np.array([Polynomial(dict(terms)).at(point) for terms in self.entries], np.int64), self.shape)
 
@@ -92,7 +92,7 @@ def import_for_shapes(
     resources: Mapping[str, Any],
     given_shapes: Mapping[str, Shape | None],
     findings: Findings,
-    point: Point,
+    point: SizesAt,
 ) -> list[tf.Operation]:
     """Return the nodes as operations of a fresh graph: TensorFlow infers all shapes again, now that calls are inlined.
 

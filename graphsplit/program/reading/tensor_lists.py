@@ -12,7 +12,7 @@ from graphsplit.core.sizes import Shape, Size, as_exact, has_sizes, joined_shape
 from graphsplit.core.tensorflow_internals import resource_value
 from graphsplit.program.program import Op, Tensor
 from graphsplit.program.reading.flat_graphs import Elements
-from graphsplit.program.reading.function_bodies import ITEM, Given, grows
+from graphsplit.program.reading.function_bodies import ITEM, KnownArguments, grows
 from graphsplit.program.reading.shape_inference import ELEMENT_SHAPE, Findings, known_shape
 
 _EMPTY = frozenset({"EmptyTensorList", "TensorListReserve"})
@@ -66,9 +66,9 @@ class Lists:
             return None
         return np.array([-1 if size is None else as_exact(size) for size in held[1]], object)
 
-    def given(self, passed: Sequence[Tensor], shapes: Sequence[Shape | None], ops: Sequence[Op]) -> Given:
+    def given(self, passed: Sequence[Tensor], shapes: Sequence[Shape | None], ops: Sequence[Op]) -> KnownArguments:
         """Return what is known of the arguments of a function, made by `ops`."""
-        return Given(
+        return KnownArguments(
             shapes,
             {i: self._elements[t] for i, t in enumerate(passed) if t in self._elements},
             {i: self.held[t] for i, t in enumerate(passed) if t in self.held},
@@ -76,7 +76,7 @@ class Lists:
             counts={i: self.counts[t] for i, t in enumerate(passed) if t in self.counts},
         )
 
-    def carry(self, name: str, carried: Given, inputs: Sequence[Tensor], ops: Sequence[Op]) -> None:
+    def carry(self, name: str, carried: KnownArguments, inputs: Sequence[Tensor], ops: Sequence[Op]) -> None:
         """Note what a loop of this name, the operation after `ops`, makes of the lists that it is given."""
         for i, (dtype, shape) in carried.elements.items():
             maker, result = ops[inputs[i].op], Tensor(len(ops), i)
