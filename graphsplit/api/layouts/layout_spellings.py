@@ -130,7 +130,7 @@ def spelling_of(layout: VariableLayout) -> Spelling:
     """Return what a layout says.
 
     >>> spelling_of(((None, cut("model", unit=2)), "sharded"))
-    Spelling(dimensions=((), (gs.cut('model', unit=2),)), others='sharded')
+    Spelling(dimensions=((), (gs.cut('model', unit=2),)), along_others='sharded')
     """
     if isinstance(layout, str):
         return Spelling((), ALIASES.get(layout, layout))

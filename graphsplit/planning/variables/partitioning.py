@@ -65,7 +65,7 @@ def shares(variables: Sequence[Held], devices: int, loads: Sequence[int] | None 
       loads: the bytes that each device owns already.
 
     >>> [share.devices for share in shares([Held("a", (64, 32), 4), Held("b", (96,), 4), Held("c", (80,), 4)], 2)]
-    [(0, 1), (0,), (1,)]
+    [(0, 1), (1,), (0,)]
     """
     load, updates = list(loads) if loads else [0] * devices, [0] * devices
     share_of_variable: list[Share | None] = [None] * len(variables)
