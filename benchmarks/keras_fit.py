@@ -89,7 +89,7 @@ def make(name: str, found: Workload, _: str, devices: list[str], compiled: Any =
 
 
 def _compiled(found: Workload, compiled: Any, wrapped: Callable[[Any], Any] = lambda model: model) -> Any:
-    """Return the network with the same weights in every process, compiled in the same way."""
+    """Return the network with the same weights in every process but JAX's, which draws others, compiled alike."""
     keras.utils.set_random_seed(0)
     model = wrapped(getattr(networks, found.network)(**found.options))
     name, options = OPTIMIZERS[found.optimizer]
@@ -155,7 +155,9 @@ def _towers(found: Workload, devices: list[str], compiled: Any) -> Fit:
                 losses.append(loss)
             gradients = [tf.add_n(own) / len(devices) for own in zip(*towers, strict=True)]
             self.optimizer.apply(gradients, self.trainable_variables)
-            return {"loss": tf.add_n(losses) / len(devices)}
+            tracked = next(metric for metric in self.metrics if metric.name == "loss")
+            tracked.update_state(tf.add_n(losses) / len(devices))
+            return {"loss": tracked.result()}
 
     return Fit(_compiled(found, compiled, Towers), _dataset(found))
 

@@ -137,7 +137,7 @@ def test_the_page_says_when_and_where_and_compares_fit():
     assert "| mlp | training | 150 / 100: **1.50** | 150 / 100: **1.50** |" in text
     assert "* mlp training on 2 devices: step as a multiple of towers's: 1.50, goal 1.02 or less" in text
     assert "**ResNet50 in `fit`, on logical CPU devices.**" in text
-    assert "rounds of about\n3.0 s" in text
+    assert "rounds of\nabout 3.0 s" in text
 
 
 def test_a_fit_that_loses_is_said():
