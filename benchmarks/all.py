@@ -66,8 +66,8 @@ class Part:
 PARTS = (
     Part(
         "fit",
-        10,
-        "benchmarks --full --modes fit --planning-ops 1000 --output {folder}/fit.json",
+        12,
+        "benchmarks --full --modes fit --rounds 4 --fit-round-seconds 2 --planning-ops 1000 --output {folder}/fit.json",
         "benchmarks --full --small --workloads mlp --modes fit --devices 2 --contestants plain,graphsplit "
         "--rounds 2 --fit-round-seconds 0.05 --planning-ops 100 --output {folder}/fit.json",
         file="fit.json",
