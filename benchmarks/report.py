@@ -40,8 +40,9 @@ _FIT = """
 `fit` is that of Keras 3, with the same network, optimizer and batches for all (JAX draws other weights), in rounds of
 about {fit_round_s} s. Nobody is told how many threads to use, so **one device** has all cores. **towers** is a
 `train_step` that cuts each batch by hand; **Keras on JAX** runs under `keras.distribution.DataParallel`, in a process
-whose CPU is as many devices (`--xla_force_host_platform_device_count`), and gets its batches as arrays, without
-`tf.data`. Keras imports TensorFlow there, too, where it is installed, so that memory has it in all rows.
+whose CPU is as many devices (`--xla_force_host_platform_device_count`, and two threads for each, `NPROC`: with one for
+each of two cores, four devices wait for each other for ever), and gets its batches as arrays, without `tf.data`. Keras
+imports TensorFlow there, too, where it is installed, so that memory has it in all rows.
 """
 _LOGICAL = """\
 Devices are logical CPU devices, each with one thread, and the plain function has one thread. This machine has

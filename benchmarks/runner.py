@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -96,8 +97,13 @@ def _start(record: Record, settings: Settings, stack: ExitStack) -> Worker | Non
 
 
 def _of_jax(devices: int) -> dict[str, str]:
-    """Return the environment in which Keras runs on JAX with so many devices of one CPU."""
+    """Return the environment in which Keras runs on JAX with so many devices of one CPU.
+
+    XLA has as many threads as there are cores, unless NPROC says otherwise. With two for four devices, MLP's all-reduce
+    waited until XLA ended the process: "Expected 4 threads to join the rendezvous, but only 2 of them arrived".
+    """
     return {
+        "NPROC": str(max(2 * devices, os.cpu_count() or 1)),
         "KERAS_BACKEND": "jax",
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
