@@ -203,7 +203,7 @@ def test_draws_in_loops_of_a_smaller_last_batch_are_warned_of_once():
     model.fit(numbers(6), classes(3), batch_size=8, verbose=0)
     assert [str(warning.message) for warning in told] == [
         "train_step is planned once more, for other sizes or layouts, and draws seeded numbers by TensorFlow's kernels "
-        "in a loop, in a branch, under XLA or on workers: RandomStandardNormal (test_keras_models_tf_keras.py:190). "
+        "in a loop, in a branch, under XLA or on workers: RandomStandardNormal (test_keras_models_tf_keras.py:194). "
         "They begin anew in each plan, and go on in one device's trace: from this call on, these numbers are not those "
         "of one device. Draw by a tf.random.Generator, by keras.random with a SeedGenerator, or by "
         "tf.random.stateless_normal and its like (in tf_keras, call "

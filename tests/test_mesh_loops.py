@@ -34,7 +34,7 @@ def moved_inside(plan: Plan) -> Counter[str]:
     bodies = [body for op in flows(plan.program) for body in op.bodies.values()]
     moved = {(id(body), op.provenance.origin, op.provenance.role) for body in bodies for op in body.ops}
     return Counter(
-        role for *_, role in moved if role not in ("op", "constant", "part", "shift", "sizes", "local slice")
+        role for *_, role in moved if role not in ("op", "constant", "part", "relay", "shift", "sizes", "local slice")
     )
 
 

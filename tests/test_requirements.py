@@ -101,7 +101,7 @@ def test_metadata():
     found.read(ROOT / "setup.cfg")
     assert found["metadata"]["author"] == "The graphsplit maintainers"
     changes = (ROOT / "CHANGELOG.md").read_text()
-    released = re.findall(r"^## ([\d.]+) - (\d{4}-\d\d-\d\d)$", changes, re.MULTILINE)
+    released = re.findall(r"^## ([\w.]+) - (\d{4}-\d\d-\d\d)$", changes, re.MULTILINE)
     dates = [date for _, date in released]
     assert released[0][0] == gs.__version__
     assert dates == sorted(dates, reverse=True)

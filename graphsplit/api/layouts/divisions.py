@@ -15,9 +15,9 @@ from graphsplit.core.gpus import can_be_cut
 from graphsplit.core.hosts import host_devices
 from graphsplit.core.layouts import Cut, MeshDivision, Replicate, Shard, in_groups
 from graphsplit.core.variables.arrangements import Arrangement
-from graphsplit.core.variables.parted_variables import name_of
+from graphsplit.core.variables.parted_variables import bytes_of_variable, name_of
 from graphsplit.errors import ArgumentError, bullet_list
-from graphsplit.planning.variables.partitioning import Held, shares
+from graphsplit.planning.variables.partitioning import STAYS, Held, shares
 
 
 def divisions_on_mesh(
@@ -136,7 +136,9 @@ def divided(
       groups: of devices, over each of which they are divided; see `Cut`.
     """
     devices = groups[0] if groups else devices
-    chosen = sorted(filter(can_be_parted, variables), key=lambda variable: id(variable) in slots)
+    fewest = STAYS if layout == "host" else -1  # (for a few bytes no device asks its host)
+    large = [v for v in variables if can_be_parted(v) and bytes_of_variable(v) > fewest]
+    chosen = sorted(large, key=lambda variable: id(variable) in slots)
     held, owned = held_of(chosen, slots), [loads[device] for device in devices]
     cut_by_id: dict[int, tuple[tf.Variable, Cut]] = {}
     for variable, held_variable, share in zip(chosen, held, shares(held, len(devices), owned), strict=True):

@@ -48,6 +48,7 @@ from graphsplit.planning.variables.part_by_part import JOINS, PartByPart, part_b
 from graphsplit.planning.variables.row_writing import begin_of
 from graphsplit.planning.variables.staying import is_staying, taken_whole
 from graphsplit.planning.variables.whole_writing import WholeWriter, part_shape
+from graphsplit.program.graph.graph import reached
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import Place
@@ -98,10 +99,12 @@ def divide(program: Program, cuts: Mapping[str, MeshDivision], reshard: bool = T
 
 
 def _done_once(program: Program) -> Set[int]:
-    """Return what follows from products of copies with each other: see `part_by_part` of parts."""
+    """Return what of updates follows from products of copies with each other: see `part_by_part` of parts."""
     reads = [op for op in program.ops if op.type in READS and op.inputs[0].op in program.copied and op.out_shapes[0]]
+    updates = reached([op.index for op in program.ops if op.writes], lambda i: [t.op for t in program.ops[i].inputs])
     in_two = Shard(0, partition=EvenCut(2, ("first", "second")))
-    return part_by_part(program, dict.fromkeys([op.inputs[0].op for op in reads], in_two)).once if reads else set()
+    finder = part_by_part(program, dict.fromkeys([op.inputs[0].op for op in reads], in_two)) if reads else None
+    return finder.once & updates if finder else set()
 
 
 class _PartsWriter(WholeWriter):

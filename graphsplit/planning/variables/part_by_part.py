@@ -103,7 +103,8 @@ class _PartFinder:
         for op in self._program.ops if self._put_together else ():
             result, large = Tensor(op.index, 0), [t for t in op.inputs if self._program.bytes(t) > COPY_BYTES]
             is_read_once = result in self._put_together and readers.get(op.index, set()) <= self._once
-            if is_read_once and op.index in self._how and self._put_together.issuperset(large):
+            is_of_parts = any(tensor.op in self._handles for tensor in op.inputs)  # (those are read where they are)
+            if is_read_once and op.index in self._how and not is_of_parts and self._put_together.issuperset(large):
                 del self._how[op.index], self._cut[result]
                 self._once.add(op.index)
 

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from graphsplit.core.layouts import Cut
 from graphsplit.planning.costs.work import SMALL_BYTES
 
-_STAYS = 256  # bytes: of so few nothing is cut, and counters and rates stay where they are
+STAYS = 256
+"""Up to so many bytes nothing is cut; counters and rates stay where they are."""
+
 _LARGE = 3  # a variable is cut if it and its slots are larger than this part of a device's share of all bytes
 
 
@@ -77,7 +79,7 @@ def shares(variables: Sequence[Held], devices: int, loads: Sequence[int] | None 
     whole: dict[int, list[int]] = {}
     for i, variable in enumerate(variables):
         beside = [k for k in families[heads[i]] if variables[k].shape == variable.shape]
-        is_large = sum([variables[k].bytes for k in beside]) > large and variable.bytes > _STAYS
+        is_large = sum([variables[k].bytes for k in beside]) > large and variable.bytes > STAYS
         share_of_variable[i] = cut = _head_cut(variables, i, share_of_variable) or (
             _cut_over(variable, load) if is_large else None
         )
@@ -103,7 +105,7 @@ def shares(variables: Sequence[Held], devices: int, loads: Sequence[int] | None 
 def _stays(variable: Held, has_slots: bool) -> bool:
     """Return whether a variable stays where it is: a counter, a rate, a sum of a metric, the state of a generator."""
     is_number = variable.shape == () and not has_slots
-    return variable.bytes <= _STAYS and (variable.is_integer or is_number or not variable.bytes)
+    return variable.bytes <= STAYS and (variable.is_integer or is_number or not variable.bytes)
 
 
 def _head_cut(variables: Sequence[Held], position: int, share_of_variable: Sequence[Share | None]) -> Share | None:

@@ -88,7 +88,7 @@ class _MachineTaskWriter:
         self._routes = Routes(machine, [device for device in devices if not machine.is_host(device)])
         self._tasks: list[Task] = []
         self._held: list[tuple[int, int]] = []  # compiled calls, and what they hold for themselves
-        self._signals: dict[tuple[int, str], int] = {}
+        self._signals: dict[tuple[tuple[int, ...], str], int] = {}
         self._names = {d: f"shard_{d}/" for d in range(plan.mesh.shards)}
 
     def write(self) -> MachineTasks:
@@ -189,7 +189,12 @@ class _MachineTaskWriter:
         for n in numbers:
             device = self._planned[n].device
             written.update({self._number[r.task]: None for r in self._planned[n].reads if r and r.task not in numbers})
-            written.update({self._task_to_wait_for(k, device): None for k in self._found.waits[n] if k not in numbers})
+            ended: dict[str, dict[int, None]] = {}
+            for k in self._found.waits[n]:
+                if k not in numbers:
+                    ended.setdefault(self._planned[k].device, {})[self._number[k]] = None
+            written.update(ended.pop(device, {}))
+            written.update({self._signal([*tasks], source, device): None for source, tasks in ended.items()})
         return list(written)
 
     def _name(self, task: PlannedTask) -> str:
@@ -224,20 +229,14 @@ class _MachineTaskWriter:
     def _rank(self, source: str, device: str) -> int:
         return self._routes.rank(source, device) * _MOST_TASKS + len(self._tasks)
 
-    def _task_to_wait_for(self, n: int, device: str) -> int:
-        """Return the task that one on a device comes after if it waits for the plan's task `n`.
-
-        That is this one itself, or, from another device, a signal, which is sent there once.
-        """
-        source, number = self._planned[n].device, self._number[n]
-        if source == device:
-            return number
-        key = (number, device)
+    def _signal(self, ended: Sequence[int], source: str, device: str) -> int:
+        """Return the task that tells a device, once, that some tasks of another one have ended."""
+        key = (tuple(sorted(ended)), device)
         if key not in self._signals:
             route = self._routes.between(source, device)
             uses = route.uses if route.busy_s else ()  # (it takes threads, or a shared link; others only delay it)
-            rank, name = self._rank(source, device), f"^{self._name(self._planned[n])}"
-            run = uses, route.busy_s, (number,), route.latency_s, rank, (1.0,)
+            rank, name = self._rank(source, device), f"^{self._tasks[key[0][0]].name}"
+            run = uses, route.busy_s, key[0], route.latency_s, rank, (1.0,)
             kind = "send" if uses else "wait"
             self._signals[key] = self._add(Task(name, *run, source, kind, "signal", 0, device, latency_s=route.least_s))
         return self._signals[key]
