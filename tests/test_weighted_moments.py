@@ -317,6 +317,42 @@ def test_weights_that_are_the_same_on_all_devices():
     assert_exchanged(lambda: (step, []), [(x, w)], 0, split={"x": 1, "w": None})
 
 
+@pytest.mark.parametrize("how", ["with a sign", "of the difference only", "of nothing"])
+def test_masks_that_do_not_keep_the_whole_product(how: str):
+    """Weights below zero behind a mask; and where a mask keeps nothing, 0 times a difference from no number is none."""
+
+    def step(x: tf.Tensor, w: tf.Tensor, kept: tf.Tensor) -> Any:
+        numbers = tf.cast(kept, x.dtype)
+        if how == "with a sign":
+            masked = tf.where(kept, w, tf.zeros_like(w))
+            mean = tf.reduce_sum(masked * x, 0) / tf.reduce_sum(w * numbers, 0)
+            squares = tf.reduce_sum(masked * tf.square(x - mean), 0)
+        else:
+            mean = tf.reduce_sum(tf.where(kept, x, tf.zeros_like(x)), 0) / tf.reduce_sum(numbers, 0)
+            squares = tf.reduce_sum(tf.where(kept, x - mean, tf.zeros_like(x)) * (x - mean), 0)
+        return squares, mean, x * squares
+
+    x = tf.random.stateless_normal((7, CHANNELS), [1, 2], dtype=tf.float64)
+    w = tf.random.stateless_normal((7, CHANNELS), [1, 3], dtype=tf.float64) + 0.3
+    kept = tf.random.stateless_uniform((7, CHANNELS), [1, 4]) < 0.6
+    kept &= (tf.range(CHANNELS) > 0) | (how != "of nothing")
+    assert_exchanged(lambda: (step, []), [(x, w, kept)], int(how == "with a sign"))
+
+
+def test_sums_that_are_not_broadcast_to_what_they_add_up():
+    """Along an axis in the middle, which they do not have: such a sum is beside other entries than its own."""
+
+    def step(x: tf.Tensor, w: tf.Tensor) -> Any:
+        sums, totals = tf.reduce_sum(w * x, 2), tf.reduce_sum(w, 2)
+        around = tf.reduce_mean(sums / totals, 0)[:, None]
+        squares = tf.reduce_sum(w * tf.square(x - around), 2)
+        return squares, x * squares[:, :, None]
+
+    x = tf.random.stateless_normal((3, 3, 8, 3), [1, 2], dtype=tf.float64)
+    w = tf.random.stateless_uniform((3, 3, 8, 3), [1, 3], dtype=tf.float64)
+    assert_exchanged(lambda: (step, []), [(x, w)], 0, split={"x": 2, "w": 2})
+
+
 # What is checked
 
 

@@ -34,13 +34,14 @@ from graphsplit.program.sides import sides_of
 _PARTS = 4  # of what a shard sends
 _SQUARED = 2  # times a difference
 _EXACT = frozenset({tf.float32, tf.float64})  # (in others a number of entries is rounded)
+_FINITE = frozenset({"kept", "minus", "truth"})  # (what a mask keeps of truth values is one)
 _DEEPEST = 6  # as many operations are looked at behind each other
 _BROADCASTING = frozenset({"BroadcastTo", "Tile", *PASSED_ON})
 _RESHAPING = frozenset({"ExpandDims", "Reshape", "Squeeze", "StridedSlice", *_BROADCASTING})
 
 Product = Counter[tuple[Any, ...]]
 """What is multiplied, how often: `("entry", tensor)`, `("difference", x, a)`, `("truth", mask)`, which is 1 or 0,
-`("kept", mask)`, whose other entries are 0 whatever they were, `("minus",)`."""
+`("kept", mask)`, whose other entries are 0 whatever all factors were, `("minus",)`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +89,8 @@ def with_weighted_moments(program: Program, cut: Collection[int], few_bytes: int
     for op in program.ops:
         rank = len(op.in_shapes[0] or ()) if op.type == "Sum" and not op.controls else 0
         if not rank or {*cut}.isdisjoint([axis % rank for axis in np.ravel(op.constants.get(1, ()))]):
+            continue
+        if not _is_broadcast_back(op, rank):
             continue
         factors = _factors(program, op.inputs[0])
         differences = [(factor, times) for factor, times in factors.items() if factor[0] == "difference"]
@@ -142,6 +145,12 @@ def _is_whole(program: Program, tensor: Tensor, op: Op) -> bool:
     return not varies_along(program, tensor, op) and len(program.shape(tensor) or ()) <= len(op.out_shapes[0] or ())
 
 
+def _is_broadcast_back(op: Op, rank: int) -> bool:
+    """Return whether a sum, broadcast to what it adds up, is beside the entries of which it is the sum."""
+    axes = {axis % rank for axis in np.ravel(op.constants[1])}
+    return op.attr("keep_dims").b or axes == {*range(len(axes))}
+
+
 def _is_alike(program: Program, op: Op, like: Op, x: Tensor) -> bool:
     """Return whether an operation adds up as many entries as a tensor has, over the same axes as another one."""
     axes, shape = op.constants.get(1), program.shape(x)
@@ -172,9 +181,11 @@ def _factors(program: Program, tensor: Tensor, depth: int = 0) -> Product:
         difference = _one("difference", *[_passed_on(program, read) for read in op.inputs])
         product = difference if op.type == "Sub" else difference + difference
     elif op.type == "Mul" or is_square(program, op):
-        product = of(0) + of(1 if op.type == "Mul" else 0)
+        product = _multiplied(of(0), of(1 if op.type == "Mul" else 0))
     elif op.type == "SelectV2" and _is_zero(program, op.inputs[2]):
-        product = of(1) + _one("kept", op.inputs[0])
+        mask = op.inputs[0]
+        product = of(1) | _one("kept", mask)
+        del product["truth", mask]
     elif op.type == "Cast" and program.dtype(op.inputs[0]) == tf.bool:
         product = _one("truth", op.inputs[0])
     elif op.type == "Neg":
@@ -184,6 +195,17 @@ def _factors(program: Program, tensor: Tensor, depth: int = 0) -> Product:
     else:
         product = _one("entry", tensor)
     return Counter({factor: 1 if factor[0] in ("kept", "truth") else times for factor, times in product.items()})
+
+
+def _multiplied(one: Product, other: Product) -> Product:
+    """Return a product, which a mask keeps if it keeps both: 0 times what is no number is none, either."""
+
+    def as_it_counts(factor: tuple[Any, ...], beside: Product) -> tuple[Any, ...]:
+        is_kept = factor in beside or {kind for kind, *_ in beside} <= _FINITE
+        return ("truth", *factor[1:]) if factor[0] == "kept" and not is_kept else factor
+
+    sides = (one, other), (other, one)
+    return Counter([as_it_counts(factor, beside) for product, beside in sides for factor in product.elements()])
 
 
 def _one(*factor: Any) -> Product:
