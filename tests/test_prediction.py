@@ -15,6 +15,7 @@ import graphsplit as gs
 from graphsplit.emission import emit
 from graphsplit.emission.shards.sizes import sizes_of
 from graphsplit.inspect.placements import placement_of_plan
+from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.costs.machine import Device, Host, Link, Machine
 from graphsplit.planning.costs.work import bytes_of
 from tests.helpers.messages import raises
@@ -292,6 +293,23 @@ def test_scaling_to_more_devices_than_rows():
     found = gs.scaling(product, tf.TensorSpec([4, 64]), machine=boxed(), devices=[1, 8], kinds=["strong"])
     assert [point.devices for point in found.points] == [1]
     assert found.skipped == ("strong scaling on 8 devices: 4 rows are too few: some devices get none",)
+
+
+def test_scaling_says_what_does_not_fit():
+    """A row of the table that no device has room for is no speed to count on, nor one to compare with in silence."""
+    spec = tf.TensorSpec([2**24, 1024])
+    found = gs.scaling(mean_of_wide_rows, spec, machine="8xA100-SXM4-80GB", devices=[1, 8], kinds=["strong", "weak"])
+    assert [(p.kind, p.devices) for p in found.points if p.fits] == [("strong", 8)]
+    first, most = str(found).partition("\n")[0], format_bytes(found.points[0].peak_bytes)
+    assert re.search(r" rows/s on 8 devices, .* times as many as on 1 if it had room there$", first), first
+    assert f"strong scaling on 1 device, does not fit: {most} on the fullest, and each has 80.0 GB" in found.notes
+    assert found.points[3].rows_per_s > found.points[1].rows_per_s, "the first line would name what does not fit"
+    none = gs.scaling(mean_of_wide_rows, spec, machine="8xA100-SXM4-80GB", devices=[1], kinds=["strong"])
+    assert str(none).startswith("Predicted scaling of mean_of_wide_rows on 8xA100-SXM4-80GB: none of these fits\n")
+
+
+def mean_of_wide_rows(x):
+    return tf.reduce_mean(tf.tanh(tf.tanh(x) @ tf.ones((1024, 1024))))
 
 
 def test_a_wrapped_model_and_a_batch():

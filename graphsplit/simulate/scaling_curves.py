@@ -76,6 +76,7 @@ def scaling(
     calls, usual = {batch: call}, call.options.variables
     names = [layout_name(usual if layout is None else layout) for layout in variables or (None,)]
     points, skipped, notes, assumptions = list[Point](), list[str](), list[str](), tuple[str, ...]()
+    over = list[str]()
     for kind, count in itertools.product(kinds, counts):
         options = _with_rows_of_mesh(call.options, count)
         shares = options.mesh.rows if options.mesh else count
@@ -85,19 +86,23 @@ def scaling(
             continue
         larger = target.covering(count)
         for layout in variables or (None,):
+            name = layout_name(layout)
+            which = f"{kind} scaling on {count_text(count, 'device')}{f', {name}' if name else ''}"
             if why := why_too_many(call, count, layout):
-                name = layout_name(layout)
-                skipped.append(f"{kind} scaling on {count} devices{f', {name}' if name else ''}: {why}")
+                skipped.append(f"{which}: {why}")
                 continue
             with phase(", ".join(filter(None, [kind, count_text(count, "device"), layout_name(layout)]))):
                 if rows not in calls:
                     calls[rows] = call.with_rows(rows)
                 prediction = predict_call(calls[rows].with_options(options), larger, count, layout, unknown_size)
             points.append(_point(kind, prediction, rows, count))
+            if not points[-1].fits:
+                most, has = map(format_bytes, (points[-1].peak_bytes, int(larger.device.memory_bytes)))
+                over.append(f"{which}, does not fit: {most} on the fullest, and each has {has}")
             notes += prediction.notes
             assumptions = prediction.assumptions
     points.sort(key=lambda p: (kinds.index(p.kind), names.index(p.layout), p.devices))
-    remarks = tuple(dict.fromkeys(skipped)), tuple(dict.fromkeys(notes))
+    remarks = tuple(dict.fromkeys(skipped)), tuple(dict.fromkeys([*over, *notes]))
     return Scaling(call.title, target.name, tuple(points), assumptions, *remarks)
 
 
@@ -131,6 +136,7 @@ def _point(kind: str, prediction: Prediction, rows: int, count: int) -> Point:
         max([memory.peak_bytes for memory in prediction.of_devices.values()], default=0),
         prediction.sent_bytes,
         prediction.limit,
+        not prediction.over(),
     )
 
 
@@ -157,6 +163,7 @@ class Point(NamedTuple):
       peak_bytes: of the device that holds most.
       sent_bytes: between devices.
       limit: what limits the step.
+      fits: whether no device holds more than it has.
     """
 
     kind: str
@@ -167,6 +174,7 @@ class Point(NamedTuple):
     peak_bytes: int
     sent_bytes: int
     limit: str
+    fits: bool = True
 
     @property
     def rows_per_s(self) -> float:
@@ -206,15 +214,17 @@ class Scaling:
         return min(alike, key=lambda p: p.devices)
 
     def _fastest(self) -> str:
-        """Say how many rows a second there are at most, and how many times those of fewer devices that is."""
-        if not self.points:
-            return ""
-        fastest = max(self.points, key=lambda p: p.rows_per_s)
+        """Say how many rows a second there are at most, where they fit, and how many times those of fewer devices."""
+        fitting = [p for p in self.points if p.fits]
+        if not fitting:
+            return ": none of these fits" if self.points else ""
+        fastest = max(fitting, key=lambda p: p.rows_per_s)
         fewest, layout = self._fewest(fastest), f", {fastest.layout}" if fastest.layout else ""
         text = f": {fastest.rows_per_s:.4g} rows/s on {count_text(fastest.devices, 'device')}{layout}"
         if fewest is fastest or not fewest.rows_per_s:
             return text
-        return f"{text}, {fastest.rows_per_s / fewest.rows_per_s:.3g} times as many as on {fewest.devices}"
+        times = f"{text}, {fastest.rows_per_s / fewest.rows_per_s:.3g} times as many as on {fewest.devices}"
+        return times if fewest.fits else f"{times} if it had room there"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the points as `.json`, or the curves as `.png` or `.svg`.
