@@ -69,6 +69,26 @@ def test_reasons_explain_all_that_is_not_sharded(picked: tf.Tensor):
     assert re.search(r": up to [0-9.]+ % of the FLOPs; (it picks rows|its sizes are not known)", str(plan)), str(plan)
 
 
+def ranked(x):
+    """Return products behind Python code, whose result has no shape unless it is given one."""
+    ranks = tf.numpy_function(lambda h: np.argsort(h, axis=0).astype(h.dtype), [x @ WEIGHTS[0]], x.dtype)
+    return tf.reduce_sum(tf.matmul(ranks, WEIGHTS[1]) ** 2)
+
+
+def test_work_of_unknown_rank_is_not_counted_as_none():
+    """A product on one device of which no shape is known leaves no share of the FLOPs that is exact."""
+    step = gs.parallelize(ranked, devices=3)
+    assert gs.verify(step, rows(40, 6)).passed
+    plan = step.plan(rows(40, 6))
+    assert headline(plan).startswith("Plan: at most 100 % of the FLOPs sharded on 3 devices, "), headline(plan)
+    assert "balance" not in headline(plan)
+    assert re.search(r": at least 0 % of the FLOPs, not counting .*1 BatchMatMulV2.* of unknown rank; ", str(plan)), (
+        plan
+    )
+    with pytest.raises(gs.errors.StrictError, match="PyFunc"):
+        gs.parallelize(ranked, devices=3, strict=True).plan(rows(40, 6))
+
+
 def _percent(text: str, what: str) -> list[float]:
     return [float(found[1]) for found in re.finditer(rf"([0-9.e-]+) % {what}", text)]
 

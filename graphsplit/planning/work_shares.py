@@ -20,7 +20,7 @@ from typing import Any
 from graphsplit.core.layouts import Layout, Partial, Shard
 from graphsplit.core.sizes import is_one, is_same, quotient
 from graphsplit.planning.costs.seconds import seconds_of
-from graphsplit.planning.costs.work import data_in, flops_of
+from graphsplit.planning.costs.work import data_in, flops_of, has_uncounted_flops
 from graphsplit.planning.decisions import Decisions
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import times_run
@@ -39,6 +39,7 @@ class Cause:
       followers: what follows from it at home and has rows.
       flops: of all of these.
       is_most: whether they are so many if all rows are picked of which data tell how many are, or fewer.
+      uncounted: of these operations those whose floating-point operations are not counted, as ranks are not known.
     """
 
     op: Op
@@ -46,6 +47,12 @@ class Cause:
     followers: tuple[Op, ...]
     flops: int
     is_most: bool = False
+    uncounted: tuple[Op, ...] = ()
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is any arithmetic, as far as that is known."""
+        return bool(self.flops or self.uncounted)
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,11 @@ class Shares:
     causes: tuple[Cause, ...]
     by_device: Mapping[str, float]
     without_rows: Mapping[str, float]
+
+    @property
+    def are_most(self) -> bool:
+        """Whether the sharded share is at most this much: something at home is not counted."""
+        return any(cause.uncounted for cause in self.causes)
 
     @property
     def at_home(self) -> float:
@@ -178,7 +190,10 @@ class _Causes:
         is_most = any(flops_of(op) * (times_run(op) or 1) != self.flops(op) for op in ops)
         reads = any(self._made_in_pieces(tensor) for tensor in first.inputs)
         reason = self._plan.steps[first.index].reason or (_FOLLOWS if reads else _BORN)
-        return Cause(first, reason, tuple([op for op in ops if op is not first]), sum(map(self.flops, ops)), is_most)
+        most = self._most[self._blamed[first.index]]
+        uncounted = tuple([op for op in ops if has_uncounted_flops(op, most)])
+        followers = tuple([op for op in ops if op is not first])
+        return Cause(first, reason, followers, sum(map(self.flops, ops)), is_most, uncounted)
 
     def _cause_of(self, op: Op) -> int | None:
         """Return the operation that is to blame for the rows that one at home has, if it has any."""

@@ -39,12 +39,13 @@ def is_divided(plan: Decisions) -> bool:
 
 def _balance_text(plan: Decisions, shares: Shares) -> str:
     devices = computing_devices(plan)
-    return f", balance {balance_of(shares, devices):.2f}" if len(devices) > 1 and shares.flops else ""
+    is_counted = len(devices) > 1 and shares.flops and not shares.are_most
+    return f", balance {balance_of(shares, devices):.2f}" if is_counted else ""
 
 
 def _alone_text(plan: Decisions, shares: Shares) -> str:
     """Say how many operations work on the batch on one device and have FLOPs, or a reason of their own."""
-    following = [op for cause in shares.causes if cause.flops for op in (cause.op, *cause.followers)]
+    following = [op for cause in shares.causes if cause.counts for op in (cause.op, *cause.followers)]
     count = len({id(op) for op in (*[op for op, _ in plan.stayed_home], *following)})
     runs = "operation on the batch runs" if count == 1 else "operations on the batch run"
     return f"{count} {runs} on one device, " if count else ""
@@ -54,7 +55,7 @@ def sharded_text(shares: Shares) -> str:
     """Return how much of the work is sharded."""
     if not shares.flops:
         return "no FLOPs"
-    return f"{100 * shares.sharded_flops / shares.flops:.4g} % of the FLOPs sharded"
+    return f"{'at most ' * shares.are_most}{100 * shares.sharded_flops / shares.flops:.4g} % of the FLOPs sharded"
 
 
 def _sent_text(plan: Decisions, sends: Traffic) -> str:

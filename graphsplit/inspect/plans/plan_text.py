@@ -122,7 +122,10 @@ def cause_text(plan: Decisions, cause: Cause, shares: Shares) -> str:
     if cause.followers:
         text += f", and so does what follows it ({_kinds(cause.followers, 3)})"
     if shares.flops:
-        text += f": {'up to ' * cause.is_most}{100 * cause.flops / shares.flops:.4g} % of the FLOPs"
+        bound = "at least " if cause.uncounted else "up to " * cause.is_most
+        text += f": {bound}{100 * cause.flops / shares.flops:.4g} % of the FLOPs"
+    if cause.uncounted:
+        text += f", not counting {_kinds(cause.uncounted, 3)} of unknown rank"
     return f"{text}; {cause.reason}" + (f" ({where})" if where else "")
 
 
@@ -135,7 +138,8 @@ def _header(plan: Decisions, shares: Shares, sends: Traffic) -> list[str]:
     lines = [headline(plan, shares, sends), f"  {_counts(plan)}"]
     if mesh.shards:
         flops, size = _share(shares.sharded_flops, shares.flops), _share(shares.sharded_bytes, shares.bytes)
-        lines.append(f"  on the shards: {flops} of the FLOPs, {size} of the computed bytes")
+        bound = "at most " * shares.are_most
+        lines.append(f"  on the shards: {bound}{flops} of the FLOPs, {size} of the computed bytes")
     lines += _shards(mesh)
     for name, position, layout in zip(program.input_names, program.inputs, plan.input_layouts, strict=True):
         shape, dtype = program.ops[position].out_shapes[0], program.ops[position].out_dtypes[0].name
@@ -477,7 +481,7 @@ def run_for_rows(plan: Decisions) -> list[tuple[Op, str]]:
 def _following(plan: Decisions, shares: Shares) -> list[str]:
     """Say what follows on one device from each operation that has rows there, where it is any work."""
     named = {id(op) for op, _ in plan.stayed_home}
-    causes = [cause for cause in shares.causes if cause.flops and (cause.followers or id(cause.op) not in named)]
+    causes = [cause for cause in shares.causes if cause.counts and (cause.followers or id(cause.op) not in named)]
     lines = [
         line
         for cause in causes[:_MOST_LISTED]
@@ -485,9 +489,10 @@ def _following(plan: Decisions, shares: Shares) -> list[str]:
     ]
     more = len(causes) - _MOST_LISTED
     lines += [f"    ... and {more} more"] if more > 0 else []
-    if not shares.at_home:
+    if not shares.at_home and not shares.are_most:
         return []
-    total = f"  {100 * shares.at_home:.4g} % of the FLOPs work on the batch and run on one device"
+    bound = "at least " * shares.are_most
+    total = f"  {bound}{100 * shares.at_home:.4g} % of the FLOPs work on the batch and run on one device"
     return [f"{total}:", *lines] if lines else [total]
 
 

@@ -145,6 +145,12 @@ def flops_of(op: Op, unknown_size: int | None = None) -> int:
     return count_flops(op.type, op.attr, *shapes) or 0
 
 
+def has_uncounted_flops(op: Op, unknown_size: int | None = None) -> bool:
+    """Return whether an operation has a formula, and shapes that say too little for it: of an unknown rank."""
+    shapes = [[_as_planned(shape, unknown_size) for shape in shapes] for shapes in (op.in_shapes, op.out_shapes)]
+    return has_flops(op.type) and count_flops(op.type, op.attr, *shapes) is None
+
+
 def flops_of_all(program: Program) -> int:
     """Return the floating-point operations of a program."""
     return sum(map(flops_of, program.ops))
