@@ -209,7 +209,7 @@ def test_what_was_compared_is_explained():
             "`graphsplit machines` lists all. A file of your own ends in .toml; "
             "`graphsplit calibrate -o here.toml` writes one for the one at hand.",
         ),
-        ({"plan": 3}, "plan takes the name of a machine or the path of a file, got 3."),
+        ({"plan": 3}, "plan takes 'auto', the name of a machine or the path of a file, got 3."),
         *[
             (
                 {"memory": memory, **more},

@@ -70,7 +70,9 @@ class Pair:
                 "CPU:*",
             )
         ],
-        ([3], gs.errors.ArgumentError, "devices takes device names, got 3."),
+        ([3], gs.errors.ArgumentError, "devices takes device names, got 3. Write 'GPU:3'."),
+        ([b"CPU:0"], gs.errors.ArgumentError, "devices takes device names, got b'CPU:0'."),
+        ("4", gs.errors.ArgumentError, "devices: '4' is not a device name; write devices=4, or 'GPU:0'."),
         (2.5, gs.errors.ArgumentError, "devices takes a number or a list of device names, got 2.5."),
     ],
 )
@@ -495,3 +497,28 @@ def test_verify_takes_a_parallel_function():
         "verify takes a function made by parallelize or a model made by multi_gpu_model, got <function"
     )
     assert text.endswith(" Write gs.verify(gs.parallelize(identity, devices=4), ...).")
+
+
+def test_devices_as_tensorflow_lists_them():
+    listed = tf.config.list_logical_devices("CPU")[:2]
+    text = message(gs.errors.ArgumentError, lambda: gs.parallelize(identity, devices=listed))
+    assert text.startswith("devices takes device names, got LogicalDevice(")
+    assert text.endswith(" Write 'CPU:0'.")
+
+
+def test_the_layout_of_a_tensor():
+    text = message(gs.errors.ArgumentError, lambda: gs.set_variable_layout(tf.ones((10, 6)), "sharded", devices=2))
+    assert text == (
+        "Variable layouts are for variables, modules, models and optimizers, got a tensor of shape [10, 6]. In a "
+        "function, gs.with_layout asks for a tensor's."
+    )
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_a_method_that_runs_batches_is_no_function_of_tensors(method: str):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="small")
+    text = message(gs.errors.ArgumentError, lambda: gs.parallelize(getattr(model, method), devices=2))
+    assert text == (
+        f"parallelize takes a function of tensors, and {method} of 'small' runs batches by itself: write model = "
+        f"gs.multi_gpu_model(model, gpus=4), then model.{method}(...)."
+    )

@@ -154,9 +154,13 @@ def test_verify_takes_nothing_else():
         gs.verify(alone, *data())
     assert str(error.value) == (
         "verify takes a function made by parallelize or a model made by multi_gpu_model, got "
-        f"{alone!r}. On one device, multi_gpu_model gives back the model itself."
+        f"{alone!r}. Write gs.verify(gs.multi_gpu_model(model, gpus=4), x, y). (On one device, multi_gpu_model gives "
+        "back the model itself.)"
     )
     model = wrapped()
+    with pytest.raises(gs.errors.ArgumentError) as error:
+        gs.verify(model)  # (which has run no step)
+    assert str(error.value) == "verify runs a step of the model: give it a batch, x and y."
     model.predict(data()[0], verbose=0)
     with pytest.raises(gs.errors.ArgumentError) as error:
         gs.verify(model)

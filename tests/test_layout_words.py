@@ -43,3 +43,16 @@ def test_an_unknown_layout_names_what_is_near():
         assert str(raised.value) == f"Unknown layout 'replicatd'. Did you mean 'replicated'? {known}"
     with pytest.raises(gs.errors.ArgumentError, match=r"Unknown layout 'zero'\. Layouts: "):
         gs.set_variable_layout(weight, "zero", devices=2)
+
+
+@pytest.mark.parametrize(
+    ("word", "layout"),
+    [("fsdp", "'sharded'"), ("ZeRO-3", "'sharded'"), ("DDP", "'replicated'"), ("cpu_offload", "'host'")],
+)
+def test_a_word_of_the_field_says_which_layout_it_is(word: str, layout: str):
+    with pytest.raises(gs.errors.ArgumentError) as raised:
+        gs.set_variable_layout(tf.Variable(tf.ones((4, 6))), word, devices=2)
+    assert str(raised.value).startswith(f"Unknown layout {word!r}. Here it is {layout}. Layouts: 'home', ")
+    zero_1 = r"Here it is \{\"slots of \*\": \"sharded\", \"\*\": \"replicated\"\}\. Layouts"
+    with pytest.raises(gs.errors.ArgumentError, match=zero_1):
+        gs.set_variable_layout(tf.Variable(tf.ones((4, 6))), "zero1", devices=2)

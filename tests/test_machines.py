@@ -84,6 +84,10 @@ def test_unknown_machines_are_told_the_nearest():
         "all. A file of your own ends in .toml; `graphsplit calibrate -o here.toml` writes one for the one at hand.",
     ):
         machine("dgx-b100")
+    with pytest.raises(
+        gs.errors.ArgumentError, match=r"There is no machine 'rtx4090'\. There are 'dgx-a100-40gb', .*'cpu';"
+    ):
+        machine("rtx4090")
     with raises(
         gs.errors.ArgumentError,
         "There is no machine '16xH100-SXM5': dgx-h100 has 8 H100-SXM5 on a host. 2 of these hosts are 2x8xH100-SXM5.",

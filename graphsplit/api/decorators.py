@@ -166,9 +166,18 @@ def parallelize(
     return _with_options(fn, options)
 
 
+_OF_MANY_BATCHES = ("fit", "evaluate", "predict")  # methods of Keras' models
+
+
 def _with_options(fn: Callable[P, R], options: Options) -> ParallelFunction[P, R]:
     if not callable(fn):
         raise ArgumentError(f"parallelize takes a function, got {fn!r}; options are named: devices=4, split=0, ...")
+    model = getattr(fn, "__self__", None)
+    if hasattr(model, "train_step") and getattr(fn, "__name__", "") in _OF_MANY_BATCHES:
+        raise ArgumentError(
+            f"parallelize takes a function of tensors, and {fn.__name__} of {getattr(model, 'name', 'a model')!r} runs "
+            f"batches by itself: write model = gs.multi_gpu_model(model, gpus=4), then model.{fn.__name__}(...)."
+        )
     # what is parallelized already runs by these options; a stage stays one
     fn = fn.function if type(fn) is ParallelFunction else fn
     if is_compiled_function(fn) and not options.jit_compile:

@@ -150,7 +150,7 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
     function = answering(function)
     is_model = isinstance(function, Stepping)
     if not is_model and not isinstance(function, ParallelFunction):
-        plain = " On one device, multi_gpu_model gives back the model itself." * hasattr(function, "train_step")
+        plain = _NOT_WRAPPED * hasattr(function, "train_step")
         if callable(function) and not plain:
             plain = f" Write gs.verify(gs.parallelize({getattr(function, '__name__', 'fn')}, devices=4), ...)."
         raise ArgumentError(
@@ -161,9 +161,9 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
     specs = [str(leaf) for leaf in tf.nest.flatten((args, kwargs)) if isinstance(leaf, tf.TypeSpec)]
     if specs:
         raise ArgumentError(f"verify runs the function, so it needs tensors, not specifications: {'; '.join(specs)}.")
-    function, args, kwargs = step_of(function, args, kwargs)
     if is_model and not args:
         raise ArgumentError("verify runs a step of the model: give it a batch, x and y.")
+    function, args, kwargs = step_of(function, args, kwargs)
     runs = _Runs(function, args, kwargs)
     expected, computed = runs.on_one_device(), runs.on_devices()
     names = runs.names(len(expected))
@@ -185,6 +185,12 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
     judged.sort(key=lambda d: (d.is_rounding, -d.share))
     shards = len(plan.devices) if plan.sharded_ops else 0
     return Report(tuple(judged), _devices_of(plan), _causes(plan), shards, function._title())
+
+
+_NOT_WRAPPED = (
+    " Write gs.verify(gs.multi_gpu_model(model, gpus=4), x, y). (On one device, multi_gpu_model gives back the model "
+    "itself.)"
+)
 
 
 def _devices_of(plan: Plan) -> tuple[str, ...]:

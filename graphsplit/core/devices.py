@@ -214,8 +214,12 @@ def canonical_name(name: str, argument: str = "devices") -> str:
     True
     """
     if not isinstance(name, str):
-        raise ArgumentError(f"{argument} takes device names, got {name!r}.")
+        number = f"GPU:{name}" if isinstance(name, int) and not isinstance(name, bool) else ""
+        meant = number or str(getattr(name, "name", "")).rpartition("device:")[2]  # (a tf.config.LogicalDevice has it)
+        raise ArgumentError(f"{argument} takes device names, got {name!r}." + (f" Write {meant!r}." if meant else ""))
     name = _SHORT_OF_TASK.sub(r"/job:\1/task:\2/", name)
+    if name.isdecimal():
+        raise ArgumentError(f"{argument}: {name!r} is not a device name; write {argument}={name}, or 'GPU:0'.")
     try:
         spec = tf.DeviceSpec.from_string(name if name.startswith("/") else f"/{name}")
     except ValueError as error:

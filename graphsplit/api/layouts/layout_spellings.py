@@ -143,6 +143,15 @@ def spelling_of(layout: VariableLayout) -> Spelling:
     return Spelling(tuple(axes), along_others)
 
 
+_OF_THE_FIELD = {
+    **dict.fromkeys(("fsdp", "zero3"), "'sharded'"),
+    **dict.fromkeys(("ddp", "dataparallel"), "'replicated'"),
+    **dict.fromkeys(("zero1", "zero2"), '{"slots of *": "sharded", "*": "replicated"}'),
+    **dict.fromkeys(("cpu", "offload", "cpuoffload"), "'host'"),
+}
+"""Words of the field, without case and hyphens, and how the layout that they mean is written; see the glossary."""
+
+
 def _is_several(entry: Any) -> bool:
     return isinstance(entry, Sequence) and not isinstance(entry, str)
 
@@ -179,7 +188,9 @@ def check_one(layout: Any, mesh: DeviceMesh | None = None) -> None:
                 f"before, by gs.set_variable_layout. Layouts: {known}."
             )
         if layout not in (*WORDS, *ALIASES):
-            raise ArgumentError(f"Unknown layout {layout!r}.{meant(layout, WORDS)} Layouts: {known}.")
+            word = _OF_THE_FIELD.get(str(layout).lower().replace("-", "").replace("_", ""))
+            question = meant(layout, WORDS) if word is None else f" Here it is {word}."
+            raise ArgumentError(f"Unknown layout {layout!r}.{question} Layouts: {known}.")
         return
     text = f"The variable layout {layout!r}"
     if not all(entry is None or isinstance(entry, (str, AxisCut, Sequence)) for entry in layout):

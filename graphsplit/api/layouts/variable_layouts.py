@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from graphsplit.api.layouts.divisions import (
@@ -426,4 +427,7 @@ def _all(target: Any) -> Iterable[Any]:
     elif hasattr(target, "assign_add"):  # a variable of Keras 3 (whose optimizers have such a method, too)
         yield target
     else:
-        raise ArgumentError(f"Variable layouts are for variables, modules, models and optimizers, got {target!r}.")
+        what, ask = repr(target), ""
+        if isinstance(target, (tf.Tensor, np.ndarray)):
+            what, ask = f"a tensor of shape {list(target.shape)}", " In a function, gs.with_layout asks for a tensor's."
+        raise ArgumentError(f"Variable layouts are for variables, modules, models and optimizers, got {what}.{ask}")

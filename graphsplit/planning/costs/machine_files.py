@@ -44,7 +44,8 @@ def machine(machine: str | os.PathLike[str] | Machine, option: str = "machine") 
     if isinstance(machine, Machine):
         return machine
     if not isinstance(machine, (str, os.PathLike)):
-        raise ArgumentError(f"{option} takes the name of a machine or the path of a file, got {machine!r}.")
+        auto = "" if option == "machine" else "'auto', "
+        raise ArgumentError(f"{option} takes {auto}the name of a machine or the path of a file, got {machine!r}.")
     name_or_path = os.fspath(machine)
     if name_or_path.endswith(".toml"):
         if not os.path.isfile(name_or_path):
@@ -106,10 +107,10 @@ def _by_name(wanted_name: str, unknown: str) -> Machine:
     if known_machine is None or len(counts) > (1 if base in known else 2) or 0 in counts:
         names = [*known, *(f"{m.devices}x{m.device.name}" for m in known.values())]
         begin = [name for name in names if wanted_name and name.startswith(wanted_name)]
-        near = begin or difflib.get_close_matches(wanted_name, names, 3, 0.4) or list(known)
+        near = begin or difflib.get_close_matches(wanted_name, names, 3, 0.5)
         raise ArgumentError(
-            f"{unknown}. Nearest are {', '.join(map(repr, near))}; `graphsplit machines` lists "
-            "all. "
+            f"{unknown}. {'Nearest are' if near else 'There are'} {', '.join(map(repr, near or known))}; `graphsplit "
+            "machines` lists all. "
             "A file of your own ends in .toml; `graphsplit calibrate -o here.toml` writes one for the one at hand."
         )
     if base in known:
