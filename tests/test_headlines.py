@@ -120,6 +120,7 @@ def test_the_headline_sees_how_evenly_devices_work(layout: str):
     assert f" on 3 devices, balance {plan.balance:.2f}, " in headline(plan)
     assert (plan.balance < 0.9) == (layout == "home"), plan.balance
     assert plan.sharded_fraction < 0.9, "the optimizer is no work on rows"
+    assert (", at most 33 % of these on one device: " in str(plan)) == (layout == "sharded"), str(plan)
 
 
 @pytest.mark.parametrize("known", [True, False])

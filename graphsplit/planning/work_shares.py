@@ -66,6 +66,7 @@ class Shares:
       causes: of work on the batch at home, those of the costliest first.
       by_device: floating-point operations of each device.
       without_rows: those of what runs once and follows from no rows at home, by type: optimizers, what is made of sums.
+      without_rows_on: the same by device.
     """
 
     flops: int
@@ -77,6 +78,7 @@ class Shares:
     causes: tuple[Cause, ...]
     by_device: Mapping[str, float]
     without_rows: Mapping[str, float]
+    without_rows_on: Mapping[str, float]
 
     @property
     def are_most(self) -> bool:
@@ -96,6 +98,7 @@ def shares_of(plan: Decisions) -> Shares:
     causes = finder.causes()
     by_device: dict[str, float] = {}
     without_rows: dict[str, float] = {}
+    without_rows_on: dict[str, float] = {}
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.bodies:
             inside, times = [shares_of(body) for body in step.bodies.values()], times_run(op) or 1
@@ -111,6 +114,10 @@ def shares_of(plan: Decisions) -> Shares:
                 without_rows,
                 *[(kind, times * flops) for body_shares in inside for kind, flops in body_shares.without_rows.items()],
             )
+            _add(
+                without_rows_on,
+                *[(on, times * flops) for body_shares in inside for on, flops in body_shares.without_rows_on.items()],
+            )
         elif step.home or step.shards:
             sharded, flops, own_bytes = not step.home, finder.flops(op), sum(op.out_bytes)
             seconds = seconds_of(plan.program, op) * (times_run(op) or 1)
@@ -119,12 +126,19 @@ def shares_of(plan: Decisions) -> Shares:
             _add(by_device, *_on_devices(plan, op, flops))
             if not sharded and flops and not finder.is_blamed(op):
                 _add(without_rows, (op.type, flops))
+                _add(without_rows_on, *_on_devices(plan, op, flops))
         else:
             continue
         counted = [a + b for a, b in zip(counted, amounts, strict=True)]
     causes.sort(key=lambda cause: -cause.flops)
     counts = dict(zip(_COUNTED, counted, strict=True))
-    return Shares(**counts, causes=tuple(causes), by_device=by_device, without_rows=without_rows)
+    return Shares(
+        **counts,
+        causes=tuple(causes),
+        by_device=by_device,
+        without_rows=without_rows,
+        without_rows_on=without_rows_on,
+    )
 
 
 def _add(amounts: dict[str, float], *more: tuple[str, float]) -> None:

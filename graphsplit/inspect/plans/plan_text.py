@@ -498,6 +498,7 @@ def _following(plan: Decisions, shares: Shares) -> list[str]:
 
 _LEAST_SUM = 0.01  # of the FLOPs, for which a line says what else runs once
 _MOST_KINDS = 3
+_MOSTLY = 0.9  # of what runs once: if one device runs less than that, it is divided
 
 
 def _without_rows(plan: Decisions, shares: Shares) -> list[str]:
@@ -507,7 +508,9 @@ def _without_rows(plan: Decisions, shares: Shares) -> list[str]:
         return []
     most = sorted(shares.without_rows.items(), key=lambda pair: -pair[1])[:_MOST_KINDS]
     texts = [f"{kind} {100 * flops / shares.flops:.2g} %" for kind, flops in most]
-    return [f"  {100 * total / shares.flops:.4g} % of the FLOPs run once, and on no rows: {', '.join(texts)}"]
+    most_on_one = max(shares.without_rows_on.values(), default=total) / total
+    spread = f", at most {100 * most_on_one:.2g} % of these on one device" if most_on_one < _MOSTLY else ""
+    return [f"  {100 * total / shares.flops:.4g} % of the FLOPs run once, and on no rows{spread}: {', '.join(texts)}"]
 
 
 def _turns(plan: Decisions) -> list[str]:
