@@ -92,7 +92,7 @@ def stages_of(plan: gs.inspect.Plan) -> list[set[str]]:
     found = [set(stage.devices) for stage in plan.program.stages]
     for stage, devices in zip(plan.program.stages, found, strict=True):
         ops = [op for op in plan.sharded_ops if op.stage == stage]
-        assert {plan.mesh.device_of(d, op) for op in ops for d in range(plan.mesh.shards)} == devices
+        assert {plan.places.on(op, d) for op in ops for d in range(plan.mesh.shards)} == devices
     return found
 
 

@@ -111,7 +111,7 @@ def test_large_tensors_and_other_dtypes_travel_alone():
 
 def with_buckets(plan: gs.inspect.Plan, buckets: Sequence[Sequence[Move]]) -> gs.inspect.Plan:
     """Return a plan in which other moves are made as one."""
-    made = bucketed(plan.program, find_collectives(plan.program, plan.mesh, plan.home, plan.moves), buckets)
+    made = bucketed(plan.program, find_collectives(plan.program, plan.places, plan.moves), buckets)
     return dataclasses.replace(plan, collectives=tuple(made))
 
 

@@ -93,7 +93,7 @@ def norm_of(plan: gs.inspect.Plan) -> Any:
 def test_each_owner_computes_the_norm(layout: str) -> None:
     """Where variables are cut each sends what it has to all; where they are replicated nothing is sent for it."""
     plan = planned("global_clipnorm", layout)
-    assert set(plan.owners.devices(norm_of(plan).index)) == set(plan.devices), str(plan)
+    assert set(plan.places.once(norm_of(plan))) == set(plan.devices), str(plan)
     [stack] = [op for op in plan.program.ops if op.type == "Pack"]
     sent = [move for move in plan.moves if move.tensor in stack.inputs]
     assert bool(sent) == (layout != "replicated")

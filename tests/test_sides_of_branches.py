@@ -316,7 +316,7 @@ def test_numbers_are_those_of_one_device(program: Callable[..., Step], layout: s
     assert not any(sides_of(plan.program).of_op(i) for i in held)
     if layout == "sharded":
         merged = [op for op in plan.program.ops if op.type == MERGE and "part_" in op.name]
-        assert {device for op in merged for device in plan.owners.devices(op.index)} == {
+        assert {device for op in merged for device in plan.places.once(op)} == {
             f"/device:{device}" for device in DEVICES
         }
 
@@ -397,9 +397,7 @@ def test_layouts_that_are_chosen(program: Callable[..., Step], how: str):
     assert not [op for op in plan.program.ops if op.type in ("If", "Case")]
     assert len(plan.state.divisions) >= 3
     written = [op for op in plan.program.ops if op.type == "AssignVariableOp" and "part_" in op.name]
-    assert {device for op in written for device in plan.owners.devices(op.index)} == {
-        f"/device:{device}" for device in DEVICES
-    }
+    assert {device for op in written for device in plan.places.once(op)} == {f"/device:{device}" for device in DEVICES}
 
 
 @pytest.mark.sampled(3)
@@ -457,9 +455,9 @@ def test_a_branch_inside_of_a_stage(layout: str, options: dict[str, Any]):
     assert not [op for op in plan.program.ops if op.type == "If"]
     devices = {f"/device:{device}" for device in stage}
     products = [op for op in plan.sharded_ops if op.type == "MatMul" and sides_of(plan.program).of_op(op.index)]
-    assert {plan.mesh.device_of(d, op) for op in products for d in range(plan.mesh.shards)} == devices
+    assert {plan.places.on(op, d) for op in products for d in range(plan.mesh.shards)} == devices
     written = [op for op in plan.program.ops if op.type == "AssignVariableOp"]
-    held = {device for op in written for device in plan.owners.devices(op.index)}
+    held = {device for op in written for device in plan.places.once(op)}
     assert held == {f"/device:{device}" for device in DEVICES}
 
 
@@ -492,7 +490,7 @@ def test_several_axes_of_a_mesh(program: Callable[..., Step], layout: str):
     assert not plan.state.whole
     held = [op.index for op in plan.program.ops if op.type.startswith("Assign")]
     assert not any(sides_of(plan.program).of_op(i) for i in held)
-    assert len({device for i in held for device in plan.owners.devices(i)}) >= 2
+    assert len({device for i in held for device in plan.places.once(plan.program.ops[i])}) >= 2
 
 
 # Sides that are not taken

@@ -196,7 +196,7 @@ _NOT_WRAPPED = (
 def _devices_of(plan: Plan) -> tuple[str, ...]:
     """Return the devices that a plan uses: those of shards; if that is one at most, those of all that runs."""
     sharding = sharding_devices(plan)
-    return sharding if len(sharding) > 1 else tuple(sorted({*sharding, *plan.owners.all_devices}))
+    return sharding if len(sharding) > 1 else tuple(sorted({*sharding, *plan.places.all_once}))
 
 
 # They have effects, and yet their results follow from what they read.

@@ -67,7 +67,7 @@ def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
     forms, planned = _EmittedForms(plan, graph), _PlannedForms(plan)
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.home and op.yields is None:
-            for device in plan.owners.devices(op.index):
+            for device in plan.places.once(op):
                 _check_once(plan, op, device, forms, planned)
         if step.shards and step.shards.together:
             node = forms.node(op, None)
@@ -120,9 +120,9 @@ def _check_each(
 
 
 def _check_once(plan: Plan, op: Op, device: str, forms_found: _EmittedForms, planned: _PlannedForms) -> None:
-    layout = plan.owners.layout(op.index)
+    layout = plan.places.layout(op)
     node = forms_found.node(op, device if group_of(layout) else None)
-    _compare_devices(node, device)
+    _compare_devices(node, "" if plan.places.is_anywhere(op) else device)
     if part_drawn(op.node) is not None:
         return  # as of a shard's
     for tensor, reference in zip(op.inputs, node.input, strict=False):
@@ -133,7 +133,7 @@ def _check_shard(plan: Plan, op: Op, d: int, forms_found: _EmittedForms, planned
     """Raise `CheckError` unless a shard's node is on its device, and its operands came about as planned."""
     sharded, node = plan.steps[op.index].shards, forms_found.node(op, d)
     assert sharded is not None
-    _compare_devices(node, plan.shard_device(op, d))
+    _compare_devices(node, plan.places.on(op, d))
     if sharded.draw or part_drawn(op.node) is not None:
         return  # (its counter may be moved on, and its numbers cut to the shard's rows)
     if sharded.weighted and plan.mesh.shards > 1:
@@ -246,13 +246,13 @@ class _PlannedForms:
     def whole(self, tensor: Tensor, layout: SingleDevice) -> Form:
         """Return how a whole value on a device comes about; wherever it is made, if the layout names none."""
         plan, op, step = self._plan, self._plan.program.ops[tensor.op], self._plan.steps[tensor.op]
-        if step.home and layout.device in ("", plan.owners.of_ops[tensor.op]):
+        if step.home and layout in (SINGLE_DEVICE, plan.places.layout(op)):
             return ("made", tensor, None)
         if plan.state.is_everywhere(op):
             return _everywhere(op, tensor)
         if not layout.device and step.shards and is_whole(step.shards.gives[tensor.index]):
             return ("made", tensor, 0)
-        return self._moved(self._move(tensor, layout if layout.device else SingleDevice(plan.owners.of(tensor))), None)
+        return self._moved(self._move(tensor, layout if layout.device else plan.places.whole(tensor)), None)
 
     def once(self, tensor: Tensor, layout: Layout, device: str) -> Form:
         """Return how what a device has of a whole value comes about, alone or as one of a group."""
@@ -263,7 +263,7 @@ class _PlannedForms:
             return _everywhere(op, tensor)
         if copies is None:
             raise CheckError(f"{op.name!r} is read as {layout}, and no device of that has a copy.")
-        if self._plan.steps[tensor.op].home and self._plan.owners.layout(tensor.op) == copies:
+        if self._plan.steps[tensor.op].home and self._plan.places.layout(op) == copies:
             return ("made", tensor, copies.nearest(device))
         return self._moved(self._move(tensor, copies), copies.devices.index(copies.nearest(device)))
 

@@ -44,6 +44,7 @@ from graphsplit.emission.shards.shard_copies import (
 from graphsplit.emission.sides import check_sides, ended_nodes, let_nobody_wait_for_the_dead
 from graphsplit.planning.communication.transfers import Collective, Own
 from graphsplit.planning.moments import averaged_over
+from graphsplit.planning.places import Places
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.propagation.control_flow import LocalPlan
 from graphsplit.planning.steps import spread
@@ -108,7 +109,7 @@ def _emit_body(
 
 def _argument(plan: Plan, position: int, axis: int, each: int = 1) -> Measured:
     op = plan.program.ops[position]
-    device = plan.owners.of_ops[position]  # there its shape is known: elsewhere all of it would have to be sent
+    device = plan.places.once(op)[0]  # there its shape is known: elsewhere all of it would have to be sent
     return Measured(op.name, axis, each, op.out_dtypes[0], device if plan.input_devices else host_of(plan.home))
 
 
@@ -147,7 +148,7 @@ class _Emitter:
         self._constants = Constants(draft, counts, plan.mesh)
         self.functions: dict[str, Any] = {}
         self._bodies: dict[str, tuple[Plan, EmittedGraph]] = {}
-        self._copies = ShardCopies(draft, counts, plan.mesh, self.functions, emit_local)
+        self._copies = ShardCopies(draft, counts, plan.places, self.functions, emit_local)
         self._writers: dict[int, CollectiveWriter] = {}
         self._operands: dict[tuple[int, bool], Sequence[Operand | None]] = {}
         self._ended: set[str] = set()
@@ -287,8 +288,7 @@ class _Emitter:
 
     def _write_operation(self, n: int, task: PlannedTask) -> None:
         op, d = self._program.ops[task.op or 0], task.shard
-        is_one = d is None and op.index not in self._plan.owners.groups
-        device = self._plan.owners.of_ops[op.index] if is_one else task.device
+        device = "" if d is None and self._plan.places.is_anywhere(op) else task.device  # ("": a loader says where)
         shards = self._plan.steps[op.index].shards
         if op.type == SIZES:
             write_sizes(self._draft, self._counts, op, None, self._counts.home.device)
@@ -335,7 +335,7 @@ class _Emitter:
         if bodies := self._plan.steps[op.index].bodies:
             self._split_turns(op, node, bodies)
         if op.type in CONTROL_FLOW:
-            bring_loop_inputs(node, self._draft, self._plan.mesh.carried_at(op, device, None))
+            bring_loop_inputs(node, self._draft, self._plan.places.passed(op, None, device)[0])
 
     def _split_turns(self, op: Op, node: Any, bodies: Mapping[str, Plan]) -> None:
         """Let a loop or branch that runs once call functions whose turns are split over the devices."""
@@ -384,7 +384,8 @@ class _Emitter:
         if "" not in self._plan.state.devices.values():
             return frozenset()
         once = ((name, origin.op) for name, origin in self._draft.origins.items() if origin.shard is None)
-        return frozenset(name for name, op in once if op is not None and self._plan.owners.of_ops[op] == "")
+        ops = self._program.ops
+        return frozenset(name for name, i in once if i is not None and self._plan.places.is_anywhere(ops[i]))
 
 
 def emit_local(plan: LocalPlan, name: str, d: int, carries: bool) -> tuple[str, dict[str, Any]]:
@@ -415,8 +416,9 @@ class _LocalEmitter:
         self._draft = draft
         self._counts = counts
         self._told = size_arguments
+        self._places = Places(plan.mesh, "")
         self._constants = Constants(draft, counts, plan.mesh)
-        self._copies = ShardCopies(draft, counts, plan.mesh, self._functions, emit_local)
+        self._copies = ShardCopies(draft, counts, self._places, self._functions, emit_local)
 
     def emit(self, name: str, carries: bool) -> tuple[str, dict[str, Any]]:
         for op, step in zip(self._program.ops, self._plan.steps, strict=True):
@@ -451,8 +453,7 @@ class _LocalEmitter:
 
     def _device(self, op: Op) -> str:
         """Return the device of an operation in a column; "" where the loop or branch is."""
-        mesh = self._plan.mesh
-        return mesh.near(self._d, op) if mesh.column_of(op) else ""
+        return self._places.on(op, self._d) if self._places.column(op) else ""
 
     def _controls(self, op: Op) -> list[str]:
         return [f"^{self._name(c)}" for c in op.controls if self._program.ops[c].type != "Placeholder"]

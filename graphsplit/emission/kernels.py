@@ -53,7 +53,7 @@ class Kernels:
         self._tasks = tasks
         self._draft = Draft(plan.program, range(plan.mesh.shards))
         site = Site(plan.home, dict(enumerate(plan.devices)), "", self._draft.add_sizes, {})
-        self._copies = ShardCopies(self._draft, FixedRows(plan.rows, site), plan.mesh, {}, emit_local)
+        self._copies = ShardCopies(self._draft, FixedRows(plan.rows, site), plan.places, {}, emit_local)
 
     def of(self, task: PlannedTask) -> list[Kernel]:
         """Return the operations that a task becomes, its own first; none for what is sent, or needs no kernel."""

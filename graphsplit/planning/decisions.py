@@ -13,9 +13,9 @@ from graphsplit.core.variables.arrangements import FirstMove
 from graphsplit.planning.amounts import size_text
 from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.places import Owners, Places
 from graphsplit.planning.planning_options import PlanningOptions
 from graphsplit.planning.propagation.flow import Flow
-from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.rows_kept import rows_kept
 from graphsplit.planning.schedule.automatic_stages import StageCuts
 from graphsplit.planning.schedule.phases import Phase, Turn
@@ -74,6 +74,11 @@ class Decisions:
     input_devices: tuple[str, ...] = ()
     homes: tuple[str, ...] = ()
     start: Decisions | None = field(default=None, repr=False)
+
+    @cached_property
+    def places(self) -> Places:
+        """On which devices operations run, and values are."""
+        return Places(self.mesh, self.home, self.owners)
 
     @property
     def buckets(self) -> tuple[Collective, ...]:
@@ -216,7 +221,7 @@ class Decisions:
 
     def shard_device(self, op: Op, shard: int) -> str:
         """Return the device on which a shard runs an operation: the shard's, or the one that its stage has for it."""
-        return self.mesh.device_of(shard, op)
+        return self.places.on(op, shard)
 
     def size_text(self, tensors: Iterable[Tensor]) -> str:
         """Return the size of some tensors, for people: of a batch of unknown size, by how much it grows per row."""

@@ -27,7 +27,6 @@ from graphsplit.core.intervals import alive
 from graphsplit.planning.communication.transfers import Relay, Slice, Sum
 from graphsplit.planning.costs.buffers import NO_BUFFER, SAME_BUFFER
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.propagation.owners import computing_devices
 from graphsplit.planning.tasks import COPY, OPERATION, SEND, PlannedTask, Tasks, few_tasks_of
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Op, Tensor
@@ -396,11 +395,10 @@ def traffic_of_call(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
 
 def giving_devices(plan: Decisions) -> frozenset[str]:
     """Return the devices of which only arguments come: the host's memory, to which each device has a link."""
-    arguments, of_ops = set(plan.program.inputs), plan.owners.of_ops
-    live = [i for i, step in enumerate(plan.steps) if step.home and i not in arguments]
-    running = {device for i in live for device in plan.owners.devices(i)}
-    lying = {of_ops[i] for i in arguments}
-    return frozenset(lying - running - computing_devices(plan.program, plan.mesh, plan.home))
+    places, arguments = plan.places, set(plan.program.inputs)
+    running = {device for op in plan.home_ops if op.index not in arguments for device in places.once(op)}
+    lying = {device for i in arguments for device in places.once(plan.program.ops[i])}
+    return frozenset(lying - running - places.computing(plan.program))
 
 
 def _follows_from_data(plan: Decisions, task: PlannedTask) -> bool:
@@ -424,4 +422,4 @@ def _kind(plan: Decisions, source: str, task: PlannedTask) -> str:
     """Return the kind of move for which something is sent from a device, or between which places of a shard."""
     if task.sent_for != OPERATION:
         return task.sent_for
-    return along(*plan.mesh.axes_between(source, task.device)) if plan.mesh.columns else STAGES
+    return along(*plan.places.axes_between(source, task.device)) if plan.mesh.columns else STAGES

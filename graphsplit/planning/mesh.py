@@ -9,15 +9,12 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Layout, Shard
 from graphsplit.core.sizes import STAND_IN, Shape, Size, apportion, is_same, whole_weights, without_sizes
 from graphsplit.core.sizes import rows as rows_of_unknown_batch
 from graphsplit.errors import CheckError
 from graphsplit.planning.costs.exchanges import groups_of
-from graphsplit.program.graph.function_calls import function_names
-from graphsplit.program.program import Op, Program, Tensor
-from graphsplit.program.stages import Stage
+from graphsplit.program.program import Program, Tensor
 
 
 @dataclass(frozen=True)
@@ -97,101 +94,6 @@ class Mesh:
     def before(self, d: int) -> int | None:
         """Return the shard that shard `d` follows on its device; None for the first there."""
         return d - 1 if d and self.positions[d - 1] == self.positions[d] else None
-
-    def device_of(self, d: int, op: Op) -> str:
-        """Return the device on which shard `d` runs an operation: that of its stage and column, or the shard's own."""
-        stage = self.stage_of(op)
-        return stage.device(self._number(self.positions[d], op)) if stage else self.near(d, op)
-
-    def devices_of(self, op: Op) -> Sequence[str]:
-        """Return the device on which each shard runs an operation; see `device_of`."""
-        stage = self.stage_of(op)
-        if stage is None:
-            return self.devices_near(op)
-        return [stage.device(self._number(position, op)) for position in self.positions]
-
-    def stage_of(self, op: Op) -> Stage | None:
-        """Return the stage that has devices for an operation: none along another axis, planned for all stages alike."""
-        return None if self.axis else op.stage
-
-    def home_of(self, op: Op) -> str | None:
-        """Return the device of an operation that runs once, if its stage has one for it."""
-        stage = self.stage_of(op)
-        return stage.device(self._number(0, op)) if stage else None
-
-    def _number(self, position: int, op: Op) -> int:
-        """Return which of the devices of its stage an operation has for the shards at a position."""
-        return position * max(len(self.columns), 1) + (op.provenance.column or 0)
-
-    def devices_near(self, op: Op) -> Sequence[str]:
-        """Return the device of each shard in the column of an operation."""
-        column = op.provenance.column
-        own_column = None if column is None or not self.columns else self.columns[column]
-        return self.devices if own_column is None else [own_column[position] for position in self.positions]
-
-    def near(self, d: int, op: Op) -> str:
-        """Return the device of shard `d` in the column of an operation."""
-        column = op.provenance.column
-        return self.devices[d] if column is None or not self.columns else self.columns[column][self.positions[d]]
-
-    def carried_at(self, op: Op, device: str, d: int | None) -> Sequence[str]:
-        """Return where the values are that a loop or branch on a device hands on: each in its column.
-
-        Args:
-          op: the loop or branch.
-          device: where it runs.
-          d: the shard that runs it, or None if it runs once.
-        """
-        body = op.bodies[function_names(op.node)[-1]]
-        arguments = [body.ops[i] for i in body.inputs]
-        if d is None:
-            return [next(iter(self.column_of(argument)), device) for argument in arguments]
-        return [self.near(d, argument) if self.column_of(argument) else device for argument in arguments]
-
-    def made_at(self, op: Op, output: int, d: int) -> str:
-        """Return the device on which shard `d` makes an output: of a loop or branch, that of the operation there."""
-        if not op.bodies:
-            return self.device_of(d, op)
-        body = op.bodies[function_names(op.node)[-1]]
-        maker = body.ops[body.outputs[output].op]
-        return self.near(d, maker) if self.column_of(maker) else self.device_of(d, op)
-
-    def column_of(self, op: Op) -> tuple[str, ...]:
-        """Return the devices of the column of an operation, by position; empty for one that is in no column."""
-        column, stage = op.provenance.column, self.stage_of(op)
-        if column is None or not self.columns:
-            return ()
-        return stage.column(column, len(self.columns)) if stage else self.columns[column]
-
-    def axes_between(self, device: str, other: str) -> list[str]:
-        """Return the axes along which two devices of columns differ; all other axes than the batch's if none does.
-
-        >>> mesh = Mesh(columns=(("a",), ("b",), ("c",), ("d",)), others=(("model", 2), ("expert", 2)))
-        >>> mesh.axes_between("a", "c"), mesh.axes_between("a", "d")
-        (['model'], ['model', 'expert'])
-        """
-        pairs = zip(self.others, self._places.get(device, ()), self._places.get(other, ()), strict=False)
-        return [name for (name, _), a, b in pairs if a != b] or [name for name, _ in self.others]
-
-    @functools.cached_property
-    def _places(self) -> dict[str, tuple[int, ...]]:
-        """The place of each device along each of the other axes."""
-        places = itertools.product(*[range(size) for _, size in self.others])
-        return {device: place for place, column in zip(places, self.columns, strict=True) for device in column}
-
-    def copy_for(self, device: str) -> int:
-        """Return the shard whose copy a device reads of what all shards have: its own, or one of its host.
-
-        Of shards that may have no rows, it is the first, which always has some.
-
-        >>> mesh = Mesh(("/task:0/device:CPU:0", "/task:1/device:CPU:0"), (1, 1), (2, 1), (0, 1))
-        >>> mesh.copy_for("/task:1/device:CPU:7")
-        1
-        """
-        if device in self.devices and self.rows:
-            return self.devices.index(device)
-        near = [d for d, other in enumerate(self.devices) if self.rows and host_name(other) == host_name(device)]
-        return [*near, 0][0]
 
     def share(self, d: int) -> float:
         """Return the part of the batch that shard `d` has."""

@@ -99,7 +99,7 @@ def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
             return kind(program, *arguments, exchanging=mesh.exchanging, **options)
 
         natural = with_cuts(program, mesh, make)
-        once = rows_moved(program, natural, mesh, plan.state)
+        once = rows_moved(program, natural, plan.places, plan.state)
         backward = WholeBackwardPropagation(
             program, natural, outputs, plan.state, mesh.few_bytes, plan_bodies=plan_bodies, once=once
         )
@@ -129,8 +129,8 @@ def with_lists_in_place(decide: Callable[[Mapping[int, str]], Plan], in_pieces: 
 
 def owned_and_moved(plan: Plan, steps: Sequence[Step]) -> Plan:
     """Return the plan with what becomes of each operation, who owns whole values, and what moves."""
-    owners = find_owners(plan.program, steps, plan.mesh, plan.home, plan.state, plan.input_devices)
-    moves = find_moves(plan.program, plan.mesh, steps, owners, plan.state, plan.output_layouts)
+    owners = find_owners(plan.program, steps, plan.places, plan.state, plan.input_devices)
+    moves = find_moves(plan.program, steps, replace(plan.places, owners=owners), plan.state, plan.output_layouts)
     return replace(plan, steps=tuple(steps), owners=owners, moves=moves)
 
 
@@ -175,7 +175,7 @@ def put_in_order(plan: Plan) -> Plan:
 
 def carry_out_moves(plan: Plan) -> Plan:
     """Decide what carries out each move."""
-    return _with(plan, collectives.find_collectives(plan.program, plan.mesh, plan.home, plan.moves))
+    return _with(plan, collectives.find_collectives(plan.program, plan.places, plan.moves))
 
 
 def fill_buckets(plan: Plan) -> Plan:

@@ -46,7 +46,7 @@ class Plan(Decisions):
         self._check_made()
         self._check_moves()
         check_buckets(self.program, self.steps, self.buckets)
-        check_transfers(self.program, self.mesh, self.home, self.moves, self.collectives)
+        check_transfers(self.program, self.places, self.moves, self.collectives)
         check_order(self.program, self.steps, self.order)
         if self.stage_cuts is not None:
             check_stage_cuts(self.program, self.steps, self.stage_cuts)
@@ -66,7 +66,7 @@ class Plan(Decisions):
 
     def _check_moves(self) -> None:
         """Raise `CheckError` unless the moves are those that follow from the steps."""
-        expected = find_moves(self.program, self.mesh, self.steps, self.owners, self.state, self.output_layouts)
+        expected = find_moves(self.program, self.steps, self.places, self.state, self.output_layouts)
         missing, idle = set(expected) - set(self.moves), set(self.moves) - set(expected)
         for move in [*missing, *idle]:
             name, what = self.program.ops[move.tensor.op].name, "is missing" if move in missing else "serves nobody"

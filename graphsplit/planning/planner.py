@@ -15,9 +15,9 @@ from graphsplit.planning import passes
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.device_bytes import live_bytes
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.places import Owners
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planning_options import PlanningOptions
-from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.schedule.automatic_stages import StageCuts, StagesAsked
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step
@@ -68,7 +68,7 @@ def plan_program(
         home=home,
         input_layouts=tuple(input_layouts),
         steps=(),
-        owners=Owners((), {}, home),
+        owners=Owners(),
         moves=(),
         notes=tuple(notes),
         asked=asked,
@@ -91,7 +91,7 @@ def text_after(plan: Plan, last: str) -> str:
 def steps_text(plan: Plan) -> str:
     """Return where each operation of a plan runs and in which layouts, and what moves, as far as it is decided."""
     first, *lines = str(plan.program).splitlines()
-    devices = [", ".join(plan.owners.devices(i)) for i in range(len(plan.steps))]
+    devices = [", ".join(plan.places.once(op)) for op in plan.program.ops] if plan.steps else []
     where = list(map(_where, plan.steps, devices)) or ["not decided"] * len(lines)
     moves = [f"  {move.kind} of %{move.tensor.op}: {move.source} -> {move.target}" for move in plan.moves]
     return "\n".join([first, *[f"{line}: {place}" for line, place in zip(lines, where, strict=True)], *moves])
@@ -207,7 +207,7 @@ PASSES: tuple[Callable[[Plan], Plan], ...] = (
 
 def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Plan]:
     """Plan what a loop or branch at home does in each turn, as if its functions were whole programs."""
-    flow, program, mesh, home = CONTROL_FLOW[op.type], plan.program, plan.mesh, plan.home
+    flow, program, inside = CONTROL_FLOW[op.type], plan.program, plan.places.within(op)
     if flow.compiled:
         return {}  # by XLA, for one device
     passed = range(flow.chooses, len(op.inputs))
@@ -220,9 +220,6 @@ def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Pla
     handles = [
         (given_op.index in held and given_op.device) or plan.state.devices.get(given_op.name) for given_op in given_ops
     ]
-    if (stage := mesh.stage_of(op)) and (first := mesh.home_of(op)):
-        columns = tuple([stage.column(number, len(mesh.columns)) for number in range(len(mesh.columns))])
-        mesh, home = replace(mesh, devices=tuple(mesh.devices_of(op)), columns=columns), first
     body_options = replace(
         plan.asked, strict=False, schedule=None, in_stages=False, recompute=None
     )  # (which the whole plan keeps, or has none of)
@@ -232,7 +229,12 @@ def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Pla
         devices = {name: device for name, device in zip(names, handles, strict=True) if device}
         body_state = State(devices, largest_constant=plan.state.largest_constant)
         plans[name] = plan_program(
-            body, mesh=mesh, home=home, input_layouts=argument_layouts, state=body_state, asked=body_options
+            body,
+            mesh=inside.mesh,
+            home=inside.home,
+            input_layouts=argument_layouts,
+            state=body_state,
+            asked=body_options,
         )
     return plans
 

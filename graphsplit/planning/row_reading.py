@@ -69,10 +69,8 @@ class _RowReader:
 
     def _is_there(self, gather: Op, copies: Sequence[str]) -> bool:
         """Return whether a copy is on each device that looks up its rows, by an operation that XLA does not compile."""
-        step, plan = self._plan.steps[gather.index], self._plan
-        devices = {*plan.mesh.devices_of(gather)} if step.shards else set()
-        devices.update(plan.owners.devices(gather.index) if step.home else ())
-        return devices <= {*copies} and not plan.jit_compile
+        devices = self._plan.places.running(gather, self._plan.steps[gather.index])
+        return devices <= {*copies} and not self._plan.jit_compile
 
     def _later(self, handle: Tensor, read: Op) -> list[int]:
         """Return what waits for a read of a variable, or writes it after that."""

@@ -25,7 +25,7 @@ from graphsplit.planning.costs.buffers import kept_each_turn
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.schedule.phases import find_phases, find_turns
 from graphsplit.planning.steps import spread
-from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
+from graphsplit.program.graph.function_calls import function_names
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import turns_of
 
@@ -181,7 +181,7 @@ def operands_of(plan: Decisions, op: Op, on_shards: bool) -> Sequence[Operand | 
     shards = plan.steps[op.index].shards
     if is_together(plan, op.index) and shards is not None:
         return _of_each(plan, op.inputs, shards.wants)
-    owner_layouts = [plan.owners.layout(op.index)] * len(op.inputs)
+    owner_layouts = [plan.places.layout(op)] * len(op.inputs)
     wants, makes = (shards.wants, shards.makes) if on_shards and shards is not None else (owner_layouts, ())
     pairs = enumerate(zip(op.inputs, wants, strict=True))
     return [None if i in makes else _operand(plan, tensor, want) for i, (tensor, want) in pairs]
@@ -303,7 +303,7 @@ class _TaskWriter:
         Or on one of these devices.
         """
         if d is None and i in self._plan.owners.groups:
-            for device_of_group in self._plan.owners.devices(i):
+            for device_of_group in self._plan.places.once(self._ops[i]):
                 self.run(i, device_of_group)
             return
         d, numbers = None if i in self._together else d, self._at[i]
@@ -315,16 +315,15 @@ class _TaskWriter:
             self._copies[key] = self._copies_of(self._ops[i], shard is not None)
         op, devices, readers, has_columns = self._copies[key]
         device = d if isinstance(d, str) else devices[d or 0]
-        places = [device] * len(readers) if not has_columns else self._read_at(op, d, device)
-        pairs = zip(readers, places, strict=True)
+        arguments, results = self._plan.places.passed(op, shard, device) if has_columns else ((), ())
+        pairs = zip(readers, [*[device] * (len(readers) - len(arguments)), *arguments], strict=True)
         reads = tuple([reader and self._read(reader, d, place) for reader, place in pairs])
         sizes = self._sizes_of(op, shard)
         numbers[d] = self._add(PlannedTask(OPERATION, device, reads, sizes, i, shard))
-        if has_columns and shard is not None:
-            for k, size in enumerate(sizes):  # each where its column has it
-                if (maker := self._plan.mesh.made_at(op, k, shard)) != device:
-                    task = PlannedTask(HANDED_ON, maker, (Result(numbers[d], k),), (size,), i, shard)
-                    self._elsewhere[i, k, shard] = Result(self._add(task))
+        for k, place in enumerate(results):
+            if shard is not None and place != device:  # each where its column has it
+                task = PlannedTask(HANDED_ON, place, (Result(numbers[d], k),), (sizes[k],), i, shard)
+                self._elsewhere[i, k, shard] = Result(self._add(task))
         for c, k in self._giving.get((i, d), ()):
             self._missing[c, k] -= 1
             if not self._missing[c, k]:
@@ -341,8 +340,8 @@ class _TaskWriter:
         return result and self._here(result, device, reader, d)
 
     def _copies_of(self, op: Op, on_shards: bool) -> _Copies:
-        once = self._plan.home if is_together(self._plan, op.index) else self._plan.owners.of_ops[op.index]
-        devices = self._plan.mesh.devices_of(op) if on_shards else [once or self._plan.home]
+        once = [self._plan.home] if is_together(self._plan, op.index) else self._plan.places.once(op)
+        devices = self._plan.places.on_shards(op) if on_shards else once
         operands = operands_of(self._plan, op, on_shards)
         readers = [operand and self._reader(operand, on_shards) for operand in operands]
         if on_shards:
@@ -356,13 +355,8 @@ class _TaskWriter:
         (i, k), shards = operand.tensor, self._plan.steps[operand.tensor.op].shards
         if operand.by is not None or shards is None or shards.gives[k] != operand.layout:
             return None
-        is_there = self._plan.mesh.devices_of(self._ops[i]) == devices
+        is_there = self._plan.places.on_shards(self._ops[i]) == devices
         return operand.tensor if is_there and not shards.together and not self._ops[i].has_columns else None
-
-    def _read_at(self, op: Op, d: Copy, device: str) -> Sequence[str]:
-        """Return the device on which each operand is read: a loop in columns hands it to operations there."""
-        first, shard = int(CONTROL_FLOW[op.type].chooses), d if isinstance(d, int) else None
-        return [*[device] * first, *self._plan.mesh.carried_at(op, device, shard)]
 
     def _add(self, task: PlannedTask) -> int:
         self.tasks.append(task)
@@ -430,7 +424,7 @@ class _TaskWriter:
         is_everywhere = plan.state.is_everywhere(op)
         if on_shards and gives == layout:
             return self._maker_of(tensor)
-        once = plan.owners.layout(tensor.op)
+        once = plan.places.layout(op)
         if isinstance(layout, Replicate) and layout.devices and not is_everywhere:
             is_made, nearest = step.home and layout == once, layout.nearest(plan.home)
             giver = self._maker_of(tensor) if is_made else self._mover_of(tensor, layout)
@@ -446,7 +440,7 @@ class _TaskWriter:
             return _nothing
         if not layout.device and gives is not None and is_whole(gives):
             return lambda _: self._made(tensor, 0)
-        target = layout if layout.device else SingleDevice(plan.owners.of(tensor))
+        target = layout if layout.device else plan.places.whole(tensor)
         return self._mover_of(tensor, target)
 
     def _maker_of(self, tensor: Tensor) -> Callable[[Copy], Result]:

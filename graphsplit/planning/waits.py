@@ -121,5 +121,5 @@ def _sums_in_turns(plan: Decisions, tasks: Tasks) -> dict[tuple[int, int], int]:
 def _place(plan: Decisions, turn: Turn) -> str:
     """Return the device on which a turn ends: of a stage, the stage's."""
     ops: Sequence[int] = plan.phases[turn.phase].ops
-    places = Counter([plan.shard_device(plan.program.ops[i], turn.shard) for i in ops])
+    places = Counter([plan.places.on(plan.program.ops[i], turn.shard) for i in ops])
     return places.most_common(1)[0][0]

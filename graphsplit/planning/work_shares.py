@@ -150,12 +150,12 @@ def _on_devices(plan: Decisions, op: Op, flops: int) -> Iterator[tuple[str, floa
     """Return how many of an operation's floating-point operations each device does."""
     step, mesh = plan.steps[op.index], plan.mesh
     if step.home:
-        yield from [(device or plan.home, float(flops)) for device in plan.owners.devices(op.index)]
+        yield from [(device, float(flops)) for device in plan.places.once(op)]
     if step.shards:
         is_cut = any(isinstance(layout, (Shard, Partial)) for layout in (*step.shards.wants, *step.shards.gives))
         yield from [
             (shard_device, flops * (mesh.share(d) if is_cut else 1))
-            for d, shard_device in enumerate(mesh.devices_of(op))
+            for d, shard_device in enumerate(plan.places.on_shards(op))
         ]
 
 
@@ -272,7 +272,7 @@ def sharding_devices(plan: Decisions) -> tuple[str, ...]:
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.shards:
             devices.update(
-                dict.fromkeys(device for inner in _with_bodies(op) for device in plan.mesh.devices_of(inner))
+                dict.fromkeys(device for inner in _with_bodies(op) for device in plan.places.on_shards(inner))
             )
         for body in step.bodies.values():
             devices.update(dict.fromkeys(sharding_devices(body)))

@@ -45,12 +45,8 @@ class Stage:
         """The device of the stage's whole operations and of the variables that it makes."""
         return self.devices[0]
 
-    def device(self, number: int) -> str:
-        """Return the device of what runs on the surrounding function's device of this number."""
-        return self.devices[number] if len(self.devices) > 1 else self.home
-
     def column(self, number: int, columns: int) -> tuple[str, ...]:
-        """Return its devices in a column, by position."""
+        """Return its devices in one of so many columns, by position; a single one is for all."""
         return self.devices[number::columns] if len(self.devices) > 1 else self.devices
 
     def __str__(self) -> str:

@@ -107,7 +107,7 @@ def by_gateways(plan: Plan) -> list[Collective]:
 
 def straight(plan: gs.inspect.Plan) -> gs.inspect.Plan:
     """Return a plan without gateways."""
-    made = find_collectives(plan.program, plan.mesh, plan.home, plan.moves)
+    made = find_collectives(plan.program, plan.places, plan.moves)
     made = in_turns(bucketed(plan.program, made, [bucket.moves for bucket in plan.buckets]), plan.mesh)
     return dataclasses.replace(plan, collectives=tuple(made))
 

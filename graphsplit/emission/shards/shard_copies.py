@@ -21,6 +21,7 @@ from graphsplit.emission.emitted_graph import Draft, Origin
 from graphsplit.emission.shards import random_numbers
 from graphsplit.emission.shards.row_counts import BEGIN, RowCounts
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.places import Places
 from graphsplit.planning.propagation.control_flow import LocalPlan
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names, hand_over, rename_functions
 from graphsplit.program.program import SIZES, Op
@@ -40,7 +41,7 @@ class ShardCopies:
     Args:
       draft: what is written.
       counts: how many rows each shard has.
-      mesh: the shards.
+      places: of the shards.
       functions: takes the functions that loops and branches call, by name.
       emit_local: makes the function in which a shard runs a body: see `emitter`.
     """
@@ -49,13 +50,14 @@ class ShardCopies:
         self,
         draft: Draft,
         counts: RowCounts,
-        mesh: Mesh,
+        places: Places,
         functions: dict[str, Any],
         emit_local: EmitLocal,
     ):
         self._draft = draft
         self._counts = counts
-        self._mesh = mesh
+        self._places = places
+        self._mesh = places.mesh
         self._functions = functions
         self._emit_local = emit_local
         self._plain: dict[int, bool] = {}
@@ -99,7 +101,7 @@ class ShardCopies:
         if op.type in CONTROL_FLOW:
             if sharded.bodies:  # else it runs as it is, on whole values that each shard has
                 self._localise_bodies(op, node, sharded, d)
-            bring_loop_inputs(node, self._draft, self._mesh.carried_at(op, device, d))
+            bring_loop_inputs(node, self._draft, self._places.passed(op, d, device)[0])
         return node
 
     def _is_plain(self, op: Op, sharded: Sharded) -> bool:

@@ -68,7 +68,7 @@ def _not_counted(plan: Decisions) -> list[str]:
         if op.bodies and (step.home or step.shards) and turns_of(op) is None:
             shards = range(plan.mesh.shards) if step.shards else (None,)
             size = max([sum(kept_on(plan, op, d).values()) for d in shards])
-            once = f"{format_bytes(size)} on {short_name(plan.owners.of_ops[op.index] or plan.home)}"
+            once = f"{format_bytes(size)} on {short_name(plan.places.once(op)[0])}"
             each = f"at most {format_bytes(size)} on each of {len(shards)} shards"
             kept = each if step.shards else once
             lines += [f"    plus {kept} for each turn of {op.type} {op.name!r}"] if size else []

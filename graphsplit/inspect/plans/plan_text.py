@@ -43,7 +43,6 @@ from graphsplit.planning.device_bytes import (
 )
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.flow import meeting_points
-from graphsplit.planning.propagation.owners import computing_devices
 from graphsplit.planning.state import devices_of_handles, state_on
 from graphsplit.planning.tasks import COPY, Tasks, few_tasks_of
 from graphsplit.planning.work_shares import Cause, Shares, shares_of
@@ -143,8 +142,8 @@ def _header(plan: Decisions, shares: Shares, sends: Traffic) -> list[str]:
     lines += _shards(mesh)
     for name, position, layout in zip(program.input_names, program.inputs, plan.input_layouts, strict=True):
         shape, dtype = program.ops[position].out_shapes[0], program.ops[position].out_dtypes[0].name
-        device = plan.owners.of_ops[position]
-        lies = f", from {short_name(device)}" if device not in ("", plan.home) else ""
+        device = plan.places.once(program.ops[position])[0]
+        lies = f", from {short_name(device)}" if device != plan.home else ""
         lines.append(f"  argument {name}: {dtype}{list(shape) if shape is not None else ''} {layout}{lies}")
     live = [op for op, step in zip(program.ops, steps, strict=True) if step.home or step.shards]
     operations_of_stage = Counter(op.stage for op in live if op.stage)
@@ -247,7 +246,7 @@ def _variable_lines(names: Sequence[str], texts: Sequence[str]) -> list[str]:
 
 def _only_held(plan: Decisions, sends: Traffic) -> list[str]:
     """Say what devices hold that compute nothing else, the hosts of GPUs, and what they send and receive for that."""
-    lines, computing = [], computing_devices(plan.program, plan.mesh, plan.home)
+    lines, computing = [], plan.places.computing(plan.program)
     held: dict[str, dict[str, int]] = {}
     for device, part in state_on(plan.program, plan.state, plan.home):
         if device not in computing and part.placeholder in plan.state.divisions:
@@ -315,8 +314,8 @@ def _once(plan: Decisions) -> dict[str, tuple[Op, ...]]:
     ops_by_device: dict[str, list[Op]] = {plan.home: []}
     for op in plan.home_ops:
         if op.index not in sharded:
-            devices = plan.owners.devices(op.index)
-            where = f"each of {', '.join(map(short_name, devices))}" if len(devices) > 1 else devices[0] or plan.home
+            devices = plan.places.once(op)
+            where = f"each of {', '.join(map(short_name, devices))}" if len(devices) > 1 else devices[0]
             ops_by_device.setdefault(where, []).append(op)
     return {device: tuple(ops_by_device[device]) for device in [plan.home, *sorted(set(ops_by_device) - {plan.home})]}
 
@@ -417,7 +416,7 @@ def _by_hosts(plan: Decisions, kind: str) -> str:
 def _hosts(plan: Decisions) -> set[str]:
     """Return the hosts of the shards, of home, of arguments and of variables."""
     held = devices_of_handles(plan.program, plan.state)
-    devices = [plan.home, *plan.devices, *plan.owners.all_devices, *plan.state.devices.values(), *held]
+    devices = [plan.home, *plan.devices, *plan.places.all_once, *plan.state.devices.values(), *held]
     return {host_name(device) for device in devices if device}
 
 

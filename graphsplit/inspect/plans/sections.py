@@ -17,7 +17,6 @@ from graphsplit.planning.amounts import size_text
 from graphsplit.planning.communication.transfers import Concatenation, Slice, Sum, Value
 from graphsplit.planning.costs.work import SMALL_BYTES
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.propagation.owners import computing_devices
 from graphsplit.program.graph.compilability import why_not_compiled
 from graphsplit.program.graph.function_calls import is_compiled
 from graphsplit.program.program import SIZES, Op, Tensor
@@ -58,7 +57,7 @@ def _reads(plan: Decisions, stage: Stage) -> str:
     for op in plan.sharded_ops:
         if op.stage == stage:
             for tensor in op.inputs:
-                device = plan.owners.of_ops[tensor.op] or plan.home
+                device, *_ = plan.places.once(program.ops[tensor.op])
                 if program.ops[tensor.op].type == "ReadVariableOp" and device not in stage.devices:
                     tensors_by_device.setdefault(device, {})[tensor] = None
     texts = [
@@ -81,7 +80,7 @@ _REDUCTIONS = {
 
 def host_kernels_text(plan: Decisions) -> str:
     """Return how many operations of which types these are, moves included; "" if there are none."""
-    devices = computing_devices(plan.program, plan.mesh, plan.home) | plan.owners.all_devices
+    devices = plan.places.computing(plan.program) | plan.places.all_once
     if not any("GPU" in device for device in devices):
         return ""
     ops_on_gpus = [op for op in plan.program.ops if op.type not in ("Placeholder", SIZES) and _on_gpu(plan, op)]
@@ -96,10 +95,7 @@ def host_kernels_text(plan: Decisions) -> str:
 
 
 def _on_gpu(plan: Decisions, op: Op) -> bool:
-    step = plan.steps[op.index]
-    if step.home and any("GPU" in (device or plan.home) for device in plan.owners.devices(op.index)):
-        return True
-    return step.shards is not None and any("GPU" in device for device in plan.mesh.devices_of(op))
+    return any("GPU" in device for device in plan.places.running(op, plan.steps[op.index]))
 
 
 def _made_by(value: Value) -> str:

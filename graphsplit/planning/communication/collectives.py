@@ -44,21 +44,21 @@ from graphsplit.planning.communication.transfers import (
     rewritten,
 )
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.places import Places
 from graphsplit.planning.propagation.backward_propagation import entries_averaged
 from graphsplit.planning.steps import Move
 from graphsplit.program.program import Program, Tensor
 
 
-def find_collectives(program: Program, mesh: Mesh, home: str, moves: Sequence[Move]) -> list[Collective]:
+def find_collectives(program: Program, places: Places, moves: Sequence[Move]) -> list[Collective]:
     """Return what carries out moves, each by itself, in the order of the first of each.
 
     Args:
       program: whose tensors move.
-      mesh: the shards.
-      home: the device of whole values that belong to nobody.
+      places: of the operations.
       moves: all moves.
     """
-    return [_made(program, mesh, home, alike) for alike in _together(program, moves)]
+    return [_made(program, places, alike) for alike in _together(program, moves)]
 
 
 def _together(program: Program, moves: Iterable[Move]) -> list[list[Move]]:
@@ -75,9 +75,9 @@ def _together(program: Program, moves: Iterable[Move]) -> list[list[Move]]:
     return list(moves_by_key.values())
 
 
-def _made(program: Program, mesh: Mesh, home: str, moves: Sequence[Move]) -> Collective:
+def _made(program: Program, places: Places, moves: Sequence[Move]) -> Collective:
     first = moves[0]
-    writer = _ValueWriter(program, mesh, home, first.tensor)
+    writer = _ValueWriter(program, places, first.tensor)
     if first.source in MOMENTS:
         reads = writer.merged(moves)
     elif first.source == OWN_ROW:
@@ -95,17 +95,17 @@ def _made(program: Program, mesh: Mesh, home: str, moves: Sequence[Move]) -> Col
 class _ValueWriter:
     """Writes the values of one tensor's moves."""
 
-    def __init__(self, program: Program, mesh: Mesh, home: str, tensor: Tensor):
+    def __init__(self, program: Program, places: Places, tensor: Tensor):
         self.values: list[Value] = []
         self._program = program
         self._tensor = tensor
-        self._mesh = mesh
-        self._home = home
-        self._shards = range(mesh.shards)
+        self._places = places
+        self._mesh = places.mesh
+        self._shards = range(places.mesh.shards)
         self._op = program.ops[tensor.op]
         self._size = program.bytes(tensor)
         self._shape = program.shape(tensor)
-        self._made_on = mesh.devices_of(self._op)
+        self._made_on = places.on_shards(self._op)
         self._copies: dict[str, int] = {}
 
     def _add(self, value: Value) -> int:
@@ -118,7 +118,7 @@ class _ValueWriter:
             return self._add(Own((), self._device(layout), self._size, tensor=self._tensor, layout=layout))
         if group_of(layout):
             return self._copy(layout, self._made_on[0])
-        by = self._mesh.copy_for(target.device) if isinstance(target, SingleDevice) else 0
+        by = self._places.nearest_shard(target.device) if isinstance(target, SingleDevice) else 0
         return self._own(by, layout)
 
     def _own(self, d: int, layout: Layout) -> int:
@@ -359,7 +359,7 @@ class _ValueWriter:
 
     def _device(self, layout: Layout) -> str:
         """Return the device of a whole value; what moves it is at home where that is wherever a loader puts it."""
-        return (layout.device if isinstance(layout, SingleDevice) else "") or self._home
+        return (layout.device if isinstance(layout, SingleDevice) else "") or self._places.home
 
 
 _TABLE: dict[tuple[type, type], Callable[[_ValueWriter, Move], list[Read]]] = {

@@ -31,27 +31,26 @@ from graphsplit.core.layouts import (
 from graphsplit.planning.costs.exchanges import is_exchanged
 from graphsplit.planning.costs.work import COPY_BYTES
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.propagation.owners import Owners
+from graphsplit.planning.places import Places
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Move, Step
 from graphsplit.program.program import Op, Program, Tensor
 
 
 def find_moves(
-    program: Program, mesh: Mesh, steps: Sequence[Step], owners: Owners, state: State, outputs: Sequence[Layout] = ()
+    program: Program, steps: Sequence[Step], places: Places, state: State, outputs: Sequence[Layout] = ()
 ) -> tuple[Move, ...]:
     """Return every move, each after those it follows from.
 
     Args:
       program: what is planned.
-      mesh: the shards.
       steps: what becomes of each op.
-      owners: where whole values are made.
+      places: of the shards, and where whole values are made.
       state: where lives what the program does not compute.
       outputs: the layouts in which it returns what it returns, if not each on one device.
     """
-    finder = _MoveFinder(program, mesh, steps, owners, state)
-    reads = [read for op, step in zip(program.ops, steps, strict=True) for read in reads_of(op, step, owners)]
+    finder = _MoveFinder(program, steps, places, state)
+    reads = [read for op, step in zip(program.ops, steps, strict=True) for read in reads_of(op, step, places)]
     finder.copied = {
         tensor: read_layout
         for tensor, read_layout in reads
@@ -88,19 +87,19 @@ def is_added_up_by_each(program: Program, mesh: Mesh, tensor: Tensor, copies: Re
     return mesh.few_bytes > 0 and not copies.readers and program.bytes(tensor) <= COPY_BYTES
 
 
-def reads_of(op: Op, step: Step, owners: Owners) -> Iterable[tuple[Tensor, Layout]]:
+def reads_of(op: Op, step: Step, places: Places) -> Iterable[tuple[Tensor, Layout]]:
     """Return what an op reads, in which layouts: once, where it runs once, and on the shards."""
     if step.home:
-        yield from ((tensor, owners.layout(op.index)) for tensor in op.inputs)
+        yield from ((tensor, places.layout(op)) for tensor in op.inputs)
     if step.shards:
         for i, (tensor, want) in enumerate(zip(op.inputs, step.shards.wants, strict=True)):
             if i not in step.shards.makes:
                 yield tensor, want
 
 
-def made_in(op: Op, step: Step, output: int, owners: Owners) -> list[Layout]:
+def made_in(op: Op, step: Step, output: int, places: Places) -> list[Layout]:
     """Return the layouts in which an output is made."""
-    layouts: list[Layout] = [owners.layout(op.index)] if step.home else []
+    layouts: list[Layout] = [places.layout(op)] if step.home else []
     if step.shards:
         layouts.append(step.shards.gives[output])
     return layouts
@@ -109,27 +108,27 @@ def made_in(op: Op, step: Step, output: int, owners: Owners) -> list[Layout]:
 @dataclass
 class _MoveFinder:
     program: Program
-    mesh: Mesh
     steps: Sequence[Step]
-    owners: Owners
+    places: Places
     state: State
     moves: dict[Move, None] = field(default_factory=dict)
     copied: dict[Tensor, Replicate] = field(default_factory=dict)  # what all devices of a group read
     spread: Collection[Tensor] = ()  # small sums that all shards read
 
     def __post_init__(self) -> None:
+        self.mesh = self.places.mesh
         self._needed_by_parts = {tensor for op in self.program.ops if op.device for tensor in op.inputs}
 
     def is_exchanged(self, tensor: Tensor) -> bool:
         """Return whether the shards send what they have of a sum from each to each."""
         op, step = self.program.ops[tensor.op], self.steps[tensor.op]
-        made_layouts = made_in(op, step, tensor.index, self.owners)
+        made_layouts = made_in(op, step, tensor.index, self.places)
         return len(made_layouts) == 1 and is_exchanged(self.program, tensor, made_layouts[0], self.mesh.few_bytes)
 
     def read(self, tensor: Tensor, layout: Layout) -> None:
         """Add what it takes to read a tensor in a layout. (No device: wherever it is made whole.)"""
         op, step = self.program.ops[tensor.op], self.steps[tensor.op]
-        made_layouts = made_in(op, step, tensor.index, self.owners)
+        made_layouts = made_in(op, step, tensor.index, self.places)
         if layout in made_layouts or (
             is_whole(layout) and (self.state.is_everywhere(op) or any(map(group_of, made_layouts)))
         ):
@@ -166,7 +165,7 @@ class _MoveFinder:
             self._move(tensor, between, layout)
             return
         if source is None and made_layouts:
-            source = SingleDevice(self.owners.of(tensor))
+            source = self.places.whole(tensor)
             self._move(tensor, made_layouts[0], source)
         if source is not None and layout not in (source, SINGLE_DEVICE):
             self._move(tensor, source, layout)
@@ -176,7 +175,7 @@ class _MoveFinder:
         is_in_parts = made_layout == PARTIAL_SUM and copies.cut(self.program.shape(tensor)) is not None
         is_whole_sum = isinstance(made_layout, Partial) and is_added_up_by_each(self.program, self.mesh, tensor, copies)
         is_direct = is_in_parts or is_whole_sum or (isinstance(made_layout, Shard) and len(made_layout.blocks) == 1)
-        path = [made_layout, *([] if is_direct else [SingleDevice(self.owners.of(tensor))]), copies]
+        path = [made_layout, *([] if is_direct else [self.places.whole(tensor)]), copies]
         for source, target in pairwise(path):
             self._move(tensor, source, target)
 

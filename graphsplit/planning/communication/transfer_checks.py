@@ -29,7 +29,7 @@ from graphsplit.planning.communication.transfers import (
     Zeros,
     is_total,
 )
-from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.places import Places
 from graphsplit.planning.propagation.backward_propagation import entries_averaged
 from graphsplit.planning.steps import Move
 from graphsplit.program.program import Program, Tensor
@@ -58,19 +58,17 @@ _Contents = tuple[_Content, ...]
 """Of one tensor, or of vectors one after the other."""
 
 
-def check_transfers(
-    program: Program, mesh: Mesh, home: str, moves: Sequence[Move], collectives: Sequence[Collective]
-) -> None:
+def check_transfers(program: Program, places: Places, moves: Sequence[Move], collectives: Sequence[Collective]) -> None:
     """Raise `CheckError` unless every move is carried out, once, and what passes from host to host passes once."""
     carried, wanted = Counter(move for collective in collectives for move in collective.moves), set(moves)
     for move in {*moves, *carried}:
         if carried[move] != 1 or move not in wanted:
             name, times = program.ops[move.tensor.op].name, f"{carried[move]} times" if carried[move] else "by nobody"
             raise CheckError(f"The {move.kind} of {name!r} is carried out {times}.")
-    pieces = _Pieces(mesh.shards)
+    pieces = _Pieces(places.mesh.shards)
     for collective in collectives:
         try:
-            _Check(program, mesh, home, pieces, collective).check()
+            _Check(program, places, pieces, collective).check()
         except CheckError as error:
             name = program.ops[collective.moves[0].tensor.op].name
             raise CheckError(f"The {collective.kind} of {name!r} {error}") from None
@@ -113,10 +111,10 @@ class _Pieces:
 class _Check:
     """One collective. Errors are the ends of sentences that begin with the move."""
 
-    def __init__(self, program: Program, mesh: Mesh, home: str, pieces: _Pieces, collective: Collective):
+    def __init__(self, program: Program, places: Places, pieces: _Pieces, collective: Collective):
         self._program = program
-        self._mesh = mesh
-        self._home = home
+        self._places = places
+        self._mesh = places.mesh
         self._pieces = pieces
         self._whole = pieces.whole
         self._collective = collective
@@ -195,10 +193,10 @@ class _Check:
     def _expected(self, move: Move) -> Iterator[tuple[str, _Content]]:
         """Yield where what a move makes is read, and what it has to be there."""
         if isinstance(move.target, SingleDevice):
-            yield move.target.device or self._home, self._given(move, None)
+            yield move.target.device or self._places.home, self._given(move, None)
             return
         op = self._program.ops[move.tensor.op]
-        devices = group_of(move.target) or self._mesh.devices_of(op)
+        devices = group_of(move.target) or self._places.on_shards(op)
         for_all = self._given(move, None) if isinstance(move.target, Replicate) else None
         for d, device in enumerate(devices):
             yield device, for_all or self._given(move, d)
@@ -252,9 +250,9 @@ class _Check:
         op = self._program.ops[shard_value.tensor.op]
         device = shard_value.layout.device if isinstance(shard_value.layout, SingleDevice) else ""
         made_on = (
-            self._mesh.device_of(shard_value.by, op)
+            self._places.on(op, shard_value.by)
             if isinstance(shard_value.by, int)
-            else shard_value.by or device or self._home
+            else shard_value.by or device or self._places.home
         )
         if shard_value.device != made_on:
             raise CheckError(f"begins on {shard_value.device}, and is made on {made_on}.")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from graphsplit.core.layouts import REPLICATE, Partial, Shard, is_whole
 from graphsplit.planning.costs.work import SMALL_BYTES
-from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.places import Places
 from graphsplit.planning.propagation.forward_propagation import NaturalForms
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import RowsMoved
@@ -22,16 +22,16 @@ _LOOKUPS = frozenset({"GatherV2", "GatherNd"})  # from the first operand, by the
 _SUMS = frozenset({"UnsortedSegmentSum", "ScatterNd"})
 
 
-def rows_moved(program: Program, natural: NaturalForms, mesh: Mesh, state: State) -> dict[int, RowsMoved]:
+def rows_moved(program: Program, natural: NaturalForms, places: Places, state: State) -> dict[int, RowsMoved]:
     """Return the operations, by position, that run once, since then fewer bytes move, and what moves.
 
     Args:
       program: what is planned.
       natural: how its operations run otherwise.
-      mesh: the shards.
+      places: of the shards.
       state: where lives what the program does not compute.
     """
-    finder, moved_by_op = _Finder(program, natural, mesh, state), dict[int, RowsMoved]()
+    finder, moved_by_op = _Finder(program, natural, places, state), dict[int, RowsMoved]()
     readers: dict[Tensor, list[Op]] = {}
     for i in sorted(reached([*[tensor.op for tensor in program.outputs], *program.effects], finder.sources)):
         op, answer = program.ops[i], natural.answers[i]
@@ -51,10 +51,10 @@ def rows_moved(program: Program, natural: NaturalForms, mesh: Mesh, state: State
 
 
 class _Finder:
-    def __init__(self, program: Program, natural: NaturalForms, mesh: Mesh, state: State):
+    def __init__(self, program: Program, natural: NaturalForms, places: Places, state: State):
         self._program = program
         self._natural = natural
-        self._mesh = mesh
+        self._places = places
         self._state = state
 
     def sources(self, position: int) -> list[int]:
@@ -65,7 +65,7 @@ class _Finder:
 
     def moved(self, ops: Sequence[Op], table: Tensor, *, adds: bool) -> dict[int, RowsMoved]:
         """Return what moves for operations on a table if they run once; nothing if that is not fewer bytes."""
-        devices, size = len(set(self._mesh.devices_of(ops[0]))), self._program.bytes(table)
+        devices, size = len(set(self._places.on_shards(ops[0]))), self._program.bytes(table)
         if devices < 2 or size <= SMALL_BYTES:
             return {}
         moved_by_op, counted = {}, list[Tensor]()
@@ -91,7 +91,7 @@ class _Finder:
 
         (What follows from integers, ids of words, is there before the first of them begins; and a sum is at the end.)
         """
-        if op.type in _SUMS or not self._mesh.has_turns:
+        if op.type in _SUMS or not self._places.mesh.has_turns:
             return False
         computed = [
             op_behind for op_behind in self._behind(op.inputs[1]) if self._natural.answers[op_behind.index] is not None

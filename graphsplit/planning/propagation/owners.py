@@ -13,13 +13,12 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
 
 import tensorflow as tf
 
 from graphsplit.core.devices import task_of
-from graphsplit.core.layouts import Layout, Partial, Replicate, SingleDevice, is_whole
-from graphsplit.planning.mesh import Mesh
+from graphsplit.core.layouts import Layout, Partial, Replicate, is_whole
+from graphsplit.planning.places import Owners, Places
 from graphsplit.planning.propagation.groups import find_groups
 from graphsplit.planning.propagation.shared_numbers import shared_numbers
 from graphsplit.planning.state import State
@@ -32,64 +31,30 @@ _FEW = 256  # bytes: for so few nothing runs elsewhere (they are counters, and n
 _MORE = 8  # and an eighth of what is read there may be sent more: a rate, for instance
 
 
-@dataclass(frozen=True)
-class Owners:
-    """Devices of whole values.
-
-    Attributes:
-      of_ops: the device on which each op runs, if it runs once; "" beside its variable, wherever a loader puts that. Of
-        a group it is one.
-      of_tensors: where tensors are made whole that the shards have in pieces, if not at home.
-      home: the device of what belongs to nobody.
-      groups: of ops that run once on each of several devices, by position, how their results lie.
-    """
-
-    of_ops: tuple[str, ...]
-    of_tensors: Mapping[Tensor, str]
-    home: str
-    groups: Mapping[int, Replicate] = field(default_factory=dict)
-
-    def layout(self, position: int) -> SingleDevice | Replicate:
-        """Return how what an op makes that runs once lies, and what it reads."""
-        return self.groups.get(position) or SingleDevice(self.of_ops[position])
-
-    @property
-    def all_devices(self) -> set[str]:
-        """The devices of all ops that run once."""
-        return {*self.of_ops, *[device for group in self.groups.values() for device in group.devices]}
-
-    def devices(self, position: int) -> tuple[str, ...]:
-        """Return the devices on which an op runs that runs once."""
-        return self.groups[position].devices if position in self.groups else (self.of_ops[position],)
-
-    def of(self, tensor: Tensor) -> str:
-        """Return where pieces of a tensor are put together."""
-        return self.of_tensors.get(tensor, self.home)
-
-
 def find_owners(
-    program: Program, steps: Sequence[Step], mesh: Mesh, home: str, state: State, input_devices: Sequence[str] = ()
+    program: Program, steps: Sequence[Step], places: Places, state: State, input_devices: Sequence[str] = ()
 ) -> Owners:
-    """Return where whole values are made."""
+    """Return where whole values are made.
+
+    Args:
+      program, steps: what runs, and how.
+      places: of its shards, columns and stages.
+      state: where lives what the program does not compute.
+      input_devices: where each argument lies that the caller gives; empty if all are at home.
+    """
+    mesh, home = places.mesh, places.home
     pinned, lying, groups = _pinned(program, state, home), _lying(program, input_devices), {}
     groups = find_groups(program, steps, state, mesh.few_bytes > 0)
     if not groups and not program.stages and not mesh.columns and all(d in (home, "") for d in pinned.values()):
         pinned |= lying
-        return Owners(tuple([pinned.get(op.index, home) for op in program.ops]), {}, home)
-    return _OwnerFinder(program, steps, mesh, home, pinned, lying, groups).owners()
+        return Owners(tuple([pinned.get(op.index, home) for op in program.ops]))
+    return _OwnerFinder(program, steps, places, pinned, lying, groups).owners()
 
 
 def _lying(program: Program, input_devices: Sequence[str]) -> dict[int, str]:
     """Return where arguments lie, by position. Handles and lists stay at home, as not every device may have them."""
     input_places = zip(program.inputs, input_devices, strict=False)  # (what gradients are given besides comes last)
     return {i: device for i, device in input_places if program.ops[i].out_dtypes[0] not in (tf.resource, tf.variant)}
-
-
-def computing_devices(program: Program, mesh: Mesh, home: str) -> Set[str]:
-    """Return the devices that do more than to hold variables: home, and those of shards, stages and columns."""
-    stages = [device for stage in program.stages for device in stage.devices]
-    columns = [device for column in mesh.columns for device in column]
-    return {home, *mesh.devices, *stages, *columns}
 
 
 def _pinned(program: Program, state: State, home: str) -> dict[int, str]:
@@ -129,16 +94,16 @@ class _OwnerFinder:
         self,
         program: Program,
         steps: Sequence[Step],
-        mesh: Mesh,
-        home: str,
+        places: Places,
         pinned: Mapping[int, str],
         lying: Mapping[int, str],
         groups: Mapping[int, Replicate],
     ):
         self._program = program
-        self._mesh = mesh
+        self._places = places
+        self._mesh = places.mesh
         self._steps = steps
-        self._home = home
+        self._home = places.home
         self._pinned = pinned
         self._lying = lying
         self._groups = groups
@@ -158,7 +123,7 @@ class _OwnerFinder:
                     gathered[Tensor(op.index, k)] = self._where_gathered(op, Tensor(op.index, k), shards.gives[k])
         shared = self._shared(of_ops, gathered)
         of_ops = [shared[i].nearest(self._home) if i in shared else device for i, device in enumerate(of_ops)]
-        return Owners(tuple(of_ops), gathered, self._home, {**self._groups, **shared})
+        return Owners(tuple(of_ops), gathered, {**self._groups, **shared})
 
     def _shared(self, of_ops: Sequence[str], gathered: Mapping[Tensor, str]) -> dict[int, Replicate]:
         """Return what each of several owners computes; see `shared_numbers`. What has copies is with each of them."""
@@ -218,7 +183,7 @@ class _OwnerFinder:
 
     def _near(self, op: Op, served: frozenset[str]) -> frozenset[str]:
         """Return those devices that an operation may run on: one of a column stays in it, in whichever stage."""
-        column, number = self._mesh.column_of(op), op.provenance.column
+        column, number = self._places.column(op), op.provenance.column
         if not column or number is None:
             return served
         stages = () if op.stage else self._program.stages
@@ -232,7 +197,7 @@ class _OwnerFinder:
         if op.index in self._pinned:
             return self._pinned[op.index]
         touches = tf.resource in (*map(self._program.dtype, op.inputs), *op.out_dtypes)
-        return None if touches else self._mesh.home_of(op)
+        return None if touches else next(iter(self._places.of_stage(op)), None)
 
     def _device(self, op: Op, of_ops: Sequence[str], gathered: Mapping[Tensor, str]) -> str:
         own_place = self._own_place(op)
@@ -241,7 +206,7 @@ class _OwnerFinder:
         for_rows = self._steps[op.index].for_rows
         if for_rows and not for_rows.adds:
             return of_ops[for_rows.table.op]
-        home = next(iter(self._mesh.column_of(op)), self._home)
+        home = next(iter(self._places.column(op)), self._home)
         votes = {home: 0}
         for tensor in dict.fromkeys(op.inputs):
             if not self._program.ops[tensor.op].is_constant:
@@ -260,16 +225,16 @@ class _OwnerFinder:
 
     @functools.cached_property
     def _computing(self) -> Set[str]:
-        return computing_devices(self._program, self._mesh, self._home)
+        return self._places.computing(self._program)
 
     def _where_gathered(self, op: Op, tensor: Tensor, layout: Layout) -> str:
         """Return where a tensor is put together: sums in their stage or column, others where most of them are owned."""
-        if isinstance(layout, Partial) and (stage_device := self._mesh.home_of(op)) is not None:
-            return stage_device
+        if isinstance(layout, Partial) and (of_stage := self._places.of_stage(op)):
+            return of_stage[0]
         sums = [d for i in self._readers.get(tensor, ()) if i in self._groups for d in self._groups[i].sums]
         if sums:
             return sums[0]
-        column = self._mesh.column_of(op) if isinstance(layout, Partial) else ()
+        column = self._places.column(op) if isinstance(layout, Partial) else ()
         home = column[0] if column else self._home
         votes: dict[str, int] = {}
         for reader in self._readers.get(tensor, ()):
