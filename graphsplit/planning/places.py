@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from graphsplit.core.hosts import host_name
-from graphsplit.core.layouts import Replicate, SingleDevice
+from graphsplit.core.layouts import Layout, Replicate, SingleDevice, group_of
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.steps import Step
 from graphsplit.program.graph.function_calls import function_names
@@ -85,6 +85,12 @@ class Places:
         """Return the device on which each shard runs an operation; see `on`."""
         devices = self.of_stage(op) or self.column(op)
         return [devices[p % len(devices)] for p in self.mesh.positions] if devices else self.mesh.devices
+
+    def having(self, op: Op, layout: Layout) -> Sequence[str]:
+        """Return the devices that have what an operation makes in a layout: one, those of a group, or of each shard."""
+        if isinstance(layout, SingleDevice):
+            return (layout.device or self.home,)
+        return group_of(layout) or self.on_shards(op)
 
     def of_stage(self, op: Op) -> tuple[str, ...]:
         """Return the devices that its stage has for an operation, by position, or one for all; empty if it has none.

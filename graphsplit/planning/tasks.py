@@ -250,7 +250,6 @@ class _Copies(NamedTuple):
     op: Op
     devices: Sequence[str]
     readers: Sequence[_Reader | None]
-    has_columns: bool
 
 
 class _TaskWriter:
@@ -313,9 +312,9 @@ class _TaskWriter:
         key = i, shard is not None
         if key not in self._copies:
             self._copies[key] = self._copies_of(self._ops[i], shard is not None)
-        op, devices, readers, has_columns = self._copies[key]
+        op, devices, readers = self._copies[key]
         device = d if isinstance(d, str) else devices[d or 0]
-        arguments, results = self._plan.places.passed(op, shard, device) if has_columns else ((), ())
+        arguments, results = self._plan.places.passed(op, shard, device) if op.bodies else ((), ())
         pairs = zip(readers, [*[device] * (len(readers) - len(arguments)), *arguments], strict=True)
         reads = tuple([reader and self._read(reader, d, place) for reader, place in pairs])
         sizes = self._sizes_of(op, shard)
@@ -347,8 +346,7 @@ class _TaskWriter:
         if on_shards:
             beside = [operand and self._beside(operand, devices) for operand in operands]
             readers = [r and r._replace(beside=near) for r, near in zip(readers, beside, strict=True)]
-        has_columns = bool(self._plan.mesh.columns) and op.has_columns  # (along an axis it is planned as any other)
-        return _Copies(op, devices, readers, has_columns)
+        return _Copies(op, devices, readers)
 
     def _beside(self, operand: Operand, devices: Sequence[str]) -> Tensor | None:
         """Return the tensor that is read if shards that run on these devices have made it there themselves."""

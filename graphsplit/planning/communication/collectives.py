@@ -115,7 +115,7 @@ class _ValueWriter:
     def whole(self, layout: Layout, target: Layout | None = None) -> int:
         """Return a whole value: where it is, or what the shard has that is nearest to who wants it."""
         if isinstance(layout, SingleDevice):
-            return self._add(Own((), self._device(layout), self._size, tensor=self._tensor, layout=layout))
+            return self._add(Own((), self._devices_of(layout)[0], self._size, tensor=self._tensor, layout=layout))
         if group_of(layout):
             return self._copy(layout, self._made_on[0])
         by = self._places.nearest_shard(target.device) if isinstance(target, SingleDevice) else 0
@@ -141,8 +141,8 @@ class _ValueWriter:
         return self._copies[near]
 
     def _devices_of(self, layout: Layout) -> Sequence[str]:
-        """Return the devices that have a value in a layout."""
-        return [self._device(layout)] if isinstance(layout, SingleDevice) else group_of(layout) or self._made_on
+        """Return the devices that have a value in a layout; of what a loader puts somewhere, home, which moves it."""
+        return self._places.having(self._op, layout)
 
     def _owns(self, layout: Layout, shards: Iterable[int] | None = None) -> list[int]:
         """Return what shards have, all of them if it is not said which."""
@@ -157,8 +157,7 @@ class _ValueWriter:
 
     def sent(self, whole_value: int, target: Layout) -> list[Read]:
         """Return who reads a whole value: a device, or all shards."""
-        devices = self._made_on if target == REPLICATE else self._devices_of(target)
-        return [Read(whole_value, device) for device in devices]
+        return [Read(whole_value, device) for device in self._devices_of(target)]
 
     def scattered(self, move: Move) -> list[Read]:
         """One device slices, and each shard gets its piece."""
@@ -178,7 +177,7 @@ class _ValueWriter:
 
     def gathered(self, move: Move) -> list[Read]:
         """One device concatenates what the shards have, in the order of the whole."""
-        source, device = _shard(move.source), self._device(move.target)
+        source, device = _shard(move.source), self._devices_of(move.target)[0]
         return [Read(self._in_order(self._owns(source), source, device), device)]
 
     def all_gathered(self, move: Move) -> list[Read]:
@@ -207,7 +206,7 @@ class _ValueWriter:
 
     def reduced(self, move: Move) -> list[Read]:
         """One device adds up what the shards have."""
-        device, source = self._device(move.target), _partial(move.source)
+        device, source = self._devices_of(move.target)[0], _partial(move.source)
         return [Read(self._sum(self._owns(source), source, device), device)]
 
     def merged(self, moves: Sequence[Move]) -> list[list[Read]]:
@@ -356,10 +355,6 @@ class _ValueWriter:
         return self._add(
             Sum(tuple(parts), device, self.values[parts[0]].bytes, reduction=source.reduction, entries=entries)
         )
-
-    def _device(self, layout: Layout) -> str:
-        """Return the device of a whole value; what moves it is at home where that is wherever a loader puts it."""
-        return (layout.device if isinstance(layout, SingleDevice) else "") or self._places.home
 
 
 _TABLE: dict[tuple[type, type], Callable[[_ValueWriter, Move], list[Read]]] = {

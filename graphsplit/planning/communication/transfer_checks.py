@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from graphsplit.core.hosts import by_host, host_name
-from graphsplit.core.layouts import OWN_ROW, Layout, Partial, Replicate, Shard, SingleDevice, group_of
+from graphsplit.core.layouts import OWN_ROW, Layout, Partial, Replicate, Shard, group_of, is_whole
 from graphsplit.core.sizes import STAND_IN
 from graphsplit.errors import CheckError
 from graphsplit.planning.communication.transfers import (
@@ -192,13 +192,8 @@ class _Check:
 
     def _expected(self, move: Move) -> Iterator[tuple[str, _Content]]:
         """Yield where what a move makes is read, and what it has to be there."""
-        if isinstance(move.target, SingleDevice):
-            yield move.target.device or self._places.home, self._given(move, None)
-            return
-        op = self._program.ops[move.tensor.op]
-        devices = group_of(move.target) or self._places.on_shards(op)
-        for_all = self._given(move, None) if isinstance(move.target, Replicate) else None
-        for d, device in enumerate(devices):
+        for_all = self._given(move, None) if is_whole(move.target) else None
+        for d, device in enumerate(self._places.having(self._program.ops[move.tensor.op], move.target)):
             yield device, for_all or self._given(move, d)
 
     def _given(self, move: Move, d: int | None) -> _Content:
@@ -247,13 +242,8 @@ class _Check:
     def _own(self, shard_value: Own) -> _Content:
         if (shard_value.tensor, shard_value.layout) not in self._sources:
             raise CheckError("begins with something else than what is made.")
-        op = self._program.ops[shard_value.tensor.op]
-        device = shard_value.layout.device if isinstance(shard_value.layout, SingleDevice) else ""
-        made_on = (
-            self._places.on(op, shard_value.by)
-            if isinstance(shard_value.by, int)
-            else shard_value.by or device or self._places.home
-        )
+        op, by, places = self._program.ops[shard_value.tensor.op], shard_value.by, self._places
+        made_on = places.on(op, by) if isinstance(by, int) else by or places.having(op, shard_value.layout)[0]
         if shard_value.device != made_on:
             raise CheckError(f"begins on {shard_value.device}, and is made on {made_on}.")
         return self._made(shard_value.tensor, shard_value.layout, shard_value.by)
