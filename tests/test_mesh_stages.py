@@ -16,6 +16,8 @@ from graphsplit.core.devices import canonical_name
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission import check_emitted, emit
+from graphsplit.planning.tasks import HANDED_ON, tasks_of
+from graphsplit.program.graph.function_calls import function_names
 from tests.helpers.float64 import float64
 from tests.helpers.staged_programs import HIDDEN, Made, numbers, perceptron, rows, trained
 
@@ -40,6 +42,18 @@ def transformer() -> Made:
             x += tf.einsum("bhts,bhse,hed->btd", tf.nn.softmax(tf.einsum("bhte,bhse->bhts", q, h)), v, own[f"{k}/o"])
             x += tf.nn.gelu(x @ own[f"{k}/up"]) @ own[f"{k}/down"]
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(ids, x @ own["last"]))
+
+    return trained({name: numbers(*size, seed=len(name)) for name, size in sizes.items()}, loss)
+
+
+def looped() -> Made:
+    """Layers, and others that are repeated in a loop: the second stage's."""
+    sizes = {f"{k}/{name}": size for k in "01" for name, size in (("up", (WIDTH, HIDDEN)), ("down", (HIDDEN, WIDTH)))}
+
+    def loss(own: Mapping[str, tf.Variable], x: tf.Tensor) -> tf.Tensor:
+        x = tf.tanh(x @ own["0/up"]) @ own["0/down"]
+        again = lambda i, y: (i + 1, tf.nn.relu(y @ own["1/up"]) @ own["1/down"] + x)  # noqa: E731
+        return tf.reduce_mean(tf.while_loop(lambda i, _: i < 2, again, (0, x))[1] ** 2)
 
     return trained({name: numbers(*size, seed=len(name)) for name, size in sizes.items()}, loss)
 
@@ -201,6 +215,21 @@ def test_a_keras_model(variables: str):
     stages = [{canonical_name(f"CPU:{k}") for k in own} for own in ((0, 1), (2, 3))]
     assert [any(devices_of(own) == stage for own in laid) for stage in stages] == [True, True]
     assert all(devices_of(own) in stages for own in laid)
+
+
+@pytest.mark.parametrize("batch", [1, pytest.param(2, marks=[pytest.mark.many, pytest.mark.long])])
+def test_a_loop_runs_on_the_devices_of_its_stage(batch: int):
+    """So do the operations of its turns, each in its column, and what they return is there."""
+    plan, *_ = assert_law(looped, {"stage": 2, "batch": batch, "model": 2}, MODEL, [tf.constant(numbers(5, WIDTH))])
+    _, second = stages_of(plan)
+    loops = [op.index for op in plan.program.ops if op.has_columns]
+    assert len(loops) == 2, "forward and backward"
+    assert {task.device for task in tasks_of(plan).tasks if task.kind == HANDED_ON and task.op in loops} <= second
+    graph = emit(plan)
+    nodes = [graph.by_name[graph.names_of_operations[i, d]] for i in loops for d in range(batch)]
+    called = {name for node in nodes for name in function_names(node)}
+    functions = [function for function in graph.library.function if function.signature.name in called]
+    assert {node.device for function in functions for node in function.node_def} - {""} == second
 
 
 @pytest.mark.many

@@ -122,11 +122,11 @@ class Places:
           d: the shard that runs it, or None if it runs once.
           device: where it runs; what is in no column is there.
         """
-        body = op.bodies[function_names(op.node)[-1]]
+        body, inside = op.bodies[function_names(op.node)[-1]], self.within(op)
         position = 0 if d is None else self.mesh.positions[d]
 
         def place(i: int) -> str:
-            column = self.column(body.ops[i])
+            column = inside.column(body.ops[i])
             return column[position % len(column)] if column else device
 
         return [place(i) for i in body.inputs], [place(tensor.op) for tensor in body.outputs]

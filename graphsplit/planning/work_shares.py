@@ -22,6 +22,7 @@ from graphsplit.core.sizes import is_one, is_same, quotient
 from graphsplit.planning.costs.seconds import seconds_of
 from graphsplit.planning.costs.work import data_in, flops_of, has_uncounted_flops
 from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.places import Places
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import times_run
 
@@ -271,9 +272,7 @@ def sharding_devices(plan: Decisions) -> tuple[str, ...]:
     devices: dict[str, None] = {}
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.shards:
-            devices.update(
-                dict.fromkeys(device for inner in _with_bodies(op) for device in plan.places.on_shards(inner))
-            )
+            devices.update(dict.fromkeys(_devices_of(op, plan.places)))
         for body in step.bodies.values():
             devices.update(dict.fromkeys(sharding_devices(body)))
     return tuple(devices)
@@ -293,8 +292,9 @@ def balance_of(shares: Shares, devices: Sequence[str]) -> float:
     return sum(shares.by_device.values()) / most if most else 1.0
 
 
-def _with_bodies(op: Op) -> Iterator[Op]:
-    yield op
+def _devices_of(op: Op, places: Places) -> Iterator[str]:
+    """Yield the devices on which shards run an operation, and what it calls."""
+    yield from places.on_shards(op)
     for body in op.bodies.values():
         for inner in body.ops:
-            yield from _with_bodies(inner)
+            yield from _devices_of(inner, places.within(op))

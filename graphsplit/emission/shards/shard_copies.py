@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -220,7 +221,8 @@ class ShardCopies:
         """Let a loop or branch call bodies made for shard `d`. Shards of the same size share them."""
         names = {}
         for name, plan in sharded.bodies.items():
-            names[name], functions = self._emit_local(plan, name, d, carries(op, name))
+            plan_in_stage = replace(plan, mesh=self._places.within(op).mesh)
+            names[name], functions = self._emit_local(plan_in_stage, name, d, carries(op, name))
             self._functions.update(functions)
         rename_functions(node, names)
         hand_over(node, self._counts.told(d, told_sizes(self._draft.program.symbols, on_shard=True)))
