@@ -240,6 +240,58 @@ def test_whether_all_are_finite_is_asked_where_the_parts_are():
     assert {"LogicalAnd", "LogicalOr"} <= {op.type for op in program.ops}
 
 
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
+def test_equal_operations_of_a_branch_are_computed_once(layout: str):
+    """An optimizer computes its rate anew for each variable; both sides, and branches inside, have rates of their own.
+
+    What is not equal stays: another number, another operand, what the other side computes, a variable read again after
+    it was written.
+    """
+
+    def make(weights: list[tf.Variable], count: tf.Variable) -> Callable[[tf.Tensor], tuple[tf.Tensor, ...]]:
+        def rate(base: float) -> tf.Tensor:
+            return 1.0 - tf.pow(tf.constant(base, tf.float64), tf.cast(count, tf.float64) + 1.0)
+
+        def step(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            loss = sum(tf.reduce_mean(tf.square(x @ weight)) for weight in weights)
+
+            def shrink() -> tf.Tensor:
+                for weight in weights:
+                    weight.assign(weight * rate(0.5) * rate(0.25))
+                return rate(0.5)
+
+            def update() -> tf.Tensor:
+                for weight in weights:
+                    weight.assign_sub(0.01 * rate(0.5) * tf.tanh(weight))
+                tf.cond(loss > 10.0, shrink, lambda: rate(0.75))
+                count.assign_add(1)
+                return rate(0.5)
+
+            return loss, tf.cond(loss > 0.1, update, lambda: rate(0.5) + rate(0.5)), rate(0.5)
+
+        return step
+
+    def made() -> tuple[list[tf.Variable], tf.Variable]:
+        with tf.device(DEVICES[0]):
+            return [variable(13, 8, seed=k) for k in range(3)], tf.Variable(0, name="count")
+
+    (plain, plain_count), (weights, count) = made(), made()
+    gs.set_variable_layout([*weights, count], layout, devices=DEVICES)
+    step = gs.parallelize(make(weights, count), devices=DEVICES)
+    batches = [numbers(rows, 13, seed=rows) * scale for rows, scale in ((7, 1), (2, 9), (5, 0.01), (7, 1), (3, 5))]
+    assert_same(step, tf.function(make(plain, plain_count)), batches)
+    for laid, expected in zip([*weights, count], [*plain, plain_count], strict=True):
+        np.testing.assert_allclose(laid.numpy(), expected.numpy(), rtol=1e-12)
+    plan = step.plan(batches[0])
+    check_emitted(plan, emit(plan))
+    program = plan.program
+    powers = [op for op in program.ops if op.type == "Pow"]
+    # In `update` before and after the count changes, in `shrink` two, beside that one, on the other side, and outside.
+    assert len(powers) == 7, [op.name for op in powers]
+    numbers_inside = [op for op in program.ops if op.type == "Const" and op.name.startswith("cond/")]
+    assert len({op.attr("value").SerializeToString() for op in numbers_inside}) == len(numbers_inside)
+
+
 def test_a_deep_chain_of_sums_is_planned():
     """A gradient that is multiplied by number after number stays a partial sum, however long that takes."""
     weight = variable(13, 8)

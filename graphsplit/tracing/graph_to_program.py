@@ -15,7 +15,6 @@ wait. An operation that only waits orders the same, each shard by itself.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -30,12 +29,11 @@ from graphsplit.core.protos import (
     set_inputs,
     source_of,
     split_reference,
-    with_inputs,
 )
 from graphsplit.core.sizes import Shape
-from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.errors import ArgumentError
 from graphsplit.program.asked_layouts import write_marks
+from graphsplit.program.graph.equal_work import equal_work, is_pure
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, check_nesting, inline_calls
 from graphsplit.program.program import Locate, Program
 from graphsplit.program.reading.flat_graphs import FlatGraph, KnownBefore, Labels
@@ -189,8 +187,6 @@ def _replaced_devices(nodes: Sequence[Any], calls: StageCalls) -> list[str]:
     return [f"tf.device requests inside the function are replaced by the plan's: {names}"] * bool(names)
 
 
-_MOST_BYTES = 1 << 16  # of a node that is compared; a larger constant is hardly there twice
-_MADE_IN_PIECES = frozenset({"BroadcastTo", "Fill", "Range"})  # each reader may want other pieces, for nothing
 _READ = "ReadVariableOp"
 
 
@@ -202,8 +198,9 @@ def merge(
 ) -> tuple[list[Any], list[str]]:
     """Return the nodes without repetitions, and `references` as they are named now.
 
-    Operations are equal if their types, attributes, inputs and controls are. Reads of a variable between the same
-    controls read the same value: whatever writes waits for the reads before it, and is waited for by those after it.
+    Operations are equal if their types, attributes (`equal_work`), inputs and controls are. Reads of a variable between
+    the same controls read the same value: whatever writes waits for the reads before it, and is waited for by those
+    after it.
 
     Args:
       nodes: `NodeDef`s in graph spelling, calls inlined. Those that stand behind their inputs are merged; their inputs
@@ -236,7 +233,7 @@ def drop_idle_waits(nodes: Sequence[Any]) -> None:
     """
     idle: set[str] = set()
     for node in nodes:
-        pure = _is_pure(node.op)
+        pure = is_pure(node.op)
         if pure:
             _let_read(node, [r for r in node.input if r[0] != "^" or r[1:] not in idle])
         # EnsureShape may be there for its error, and others wait for that
@@ -253,22 +250,12 @@ def _let_read(node: Any, inputs: list[str]) -> None:
 
 def _key(node: Any, twins: Mapping[str, str]) -> Hashable | None:
     """Return what equal nodes have in common, or None for a node that is not to be merged."""
-    if not (_is_pure(node.op) or node.op == _READ) or node.op in _MADE_IN_PIECES or "TensorList" in node.op:
-        return None
-    if node.ByteSize() > _MOST_BYTES:
+    work = equal_work(node) if is_pure(node.op) or node.op == _READ else None
+    if work is None:
         return None
     inputs = [_renamed(reference, twins) for reference in node.input]
-    bare = with_inputs(node, ())
-    bare.name = bare.device = ""
-    if "_class" in bare.attr:  # colocation, which the plan replaces
-        del bare.attr["_class"]
     data = tuple([reference for reference in inputs if reference[0] != "^"])
-    return bare.SerializeToString(deterministic=True), data, frozenset(inputs).difference(data)
-
-
-@functools.cache
-def _is_pure(op_type: str) -> bool:
-    return op_type != "Placeholder" and op_type not in CONTROL_FLOW and not op_definition(op_type).is_stateful
+    return work, data, frozenset(inputs).difference(data)
 
 
 def _renamed(reference: str, twins: Mapping[str, str]) -> str:

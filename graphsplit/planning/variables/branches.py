@@ -8,18 +8,23 @@ stand in the program instead, so that each part is updated where it is, as witho
 
 What a branch writes is chosen by a `Merge`, and written outside, whichever side was taken: no effect depends on a
 `Switch`. So sides have to consist of pure operations, and others stay branches.
+
+Operations on a side that are equal become one: an optimizer computes its rates anew for each variable, and of what a
+branch calls nothing was merged when the function was read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from typing import Any
 
 import tensorflow as tf
 
 from graphsplit.core.protos import make_node
 from graphsplit.core.sizes import Shape
 from graphsplit.planning.variables.sparse_updates import ADDS_ROWS, RowAdder, is_sum_of_rows
+from graphsplit.program.graph.equal_work import equal_work, is_pure
 from graphsplit.program.graph.function_calls import function_names
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.sides import MERGE, SWITCH
@@ -31,6 +36,7 @@ _OF_VARIABLES = frozenset({"ReadVariableOp", *_WRITES, *ADDS_ROWS})
 _OPAQUE = frozenset({tf.resource, tf.variant})
 _BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 _ValueByHandle = dict[Tensor, Tensor]
+_NUMBER_BYTES = 16  # and a few, as an axis
 
 
 def without_branches(
@@ -159,6 +165,7 @@ class _BranchWriter(RowAdder):
         self._branches = branches
         self._held = held
         self._switches: dict[tuple[Tensor, Tensor], Tensor] = {}  # of the branch that is written
+        self._op_by_work: dict[Hashable, int] = {}  # likewise
 
     def _visit(self, op: Op) -> None:
         if op.index in self._branches:
@@ -169,7 +176,7 @@ class _BranchWriter(RowAdder):
     def _write_branch(self, op: Op) -> None:
         """Write what a branch reads, what its sides compute, and what it writes."""
         # (a gradient's branch has its own, as nothing that may be dead can be handed from one function to another)
-        self._switches = {}
+        self._switches, self._op_by_work = {}, {}
         operands, controls = [self._results[tensor] for tensor in op.inputs], self._controls(op)
         before: _ValueByHandle = {}
         for handle, dtype in {
@@ -288,8 +295,25 @@ class _BranchWriter(RowAdder):
         if op.type in _BRANCHES:
             with self._serving(op):
                 return self._write_branch_inside(op, name, inputs, side)
-        written = self._append(op, self._unused(name), inputs, ())
+        written = self._merged_with_equal(self._append(op, self._unused(name), inputs, ()))
         return [Tensor(written.op, k) for k in range(len(op.out_shapes))]
+
+    def _new(self, *arguments: Any, **fields: Any) -> Tensor:
+        return self._merged_with_equal(super()._new(*arguments, **fields))
+
+    def _merged_with_equal(self, result: Tensor) -> Tensor:
+        """Return the first result of an operation of the branch that is equal to the last one appended, which goes."""
+        op = self._ops[result.op]
+        is_table = not op.inputs and sum(op.out_bytes) > _NUMBER_BYTES  # (each device makes its own, for nothing)
+        work = equal_work(op.node) if op.yields is None and is_pure(op.type) and not is_table else None
+        if work is None:
+            return result
+        place = op.provenance.stage, op.provenance.column
+        key = work, op.inputs, op.controls, op.out_shapes, place
+        first = self._op_by_work.setdefault(key, op.index)
+        if first != op.index:
+            self._ops.pop()
+        return Tensor(first, 0)
 
     def _write_branch_inside(
         self, op: Op, name: str, operands: Sequence[Tensor], side: _SideWriting, first: int = 0
