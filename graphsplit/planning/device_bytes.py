@@ -141,7 +141,7 @@ def _buffers(plan: Decisions, tasks: Tasks) -> list[LiveBuffer]:
             last[k] = n
     _let_pieces_wait(plan, tasks, of, last)
     _let_both_sides_wait(plan, tasks, of, last)
-    inner = [max(side, default=None) for side in _sides_of_tasks(plan, tasks.tasks) or [EVERYWHERE] * len(tasks.tasks)]
+    inner = [max(side, default=None) for side in sides_of_tasks(plan, tasks.tasks) or [EVERYWHERE] * len(tasks.tasks)]
     return [
         LiveBuffer(task.device, task.bytes[k] * _times(tasks, task), task, n, end, inner[n])
         for (n, k), end in zip(results, last, strict=True)
@@ -253,7 +253,7 @@ def _own(plan: Decisions, op: Op) -> Iterator[Tensor]:
 STAGES = "between stages"
 
 
-def _sides_of_tasks(plan: Decisions, tasks: Sequence[PlannedTask]) -> list[Side]:
+def sides_of_tasks(plan: Decisions, tasks: Sequence[PlannedTask]) -> list[Side]:
     """Return on which sides of branches each task is; nothing for a program without a `Switch`."""
     planned, sides = sides_of(plan.program), list[Side]()
     for task in tasks if planned.predicates else ():
@@ -265,7 +265,7 @@ def _sides_of_tasks(plan: Decisions, tasks: Sequence[PlannedTask]) -> list[Side]
 
 def on_smaller_sides(plan: Decisions, tasks: Sequence[PlannedTask]) -> set[int]:
     """Return the tasks on those sides of branches for which less is sent than for the other one."""
-    sides = _sides_of_tasks(plan, tasks)
+    sides = sides_of_tasks(plan, tasks)
     sent: dict[tuple[Tensor, int], int] = {}
     for task, side in zip(tasks, sides, strict=False):
         for one_side in side if task.kind == SEND else ():

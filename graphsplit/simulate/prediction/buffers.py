@@ -114,6 +114,15 @@ def _last_read(buffer: Buffer, schedule: TaskTimes) -> float:
     return max(made_s, max([schedule.ends[i] for i in buffer.readers], default=0.0))
 
 
+def most_memory(memories: Sequence[Mapping[str, Memory]]) -> dict[str, Memory]:
+    """Return of each device that in which most is alive."""
+    names = dict.fromkeys([device for memory in memories for device in memory])
+    return {
+        device: max([memory[device] for memory in memories if device in memory], key=lambda held: held.live_bytes)
+        for device in names
+    }
+
+
 def with_state(
     memory: Mapping[str, Memory], state: Mapping[str, int], arguments: Mapping[str, int]
 ) -> dict[str, Memory]:

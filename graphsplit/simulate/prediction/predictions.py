@@ -21,12 +21,13 @@ from graphsplit.errors import ArgumentError
 from graphsplit.inspect.graph import natural_order
 from graphsplit.inspect.views.timeline_views import trace_place, trace_span
 from graphsplit.planning.amounts import count_text, format_bytes
+from graphsplit.planning.chains import SIGNAL
 from graphsplit.planning.costs.families import FREE, family_of
 from graphsplit.planning.costs.machine import Link, Machine
 from graphsplit.planning.costs.seconds import Costs
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import state_bytes
-from graphsplit.simulate.prediction.buffers import Memory, live_memory, with_state
+from graphsplit.simulate.prediction.buffers import Memory, live_memory, most_memory, with_state
 from graphsplit.simulate.prediction.compiled_work import ASSUMED as COMPILED
 from graphsplit.simulate.prediction.replay import Task, TaskTimes, replay
 from graphsplit.simulate.prediction.task_writing import MachineTasks, machine_tasks
@@ -157,7 +158,7 @@ class PredictedStep:
     @property
     def operations(self) -> int:
         """How many operations take time on a device, those that only pass on a buffer among them."""
-        types = [task.type for task in self._tasks.tasks if task.kind != "send" and task.type != "signal"]
+        types = [task.type for task in self._tasks.tasks if task.kind != "send" and task.type != SIGNAL]
         return sum(family_of(op_type) != FREE for op_type in types)
 
     @property
@@ -353,7 +354,8 @@ def predict_plan(
     on_host = _on_hosts(machine, state)
     tasks = machine_tasks(plan, machine, costs)
     schedule = replay(tasks.tasks, tasks.resources)
-    memory = with_state(live_memory(tasks.buffers, schedule), state, tasks.arguments)
+    others = [live_memory(other.buffers, replay(other.tasks, other.resources)) for other in tasks.on_other_sides]
+    memory = with_state(most_memory([live_memory(tasks.buffers, schedule), *others]), state, tasks.arguments)
     compiled = (COMPILED,) if plan.jit_compile else ()
     ordered = {device: memory.get(device, Memory()) for device in dict.fromkeys([*plan.devices, *sorted(memory)])}
     return Prediction(

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from graphsplit.core.garbage_collection import collection_paused
+from graphsplit.planning.chains import SIGNAL
 from graphsplit.planning.communication.transfers import Concatenation, Slice
 from graphsplit.planning.costs.buffers import SAME_BUFFER
 from graphsplit.planning.costs.families import FREE
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.seconds import Costs
-from graphsplit.planning.device_bytes import result_buffers
+from graphsplit.planning.device_bytes import result_buffers, sides_of_tasks
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.tasks import COPY, HANDED_ON, OPERATION, SEND, PlannedTask, Result
 from graphsplit.planning.waits import TURN, ordered_tasks_of
+from graphsplit.program.sides import EVERYWHERE, Side
 from graphsplit.simulate.prediction.buffers import Buffer, allocated
 from graphsplit.simulate.prediction.compiled_work import Member, compiled_together, work_of_call
 from graphsplit.simulate.prediction.replay import Resource, Task, replay
+from graphsplit.simulate.prediction.taken_sides import longer_sides, other_choices, with_sides_taken
 from graphsplit.simulate.prediction.task_costs import TaskCost, TaskCosts
 
 
@@ -30,13 +33,14 @@ class MachineTasks:
     """What a plan runs, as a machine has to run it.
 
     Attributes:
-      tasks: all of them.
+      tasks: all of them; those on sides of branches that are not taken do nothing.
       buffers: what they make.
       resources: what they use.
       arguments: bytes of the function's arguments, by device.
       sent_bytes: that are sent between devices.
       unknown: what could only be estimated from below, one sentence each.
       arguments_given: how many tensors a call gives to the graph, the handles of variables among them.
+      on_other_sides: the same with other sides of branches taken, until each was.
     """
 
     tasks: tuple[Task, ...] = field(repr=False)
@@ -46,6 +50,7 @@ class MachineTasks:
     sent_bytes: int = 0
     unknown: tuple[str, ...] = ()
     arguments_given: int = 0
+    on_other_sides: tuple[MachineTasks, ...] = field(default=(), repr=False)
 
 
 _OVERWRITES = "elementwise"
@@ -57,7 +62,7 @@ _MOST_TASKS = 1 << 40
 
 @collection_paused()
 def machine_tasks(plan: Plan, machine: Machine, costs: Costs) -> MachineTasks:
-    """Return what a machine has to do for a plan.
+    """Return what a machine has to do for a plan; of branches that are the program's, on the sides that take longer.
 
     Args:
       plan: what runs; all sizes of its arguments are known.
@@ -87,6 +92,8 @@ class _MachineTaskWriter:
         devices = dict.fromkeys([*plan.devices, *[task.device for task in self._planned], plan.home])
         self._routes = Routes(machine, [device for device in devices if not machine.is_host(device)])
         self._tasks: list[Task] = []
+        self._planned_sides = sides_of_tasks(plan, self._planned)
+        self._sides: list[Side] = []  # of each that is written
         self._held: list[tuple[int, int]] = []  # compiled calls, and what they hold for themselves
         self._signals: dict[tuple[tuple[int, ...], str], int] = {}
         self._names = {d: f"shard_{d}/" for d in range(plan.mesh.shards)}
@@ -106,15 +113,18 @@ class _MachineTaskWriter:
         for task in placeholders:
             if task.op in self._plan.program.inputs:
                 arguments[task.device] = arguments.get(task.device, 0) + sum(task.bytes)
-        return MachineTasks(
-            tuple(self._tasks),
-            self._buffers(),
-            self._routes.resources(),
-            arguments,
-            sum([each.bytes for each in self._tasks if each.kind == "send"]),
-            tuple(self._unknown),
-            len(placeholders),
-        )
+        resources, unknown = self._routes.resources(), tuple(self._unknown)
+        run = MachineTasks(tuple(self._tasks), self._buffers(), resources, arguments, 0, unknown, len(placeholders))
+        return self._on_longer_sides(run) if any(self._sides) else _with_bytes(run)
+
+    def _on_longer_sides(self, run: MachineTasks) -> MachineTasks:
+        choice = longer_sides(run.tasks, self._sides, run.resources)
+        longer, *others = [
+            _with_bytes(replace(run, tasks=tasks, buffers=buffers))
+            for choice_of_sides in (choice, *other_choices(self._sides, choice))
+            for tasks, buffers in [with_sides_taken(run.tasks, run.buffers, self._sides, choice_of_sides)]
+        ]
+        return replace(longer, on_other_sides=tuple(others))
 
     def _costs_on(self, device: str) -> Costs:
         return self._host_costs if self._machine.is_host(device) else self._costs
@@ -181,6 +191,8 @@ class _MachineTaskWriter:
         for n in numbers:
             self._number[n] = len(self._tasks)
         self._tasks.append(task)
+        of_numbers = [self._planned_sides[n] for n in numbers] if self._planned_sides else []
+        self._sides.append(frozenset.intersection(*of_numbers) if of_numbers else EVERYWHERE)
         return len(self._tasks) - 1
 
     def _before(self, numbers: Sequence[int]) -> list[int]:
@@ -238,7 +250,7 @@ class _MachineTaskWriter:
             rank, name = self._rank(source, device), f"^{self._tasks[key[0][0]].name}"
             run = uses, route.busy_s, key[0], route.latency_s, rank, (1.0,)
             kind = "send" if uses else "wait"
-            self._signals[key] = self._add(Task(name, *run, source, kind, "signal", 0, device, latency_s=route.least_s))
+            self._signals[key] = self._add(Task(name, *run, source, kind, SIGNAL, 0, device, latency_s=route.least_s))
         return self._signals[key]
 
     def _buffers(self) -> tuple[Buffer, ...]:
@@ -277,6 +289,10 @@ class _MachineTaskWriter:
         read = task.reads[0]
         assert read is not None
         return self._routes.between(self._planned[read.task].device, task.device).copies
+
+
+def _with_bytes(run: MachineTasks) -> MachineTasks:
+    return replace(run, sent_bytes=sum([task.bytes for task in run.tasks if task.kind == "send"]))
 
 
 _LINKS = ("link from", "link to", "host link from", "host link to")  # of each device
