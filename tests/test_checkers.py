@@ -13,6 +13,7 @@ import graphsplit as gs
 from graphsplit.core.layouts import REPLICATE, Partial, Shard, SingleDevice
 from graphsplit.emission import EmittedGraph, check_emitted, emit, emitter
 from graphsplit.errors import CheckError
+from graphsplit.planning.passes import carry_out_moves, owned_and_moved
 from graphsplit.planning.steps import Move, Step
 from graphsplit.planning.tasks import PlannedTask, Result
 from graphsplit.planning.waits import TURN, OrderedTasks, ordered_tasks_of
@@ -243,3 +244,61 @@ def test_graphs_of_tasks_that_are_wrong(
     monkeypatch.setattr(emitter, "ordered_tasks_of", lambda plan: change(ordered_tasks_of(plan)))
     with pytest.raises(CheckError, match=message):
         check_emitted(plan, emit(plan))
+
+
+@pytest.fixture(scope="module")
+def looping() -> gs.inspect.Plan:
+    """A loop that each shard runs by itself."""
+
+    def powers(x):
+        return tf.while_loop(lambda i, y: i < 4, lambda i, y: (i + 1, tf.tanh(y) - x), [0, x])[1]
+
+    return gs.parallelize(powers, devices=3).plan(tf.ones((7, 3)))
+
+
+def with_body(change: Callable[[gs.inspect.Plan], gs.inspect.Plan]) -> Callable[[Step], Step]:
+    """Return what changes the plan of a loop's body."""
+
+    def changed(step: Step) -> Step:
+        bodies = {name: change(body) if "body" in name else body for name, body in step.shards.bodies.items()}
+        return sharded(bodies=bodies)(step)
+
+    return changed
+
+
+def gathering(body: gs.inspect.Plan) -> gs.inspect.Plan:
+    """Let the body of a loop read all rows, which are gathered."""
+    broken = with_step(body, "Tanh", sharded(wants=(REPLICATE,), gives=(REPLICATE,)))
+    return carry_out_moves(owned_and_moved(broken, broken.steps))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda body: with_step(body, "Tanh", sharded(gives=(REPLICATE,))), "is missing"),
+        (lambda body: with_step(body, "Tanh", lambda step: Step()), "which is not made"),
+        (gathering, "runs 'while' by itself, and in its body 'while_placeholder_1' moves: all-gather"),
+    ],
+)
+def test_broken_plans_of_what_each_shard_does_by_itself(
+    looping: gs.inspect.Plan, change: Callable[[gs.inspect.Plan], gs.inspect.Plan], message: str
+):
+    looping.check()
+    with pytest.raises(CheckError, match=message):
+        with_step(looping, "StatelessWhile", with_body(change)).check()
+
+
+@pytest.mark.parametrize(
+    ("edit", "op_type", "message"),
+    [(swap_inputs, "Sub", "and the plan says"), (move_away, "Tanh", "and planned on ''")],
+)
+def test_broken_functions_of_what_each_shard_does_by_itself(
+    looping: gs.inspect.Plan, edit: Callable[[Any], None], op_type: str, message: str
+):
+    graph = emit(looping)
+    name = next(name for name, (body, _) in graph.bodies.items() if op_type in {op.type for op in body.program.ops})
+    body, emitted = graph.bodies[name]
+    broken = dataclasses.replace(graph, bodies={**graph.bodies, name: (body, edited(edit, "op", op_type)(emitted))})
+    check_emitted(looping, graph)
+    with pytest.raises(CheckError, match=message):
+        check_emitted(looping, broken)

@@ -9,6 +9,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.emission import check_emitted, emit
+from graphsplit.planning.tasks import tasks_of
 from tests.helpers.law import assert_close, assert_law
 
 pytestmark = pytest.mark.sampled(quick=4)
@@ -264,3 +266,38 @@ def test_loops_run_where_they_were_asked_to():
             if "MatMul" in node.op and "while" in node.name:
                 places.setdefault(node.name.split("shard_")[1][0], set()).add(node.device.rsplit(":", 2)[-2:][-1])
     assert places == {"0": {"0"}, "1": {"1"}, "2": {"2"}}
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_what_a_turn_reads_whole_and_in_pieces(count: int):
+    """Each shard makes both for itself."""
+
+    def filled(x):
+        def turn(i, y, level):
+            filling = tf.fill(y.shape, level)
+            return i + 1, y * filling, level * 0.5 + tf.reduce_max(filling)
+
+        return tf.while_loop(lambda i, *_: i < 3, turn, [0, x, tf.constant(1.5, DOUBLE)])
+
+    plan = check(filled, rows(count, 3), sharded={"StatelessWhile"})
+    [body] = [plan for name, plan in bodies_on_shards(plan).items() if "body" in name]
+    assert {op.type for op, step in zip(body.program.ops, body.steps, strict=True) if step.home} == {"Fill"}
+    check_emitted(plan, emit(plan))
+
+
+def bodies_on_shards(plan: gs.inspect.Plan) -> dict[str, gs.inspect.Plan]:
+    return {name: body for step in plan.steps if step.shards for name, body in step.shards.bodies.items()}
+
+
+def test_the_plan_of_a_body_that_each_shard_runs_by_itself():
+    """It lists what each shard runs, where that runs the loop, and sends nothing."""
+
+    def powers(x):
+        return tf.while_loop(lambda i, y: i < 4, lambda i, y: (i + 1, tf.tanh(y) * x), [0, x])[1]
+
+    plan = check(powers, rows(7, 3), sharded={"StatelessWhile"})
+    [body] = [plan for name, plan in bodies_on_shards(plan).items() if "body" in name]
+    tasks = tasks_of(body).tasks
+    assert {(task.kind, task.device) for task in tasks} == {("op", "")}
+    tanh = next(op.index for op in body.program.ops if op.type == "Tanh")
+    assert [(task.shard, task.bytes) for task in tasks if task.op == tanh] == [(0, (72,)), (1, (48,)), (2, (48,))]

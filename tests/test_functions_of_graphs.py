@@ -12,7 +12,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.protos import function_definition, make_node
 from graphsplit.core.tensorflow_internals import op_definition
-from graphsplit.planning.propagation.control_flow import ControlFlowAnswers
+from graphsplit.planning.control_flow import ControlFlowAnswers
 from tests.helpers.messages import message
 
 v1 = tf.compat.v1

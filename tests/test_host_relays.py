@@ -110,7 +110,7 @@ def test_zeros_and_signals():
     """Of three devices of another host one gets the zeros, and one signal says that both nodes have run."""
     home, there = worker_device(0, 0), [worker_device(1, number) for number in range(3)]
     program = gs.parallelize(tf.tanh, devices=2).plan(tf.ones(4)).program
-    draft = Draft(program, range(2))
+    draft = Draft(program, 2)
     draft.add(make_node("zeros", "ZerosLike", ["x"], home, T=tf.float32), Origin(0, None, "zero-fill"))
     draft.add(make_node("value", "Tanh", ["x"], home, T=tf.float32), Origin(0, None, "op"))
     for device in there:

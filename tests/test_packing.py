@@ -198,7 +198,7 @@ def test_only_what_comes_from_elsewhere_is_copied():
     other = make_node("other", "Const", [], "/CPU:0", dtype=tf.float32)
     loop = make_node("loop", "While", ["own", "other"], "/CPU:1")
     loop.attr["T"].list.type.extend([tf.float32.as_datatype_enum] * 2)
-    draft = Draft(gs.parallelize(tf.identity, devices=1).plan(tf.zeros(2)).program, range(2))
+    draft = Draft(gs.parallelize(tf.identity, devices=1).plan(tf.zeros(2)).program, 2)
     for node, shard in ((own, 1), (other, 0), (loop, 1)):
         draft.add(node, Origin(None, shard, "op"))
     bring_loop_inputs(loop, draft, ())

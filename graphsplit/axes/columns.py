@@ -280,7 +280,8 @@ def _reads_own(plan: Plan, op: Op, handle: Tensor) -> bool:
 def _read(plan: Plan, graph: EmittedGraph, resources: HeldShapes, stride: int) -> Program:
     """Return what was written for the axis as a program."""
     before, shapes = plan.program, _shapes(plan, graph)
-    provenances = {name: _provenance(*body, _arguments(body[1]), stride) for name, body in graph.bodies.items()}
+    split = {name: body for name, body in graph.bodies.items() if body[0].home}  # (others are in one column)
+    provenances = {name: _provenance(*body, _arguments(body[1]), stride) for name, body in split.items()}
     _decide_once(graph)
     for function in graph.library.function:
         for node in function.node_def:

@@ -17,12 +17,12 @@ import tensorflow as tf
 from graphsplit.axes.classes import with_cut_classes
 from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Shard, is_whole
 from graphsplit.planning import passes
+from graphsplit.planning.control_flow import ControlFlowAnswers, fits
 from graphsplit.planning.costs.work import COPY_BYTES
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.planning.propagation.axis_propagation import AxisBackward, AxisForward
-from graphsplit.planning.propagation.control_flow import ControlFlowAnswers, fits
 from graphsplit.planning.propagation.forward_propagation import NaturalForms
 from graphsplit.planning.settling import settled
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names

@@ -64,7 +64,7 @@ def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
     graph.check()
     if not plan.mesh.axis and (left := [node.name for node in graph.nodes if part_drawn(node) is not None]):
         raise CheckError(f"{left[0]!r} draws numbers that are not those of its part.")
-    forms, planned = _EmittedForms(plan, graph), _PlannedForms(plan)
+    forms, planned = _EmittedForms(plan, graph), _PlannedForms(plan, graph.shards)
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.home and op.yields is None:
             for device in plan.places.once(op):
@@ -72,11 +72,11 @@ def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
         if step.shards and step.shards.together:
             node = forms.node(op, None)
             _compare_devices(node, plan.home)
-            _check_each(plan, op.inputs, step.shards.wants, node.input, forms, planned, node)
-        for d in range(plan.mesh.shards) if step.shards and not step.shards.together else ():
+            _check_each(plan, op.inputs, step.shards.wants, node.input, graph.shards, forms, planned, node)
+        for d in graph.shards if step.shards and not step.shards.together else ():
             _check_shard(plan, op, d, forms, planned)
     layouts = plan.output_layouts or [SINGLE_DEVICE] * len(plan.program.outputs)
-    _check_each(plan, plan.program.outputs, layouts, graph.outputs, forms, planned, None)
+    _check_each(plan, plan.program.outputs, layouts, graph.outputs, graph.shards, forms, planned, None)
     check_turns(plan, graph)
     check_sides(plan, graph)
     check_clusters(graph)
@@ -105,6 +105,7 @@ def _check_each(
     tensors: Sequence[Tensor],
     layouts: Sequence[Layout],
     references: Sequence[str],
+    shards: Sequence[int],
     forms_found: _EmittedForms,
     planned: _PlannedForms,
     reader: Any,
@@ -113,7 +114,7 @@ def _check_each(
     forms = [
         (tensor, planned.once(tensor, layout, plan.home) if d is None else planned.on_shard(tensor, layout, d, ""))
         for tensor, layout in zip(tensors, layouts, strict=True)
-        for d in ([None] if layout == SINGLE_DEVICE else range(plan.mesh.shards))
+        for d in ([None] if layout == SINGLE_DEVICE else shards)
     ]
     for (tensor, form), reference in zip(forms, [r for r in references if r[0] != "^"], strict=True):
         _compare(plan, forms_found.form(reference), form, tensor, reader)
@@ -237,8 +238,9 @@ class _EmittedForms:
 class _PlannedForms:
     """What the plan says."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Plan, shards: Sequence[int]):
         self._plan = plan
+        self._shards = shards
         self._moves = {(move.tensor, move.target): move for move in plan.moves}
         self._collectives = {move: collective for collective in plan.collectives for move in collective.moves}
         self._forms: dict[tuple[int, int], Form] = {}
@@ -251,7 +253,7 @@ class _PlannedForms:
         if plan.state.is_everywhere(op):
             return _everywhere(op, tensor)
         if not layout.device and step.shards and is_whole(step.shards.gives[tensor.index]):
-            return ("made", tensor, 0)
+            return ("made", tensor, self._shards[0])
         return self._moved(self._move(tensor, layout if layout.device else plan.places.whole(tensor)), None)
 
     def once(self, tensor: Tensor, layout: Layout, device: str) -> Form:

@@ -50,10 +50,12 @@ class EmittedGraph:
       outputs: references of the returned tensors.
       effects: names of nodes that must run.
       origins: of every node, by name.
+      shards: those of which there are copies: all, or the one that runs the body of a loop by itself.
       scope: a name scope that no operation of the program is in.
       present: for each shard that may turn out to have no rows, the reference of whether it has. If not, whatever
         depends on its `Switch`es is dead, up to a `Merge`.
-      beside_variables: names of nodes without a device of their own: their variable's, wherever a loader puts that.
+      beside_variables: names of nodes without a device of their own: their variable's, wherever a loader puts that, or
+        that of the loop whose body it is.
       compiled: whether XLA compiles what runs between moves, when the graph is made to run.
       uncompiled: positions of operations that are left out of that.
       bodies: of functions of loops and branches whose turns are split, by name: the plans, and what was emitted.
@@ -66,6 +68,7 @@ class EmittedGraph:
     outputs: tuple[str, ...]
     effects: tuple[str, ...]
     origins: Mapping[str, Origin] = field(repr=False)
+    shards: Sequence[int]
     library: Any = field(repr=False)
     versions: Any = field(repr=False)
     scope: str = "graphsplit"
@@ -177,8 +180,9 @@ class Draft:
 
     Args:
       program: what is written.
-      shards: those of which copies are written.
-      alike: whether names of copies begin alike, so that shards of equal size share the function that is written.
+      shards: how many there are.
+      only: the one of which copies are written, if they are of one: their names then begin as those of any other's, so
+        that shards of equal size share the function that is written.
 
     Attributes:
       nodes: what has been written.
@@ -189,13 +193,15 @@ class Draft:
       helper: how what an operation needs besides is called, below its own name, if not below any of the program.
     """
 
-    def __init__(self, program: Program, shards: Sequence[int], alike: bool = False):
+    def __init__(self, program: Program, shards: int, only: int | None = None):
         self.program = program
         self.nodes: list[Any] = []
         self.origins: dict[str, Origin] = {}
-        self.shards = shards
+        self.shards = range(shards) if only is None else range(only, only + 1)
         base = _unused(program, "shard", "_")
-        self.prefixes: dict[int | str, str] = {d: f"{base}_/" if alike else f"{base}_{d}/" for d in shards}
+        self.prefixes: dict[int | str, str] = {
+            d: f"{base}_{d}/" if only is None else f"{base}_/" for d in range(shards)
+        }
         self.scope = _unused(program, "graphsplit", "/")
         self.helper = _unused_below(program, "graphsplit_")
         self._devices: dict[str, str] = {}

@@ -1,24 +1,24 @@
 """Emission: each task of a plan is written as nodes.
 
 What enters: a plan, whose tasks say what runs where, what it reads and what it waits for. What leaves: nodes, each with
-its device. Every decision is already in the plan. What a shard does by itself in the body of a loop or branch (a
-`LocalPlan`) becomes a function.
+its device. Every decision is already in the plan. The body of a loop or branch that has a plan of its own becomes a
+function: one for all shards, or one for each of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
 from graphsplit.core.garbage_collection import collection_paused
-from graphsplit.core.layouts import REPLICATE, Layout, Shard, SingleDevice, group_of
+from graphsplit.core.layouts import SingleDevice, group_of
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.protos import NodeWriter, function_definition, host_of, make_node
-from graphsplit.core.sizes import ROWS, whole_weights
+from graphsplit.core.sizes import OWN, ROWS, whole_weights
 from graphsplit.emission.communication import CollectiveWriter, relay_within_hosts
 from graphsplit.emission.emitted_graph import ORDER_ROLE, Draft, EmittedGraph, Origin
 from graphsplit.emission.shards.random_numbers import own_numbers
@@ -44,9 +44,7 @@ from graphsplit.emission.shards.shard_copies import (
 from graphsplit.emission.sides import check_sides, ended_nodes, let_nobody_wait_for_the_dead
 from graphsplit.planning.communication.transfers import Collective, Own
 from graphsplit.planning.moments import averaged_over
-from graphsplit.planning.places import Places
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.propagation.control_flow import LocalPlan
 from graphsplit.planning.steps import spread
 from graphsplit.planning.tasks import (
     HANDED_ON,
@@ -57,8 +55,6 @@ from graphsplit.planning.tasks import (
     PlannedTask,
     Result,
     is_together,
-    operands_of,
-    outputs_of,
 )
 from graphsplit.planning.waits import TURN, ordered_tasks_of
 from graphsplit.program.graph.function_calls import (
@@ -68,7 +64,7 @@ from graphsplit.program.graph.function_calls import (
     named_by_content,
     rename_functions,
 )
-from graphsplit.program.program import SIZES, Op, Tensor
+from graphsplit.program.program import SIZES, Op
 from graphsplit.program.sides import sides_of
 from graphsplit.rules import Sharded
 from graphsplit.rules.families.random import part_drawn
@@ -77,7 +73,7 @@ from graphsplit.rules.families.random import part_drawn
 @collection_paused()
 def emit(plan: Plan) -> EmittedGraph:
     """Return the graph that carries out `plan`."""
-    draft = Draft(plan.program, range(plan.mesh.shards))
+    draft = Draft(plan.program, plan.mesh.shards)
     lengths = NodeWriter(
         f"{draft.scope}/rows/lengths", host_of(_counting(plan)), lambda node: draft.add_sizes(node, None)
     )
@@ -86,22 +82,36 @@ def emit(plan: Plan) -> EmittedGraph:
         sizes = {s: measured(lengths, _argument(plan, *source)) for s, source in plan.length_sources().items()}
         if plan.mesh.axis and ROWS in plan.program.symbols:  # its shards have no rows; others' are the batch's
             sizes[ROWS] = measured(lengths, _argument(plan, *plan.rows_sources()[0]))
-    return _Emitter(plan, draft, _count_rows(plan, draft, sizes)).emit()
+    emitter = _Emitter(plan, draft, _count_rows(plan, draft, sizes))
+    graph, library = emitter.emit(), deepcopy(plan.program.library)
+    library.function.extend(emitter.functions.values())
+    return replace(graph, library=library)
 
 
 def _emit_body(
-    plan: Plan, name: str, returns_told: bool
+    plan: Plan, name: str, d: int | None, returns_told: bool
 ) -> tuple[str, dict[str, Any], dict[str, tuple[Plan, EmittedGraph]]]:
-    """Return the name of a function of a loop or branch whose turns are split, it and what it calls, and their graphs.
+    """Return the name of a function that a loop or branch calls, it and what it calls, and their graphs.
 
-    It is told the sizes that are not known, and returns them too if it is called with them again.
+    Its content gives it its name. It is told the sizes that are not known.
+
+    Args:
+      plan: how it runs.
+      name: of the original.
+      d: the shard that runs it by itself; None if its turns are split over all of them.
+      returns_told: whether it returns the sizes that it is told, too: it is called with them again.
     """
-    draft = Draft(plan.program, range(plan.mesh.shards))
-    size_arguments = write_told(draft, None, plan.home)
+    draft = Draft(plan.program, plan.mesh.shards, d)
+    size_arguments = write_told(draft, d, plan.home)
     emitter = _Emitter(plan, draft, _count_rows(plan, draft, size_arguments))
     graph = emitter.emit()
+    inputs = [*graph.inputs, *size_arguments.values()]
     outputs = [*graph.outputs, *(size_arguments.values() if returns_told else [])]
-    function = function_definition(name, graph.nodes, [*graph.inputs, *size_arguments.values()], outputs, graph.effects)
+    effects = graph.effects if d is None else ()  # (reads of variables that were hoisted: what has effects runs once)
+    function = function_definition(name, graph.nodes, inputs, outputs, effects)
+    for original in plan.program.library.function:
+        if original.signature.name == name and XLA_ATTRIBUTE in original.attr:
+            function.attr[XLA_ATTRIBUTE].CopyFrom(original.attr[XLA_ATTRIBUTE])
     function = named_by_content(function)
     name = function.signature.name
     return name, {**emitter.functions, name: function}, {**graph.bodies, name: (plan, graph)}
@@ -120,12 +130,14 @@ def _counting(plan: Plan) -> str:
 
 def _count_rows(plan: Plan, draft: Draft, sizes: Mapping[Symbol, str]) -> RowCounts:
     """Return how many rows each shard has; those of an unknown batch are among `sizes`, or counted on the arguments."""
-    devices = dict(enumerate(plan.devices))
+    devices = {d: plan.devices[d] for d in draft.shards}
     if plan.mesh.axis:  # the rows of the batch are none of its business
-        return AxisRows(Site(plan.home, devices, f"{draft.scope}/rows", draft.add_sizes, sizes))
+        return AxisRows(plan.rows, Site(plan.home, devices, f"{draft.scope}/rows", draft.add_sizes, sizes))
     site = Site(plan.home, devices, f"{draft.scope}/rows", draft.add_sizes, length_sizes(sizes), _counting(plan))
     if ROWS not in plan.program.symbols:
         return FixedRows(plan.rows, site)
+    if OWN in sizes:
+        return RowCounts(site._replace(lengths=sizes))
     sources = plan.rows_sources()
     names = [plan.program.input_names[plan.program.inputs.index(i)] for i, *_ in sources]
     counted = sizes[ROWS] if ROWS in sizes else [_argument(plan, *source) for source in sources]
@@ -148,9 +160,9 @@ class _Emitter:
         self._constants = Constants(draft, counts, plan.mesh)
         self.functions: dict[str, Any] = {}
         self._bodies: dict[str, tuple[Plan, EmittedGraph]] = {}
-        self._copies = ShardCopies(draft, counts, plan.places, self.functions, emit_local)
+        self._copies = ShardCopies(draft, counts, plan.places, self._call_bodies)
         self._writers: dict[int, CollectiveWriter] = {}
-        self._operands: dict[tuple[int, bool], Sequence[Operand | None]] = {}
+        self._names: dict[int, str] = {}  # of tasks that are operations
         self._ended: set[str] = set()
         self._values = {
             result: (c, i)
@@ -159,17 +171,19 @@ class _Emitter:
         }
 
     def emit(self) -> EmittedGraph:
-        operations = [n for n, task in enumerate(self._tasks) if task.kind == OPERATION]
-        for n in sorted(operations, key=self._place):
+        written = (None, *self._draft.shards)  # (a shard that runs the body of a loop by itself writes its own)
+        tasks = [(n, self._tasks[n]) for d in written for n in self._found.of_shards.get(d, ())]
+        for n in sorted([n for n, task in tasks if task.kind == OPERATION], key=self._place):
             self._write_operation(n, self._tasks[n])
-        pairs = zip(outputs_of(self._plan), self._found.outputs, strict=True)
-        outputs = tuple([self._read(operand, result, None, "") for operand, result in pairs])
+        returned = [(operand, result) for operand, result in self._found.outputs if operand.by in written]
+        outputs = tuple([self._read(operand, result, None, "") for operand, result in returned])
         effects = [i for i in self._program.effects if self._plan.steps[i].home or self._plan.steps[i].shards]
         ends = tuple([name for i in effects for name in self._ends(i)])
-        for n, task in enumerate(self._tasks):
+        for n, task in sorted(tasks):
             if task.kind == TURN:
                 self._write_end_of_turn(n, task)
-        relay_within_hosts(self._draft)
+        if self._plan.home:  # (else it is where a shard runs a loop)
+            relay_within_hosts(self._draft)
         present = [self._counts.present(d) for d in self._draft.shards if self._counts.may_be_absent(d)]
         let_nobody_wait_for_the_dead(self._draft, self._program, *present[:1])
         graph = self._graph(outputs, ends)
@@ -183,16 +197,11 @@ class _Emitter:
 
     # What is read
 
-    @cached_property
-    def _names(self) -> Sequence[str]:
-        """The name of each task that is an operation."""
-        return [self._name(t.op or 0, t.copy(self._plan)) if t.kind == OPERATION else "" for t in self._tasks]
-
     def _reference(self, result: Result) -> str:
         """Return the reference of a result, of one that is sent where it was made: TensorFlow sends it."""
         task = self._tasks[result.task]
         if task.kind == OPERATION:
-            name = self._names[result.task]
+            name = self._name_of(result.task)
             return f"{name}:{result.index}" if result.index else name
         if task.kind in (SEND, HANDED_ON):
             assert task.reads[0] is not None
@@ -201,6 +210,12 @@ class _Emitter:
         if c not in self._writers:
             self._writers[c] = self._writer(c, self._plan.collectives[c])
         return self._writers[c].reference(i)
+
+    def _name_of(self, n: int) -> str:
+        """Return the name of a task that is an operation."""
+        if n not in self._names:
+            self._names[n] = self._name(self._tasks[n].op or 0, self._tasks[n].copy(self._plan))
+        return self._names[n]
 
     def _name(self, position: int, d: Copy) -> str:
         return ("" if d is None else self._draft.prefixes[d]) + self._program.ops[position].name
@@ -291,12 +306,9 @@ class _Emitter:
         device = "" if d is None and self._plan.places.is_anywhere(op) else task.device  # ("": a loader says where)
         shards = self._plan.steps[op.index].shards
         if op.type == SIZES:
-            write_sizes(self._draft, self._counts, op, None, self._counts.home.device)
+            write_sizes(self._draft, self._counts, op, self._name_of(n), d)
             return
-        key = op.index, d is not None
-        if key not in self._operands:
-            self._operands[key] = operands_of(self._plan, op, d is not None)
-        pairs = zip(self._operands[key], task.reads, strict=True)
+        pairs = zip(self._found.operands[op.index, d is not None], task.reads, strict=True)
         data = ["" if operand is None else self._read(operand, result, d, device) for operand, result in pairs]
         controls = self._waits(n)
         if shards is not None and d is not None:
@@ -304,12 +316,12 @@ class _Emitter:
         elif shards is not None and shards.together:
             self._write_together(op, shards, [*data, *controls])
         else:
-            self._write_once(op, self._names[n], device, [*data, *controls])
+            self._write_once(op, self._name_of(n), device, [*data, *controls])
 
     def _write_together(self, op: Op, sharded: Sharded, inputs: Sequence[str]) -> None:
         """Write a loop or branch that is given what each shard has, and makes what each shard has of its results."""
         node = self._draft.copy(op, op.name, self._plan.home, inputs, None)
-        self._split_turns(op, node, sharded.bodies)
+        self._call_bodies(op, node, sharded.bodies, None)
         flow, mesh = CONTROL_FLOW[op.type], self._plan.mesh
         for attribute, layouts in ((flow.types, sharded.wants[flow.chooses :]), ("Tout", sharded.gives)):
             if attribute in node.attr:
@@ -333,25 +345,23 @@ class _Emitter:
             return
         node = self._draft.copy(op, name, device, inputs, None)
         if bodies := self._plan.steps[op.index].bodies:
-            self._split_turns(op, node, bodies)
+            self._call_bodies(op, node, bodies, None)
         if op.type in CONTROL_FLOW:
             bring_loop_inputs(node, self._draft, self._plan.places.passed(op, None, device)[0])
 
-    def _split_turns(self, op: Op, node: Any, bodies: Mapping[str, Plan]) -> None:
-        """Let a loop or branch that runs once call functions whose turns are split over the devices."""
+    def _call_bodies(self, op: Op, node: Any, bodies: Mapping[str, Plan], d: int | None) -> None:
+        """Let a loop or branch call functions that have plans: shard `d`'s, or those whose turns all shards share."""
         names = {}
         for name, plan in bodies.items():
-            names[name], functions, inside = _emit_body(plan, name, carries(op, name))
+            names[name], functions, inside = _emit_body(plan, name, d, carries(op, name))
             self.functions.update(functions)
             self._bodies.update(inside)
         rename_functions(node, names)
-        hand_over(node, self._counts.told(None, told_sizes(self._program.symbols, on_shard=False)))
+        hand_over(node, self._counts.told(d, told_sizes(self._program.symbols, on_shard=d is not None)))
 
     # What is returned
 
     def _graph(self, outputs: tuple[str, ...], ends: tuple[str, ...]) -> EmittedGraph:
-        library = deepcopy(self._program.library)
-        library.function.extend(self.functions.values())
         return EmittedGraph(
             nodes=tuple(self._draft.nodes),
             inputs=tuple(self._placeholders(self._program.inputs)),
@@ -359,7 +369,8 @@ class _Emitter:
             outputs=outputs,
             effects=ends,
             origins=self._draft.origins,
-            library=library,
+            shards=self._draft.shards,
+            library=self._program.library,
             versions=self._program.versions,
             scope=self._draft.scope,
             present=tuple(self._counts.present(d) for d in self._draft.shards if self._counts.may_be_absent(d)),
@@ -380,95 +391,14 @@ class _Emitter:
         return [name for names in names_by_position for name in names]
 
     def _beside_variables(self) -> frozenset[str]:
-        """Return the nodes that belong to operations beside variables that are wherever a loader puts them."""
+        """Return the nodes that belong to operations beside variables that are wherever a loader puts them.
+
+        And those of the body of a loop that are where a shard runs it.
+        """
+        if not self._plan.home:
+            return frozenset([node.name for node in self._draft.nodes if not node.device])
         if "" not in self._plan.state.devices.values():
             return frozenset()
         once = ((name, origin.op) for name, origin in self._draft.origins.items() if origin.shard is None)
         ops = self._program.ops
         return frozenset(name for name, i in once if i is not None and self._plan.places.is_anywhere(ops[i]))
-
-
-def emit_local(plan: LocalPlan, name: str, d: int, carries: bool) -> tuple[str, dict[str, Any]]:
-    """Return the name of the function in which shard `d` runs a body, and it and what it calls by their names.
-
-    Its content gives it its name. If it `carries` its arguments to the next turn of a loop, it returns what it is told
-    of rows as well.
-    """
-    draft = Draft(plan.program, range(d, d + 1), alike=True)
-    size_arguments = write_told(draft, d, "")
-    counts = _count_rows_given(plan, d, draft, size_arguments)
-    return _LocalEmitter(plan, d, draft, counts, list(size_arguments.values())).emit(name, carries)
-
-
-def _count_rows_given(plan: LocalPlan, d: int, draft: Draft, sizes: dict[Symbol, str]) -> RowCounts:
-    site = Site("", {d: ""}, f"{draft.scope}/rows", draft.add_sizes, sizes)
-    if ROWS in plan.program.symbols:
-        return RowCounts(site)
-    return FixedRows(plan.mesh.rows, site._replace(lengths=length_sizes(sizes)))
-
-
-class _LocalEmitter:
-    def __init__(self, plan: LocalPlan, d: int, draft: Draft, counts: RowCounts, size_arguments: list[str]):
-        self._plan = plan
-        self._d = d
-        self._program = plan.program
-        self._functions: dict[str, Any] = {}
-        self._draft = draft
-        self._counts = counts
-        self._told = size_arguments
-        self._places = Places(plan.mesh, "")
-        self._constants = Constants(draft, counts, plan.mesh)
-        self._copies = ShardCopies(draft, counts, self._places, self._functions, emit_local)
-
-    def emit(self, name: str, carries: bool) -> tuple[str, dict[str, Any]]:
-        for op, step in zip(self._program.ops, self._plan.steps, strict=True):
-            if step.home:
-                self._write_whole(op)
-            if step.shards:
-                wanted = enumerate(zip(op.inputs, step.shards.wants, strict=True))
-                device = self._device(op)
-                data = ["" if i in step.shards.makes else self._read(t, want, device) for i, (t, want) in wanted]
-                self._copies.write(op, step.shards, self._d, device, data, self._controls(op))
-        pairs = zip(self._program.outputs, self._plan.output_layouts, strict=True)
-        outputs = [
-            self._read(tensor, layout, self._device(self._program.ops[tensor.op])) for tensor, layout in pairs
-        ] + (self._told if carries else [])
-        inputs = [*[self._program.ops[i].name for i in self._program.inputs], *self._told]
-        function = function_definition(name, self._draft.nodes, inputs, outputs, ())
-        for original in self._program.library.function:
-            if original.signature.name == name and XLA_ATTRIBUTE in original.attr:
-                function.attr[XLA_ATTRIBUTE].CopyFrom(original.attr[XLA_ATTRIBUTE])
-        function = named_by_content(function)
-        self._functions[function.signature.name] = function
-        return str(function.signature.name), self._functions
-
-    def _write_whole(self, op: Op) -> None:
-        """Write an operation on whole values, which every shard has for itself."""
-        if op.type == SIZES:
-            write_sizes(self._draft, self._counts, op, self._d, "")
-            return
-        device = self._device(op)
-        data = [self._read(tensor, REPLICATE, device) for tensor in op.inputs]
-        self._draft.copy(op, op.name, device, [*data, *self._controls(op)], self._d)
-
-    def _device(self, op: Op) -> str:
-        """Return the device of an operation in a column; "" where the loop or branch is."""
-        return self._places.on(op, self._d) if self._places.column(op) else ""
-
-    def _controls(self, op: Op) -> list[str]:
-        return [f"^{self._name(c)}" for c in op.controls if self._program.ops[c].type != "Placeholder"]
-
-    def _name(self, position: int) -> str:
-        name = self._program.ops[position].name
-        return name if self._plan.steps[position].home else self._draft.prefixes[self._d] + name
-
-    def _read(self, tensor: Tensor, layout: Layout, device: str) -> str:
-        op, step = self._program.ops[tensor.op], self._plan.steps[tensor.op]
-        suffix = f":{tensor.index}" if tensor.index else ""
-        if op.type == "Placeholder":
-            return op.name
-        if step.shards and step.shards.gives[tensor.index] == layout:
-            return self._draft.prefixes[self._d] + op.name + suffix
-        if op.is_constant and (isinstance(layout, Shard) or not step.home):
-            return self._constants.get(op, layout, self._d, device)
-        return op.name + suffix

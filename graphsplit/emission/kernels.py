@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from graphsplit.emission.communication import PAIRWISE
 from graphsplit.emission.emitted_graph import Draft
-from graphsplit.emission.emitter import emit_local
 from graphsplit.emission.shards.random_numbers import own_numbers
 from graphsplit.emission.shards.row_counts import FixedRows, Site
 from graphsplit.emission.shards.shard_copies import ShardCopies
@@ -51,9 +50,9 @@ class Kernels:
     def __init__(self, plan: Plan, tasks: Sequence[PlannedTask]):
         self._plan = plan
         self._tasks = tasks
-        self._draft = Draft(plan.program, range(plan.mesh.shards))
+        self._draft = Draft(plan.program, plan.mesh.shards)
         site = Site(plan.home, dict(enumerate(plan.devices)), "", self._draft.add_sizes, {})
-        self._copies = ShardCopies(self._draft, FixedRows(plan.rows, site), plan.places, {}, emit_local)
+        self._copies = ShardCopies(self._draft, FixedRows(plan.rows, site), plan.places, lambda *_: None)
 
     def of(self, task: PlannedTask) -> list[Kernel]:
         """Return the operations that a task becomes, its own first; none for what is sent, or needs no kernel."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
@@ -94,6 +94,11 @@ class Mesh:
     def before(self, d: int) -> int | None:
         """Return the shard that shard `d` follows on its device; None for the first there."""
         return d - 1 if d and self.positions[d - 1] == self.positions[d] else None
+
+    def apart(self) -> Mesh:
+        """Return the shards for what each runs by itself: where it runs what calls that, or in a column."""
+        columns = tuple([tuple([column[position] for position in self.positions]) for column in self.columns])
+        return replace(self, devices=("",) * self.shards, positions=tuple(range(self.shards)), columns=columns)
 
     def share(self, d: int) -> float:
         """Return the part of the batch that shard `d` has."""

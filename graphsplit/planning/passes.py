@@ -15,10 +15,10 @@ from graphsplit.planning.communication.bucketing import find_buckets, leading_to
 from graphsplit.planning.communication.gateways import through_gateways
 from graphsplit.planning.communication.moves import find_moves
 from graphsplit.planning.communication.transfers import Collective
+from graphsplit.planning.control_flow import ControlFlowAnswers
 from graphsplit.planning.moments import with_moments
 from graphsplit.planning.plan import Plan, check_strict
 from graphsplit.planning.propagation.backward_propagation import BodyPlanner, WholeBackwardPropagation
-from graphsplit.planning.propagation.control_flow import ControlFlowAnswers
 from graphsplit.planning.propagation.cuts import with_cuts
 from graphsplit.planning.propagation.forward_propagation import ForwardPropagation
 from graphsplit.planning.propagation.lookups import rows_moved

@@ -16,6 +16,7 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.steps import Step
 from graphsplit.program.graph.function_calls import function_names
 from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.stages import Stage
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,16 @@ class Places:
         return group_of(layout) or self.on_shards(op)
 
     def of_stage(self, op: Op) -> tuple[str, ...]:
-        """Return the devices that its stage has for an operation, by position, or one for all; empty if it has none.
+        """Return the devices that its stage has for an operation, by position, or one for all; empty if it has none."""
+        stage = self._stage(op)
+        return stage.column(op.provenance.column or 0, max(len(self.mesh.columns), 1)) if stage else ()
 
-        Along another axis, which is planned for all stages alike, none has devices of its own.
+    def _stage(self, op: Op) -> Stage | None:
+        """Return the stage that has devices of its own for an operation.
+
+        There is none along another axis, planned for all stages alike, nor in what runs where what calls it does.
         """
-        if op.stage is None or self.mesh.axis:
-            return ()
-        return op.stage.column(op.provenance.column or 0, max(len(self.mesh.columns), 1))
+        return None if self.mesh.axis or "" in self.mesh.devices else op.stage
 
     def column(self, op: Op) -> tuple[str, ...]:
         """Return the devices of the column of an operation, by position; empty for one that is in no column."""
@@ -108,7 +112,7 @@ class Places:
 
     def within(self, op: Op) -> Places:
         """Return the places of what a loop or branch calls: of one in a stage, those that the stage has."""
-        stage, count = None if self.mesh.axis else op.stage, len(self.mesh.columns)
+        stage, count = self._stage(op), len(self.mesh.columns)
         if stage is None:
             return Places(self.mesh, self.home)
         columns = tuple([stage.column(number, count) for number in range(count)])

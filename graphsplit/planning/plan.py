@@ -36,10 +36,6 @@ class Plan(Decisions):
         Plans of what loops and branches do in each turn are checked as well.
         """
         self.mesh.check()
-        for step in self.steps:
-            for body in (*step.bodies.values(), *(step.shards.bodies.values() if step.shards else ())):
-                if isinstance(body, Plan):
-                    body.check()
         for op, step in zip(self.program.ops, self.steps, strict=True):
             for tensor, layout in check_step(self.program, op, step, self.mesh):
                 check_size(self.program, tensor, layout, self.mesh)

@@ -83,20 +83,22 @@ class Tasks:
 
     Attributes:
       tasks: each after those that it reads.
-      outputs: what the plan returns; None for what every device has.
+      outputs: what the plan returns, and the result that it is; None for what every device has.
       alike: the shards whose tasks are not among them, as they are those of others.
       values: which result each value of a collective is that is read, by the number of both; None as in `outputs`.
+      operands: what each operation reads, by its position and whether it is a shard's: see `operands_of`.
     """
 
     tasks: tuple[PlannedTask, ...]
-    outputs: tuple[Result | None, ...]
+    outputs: tuple[tuple[Operand, Result | None], ...]
     alike: AlikeShards = field(default_factory=AlikeShards)
     values: Mapping[tuple[int, int], Result | None] = field(default_factory=dict)
+    operands: Mapping[tuple[int, bool], Sequence[Operand | None]] = field(default_factory=dict)
 
     @property
     def returned(self) -> tuple[Result, ...]:
         """The results that the plan returns."""
-        return tuple([result for result in self.outputs if result is not None])
+        return tuple([result for _, result in self.outputs if result is not None])
 
 
 def tasks_of(plan: Decisions, *, in_phases: bool = True) -> Tasks:
@@ -127,8 +129,8 @@ def _tasks_of(plan: Decisions, alike: AlikeShards, *, in_phases: bool = True) ->
     writer.expect_sums()
     for i, d in _order(plan, alike) if in_phases else _program_order(plan):
         writer.run(i, d)  # (unless others have needed it before)
-    outputs = [writer.given(operand, None) for operand in outputs_of(plan)]
-    return Tasks(tuple(writer.tasks), tuple(outputs), alike, writer.values)
+    outputs = [(operand, writer.given(operand, None)) for operand in _outputs_of(plan)]
+    return Tasks(tuple(writer.tasks), tuple(outputs), alike, writer.values, writer.operands)
 
 
 def _program_order(plan: Decisions) -> Iterator[tuple[int, int | None]]:
@@ -194,7 +196,7 @@ def _operand(plan: Decisions, tensor: Tensor, want: Layout) -> Operand:
     return Operand(tensor, want if copies is None or is_made or not is_whole(want) else copies)
 
 
-def outputs_of(plan: Decisions) -> Sequence[Operand]:
+def _outputs_of(plan: Decisions) -> Sequence[Operand]:
     """Return what a plan returns: of what lies along an axis what each shard has."""
     outputs = plan.program.outputs
     return _of_each(plan, outputs, plan.output_layouts or [SINGLE_DEVICE] * len(outputs))
@@ -269,6 +271,7 @@ class _TaskWriter:
         self._elsewhere: dict[tuple[int, int, int], Result] = {}
         self._sent: dict[tuple[Result, str], Result] = {}
         self.values: dict[tuple[int, int], Result | None] = {}
+        self.operands: dict[tuple[int, bool], Sequence[Operand | None]] = {}
         self._splits: dict[tuple[object, ...], int] = {}
         self._moves = {
             (move.tensor, move.target): (c, reads)
@@ -341,7 +344,7 @@ class _TaskWriter:
     def _copies_of(self, op: Op, on_shards: bool) -> _Copies:
         once = [self._plan.home] if is_together(self._plan, op.index) else self._plan.places.once(op)
         devices = self._plan.places.on_shards(op) if on_shards else once
-        operands = operands_of(self._plan, op, on_shards)
+        operands = self.operands[op.index, on_shards] = operands_of(self._plan, op, on_shards)
         readers = [operand and self._reader(operand, on_shards) for operand in operands]
         if on_shards:
             beside = [operand and self._beside(operand, devices) for operand in operands]

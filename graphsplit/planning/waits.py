@@ -36,6 +36,15 @@ class OrderedTasks(Tasks):
     waits: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
+    def of_shards(self) -> Mapping[int | None, Sequence[int]]:
+        """The tasks that are operations, or ends of turns, by the shard whose they are; None for what runs once."""
+        numbers: dict[int | None, list[int]] = {}
+        for n, task in enumerate(self.tasks):
+            if task.kind in (OPERATION, TURN):
+                numbers.setdefault(task.shard, []).append(n)
+        return numbers
+
+    @cached_property
     def sources(self) -> Sequence[Sequence[int]]:
         """The tasks that each task reads or waits for."""
         pairs = zip(self.tasks, self.waits, strict=True)
@@ -82,7 +91,7 @@ def _with_waits(plan: Decisions, tasks_found: Tasks) -> OrderedTasks:
             if phase_of[i] == p and (i, d) in at:
                 waits.setdefault(at[i, d], []).append(ends[turn])
     each = tuple([tuple(dict.fromkeys(waits[n])) if n in waits else () for n in range(len(tasks))])
-    return OrderedTasks(tuple(tasks), tasks_found.outputs, tasks_found.alike, tasks_found.values, each)
+    return OrderedTasks(**{**vars(tasks_found), "tasks": tuple(tasks)}, waits=each)
 
 
 def _before(plan: Decisions, op: Op, d: Copy, at: At) -> Iterator[int]:

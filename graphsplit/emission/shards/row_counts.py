@@ -254,8 +254,8 @@ class FixedRows(RowCounts):
 class AxisRows(FixedRows):
     """Of an axis of the mesh that has no rows: what is cut along it has a known length, and is cut evenly."""
 
-    def __init__(self, site: Site):
-        super().__init__((1,) * len(site.devices), site)
+    def __init__(self, rows: Sequence[int], site: Site):
+        super().__init__(rows, site)
         self.numbers = {d: {} for d in self.numbers}  # how many rows the batch has is not known here
 
 

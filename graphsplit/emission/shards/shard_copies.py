@@ -6,7 +6,7 @@ Of constants every device makes its own, whole or its piece, instead of being se
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -23,8 +23,7 @@ from graphsplit.emission.shards import random_numbers
 from graphsplit.emission.shards.row_counts import BEGIN, RowCounts
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.places import Places
-from graphsplit.planning.propagation.control_flow import LocalPlan
-from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names, hand_over, rename_functions
+from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.program import SIZES, Op
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import DROPPED, LEFT_OUT, LIST, ZEROS, Place, Shift
@@ -32,7 +31,7 @@ from graphsplit.rules.families.random import PartDrawn, note_part, part_drawn
 from graphsplit.rules.registry import resized
 
 _PART = "part"
-EmitLocal = Callable[[LocalPlan, str, int, bool], tuple[str, dict[str, Any]]]
+CallBodies = Callable[[Op, Any, Mapping[str, Any], int], None]
 _RESOURCE = tf.resource.as_datatype_enum
 
 
@@ -43,24 +42,15 @@ class ShardCopies:
       draft: what is written.
       counts: how many rows each shard has.
       places: of the shards.
-      functions: takes the functions that loops and branches call, by name.
-      emit_local: makes the function in which a shard runs a body: see `emitter`.
+      call_bodies: lets a loop or branch, its node, call functions made for a shard by plans, by name: see `emitter`.
     """
 
-    def __init__(
-        self,
-        draft: Draft,
-        counts: RowCounts,
-        places: Places,
-        functions: dict[str, Any],
-        emit_local: EmitLocal,
-    ):
+    def __init__(self, draft: Draft, counts: RowCounts, places: Places, call_bodies: CallBodies):
         self._draft = draft
         self._counts = counts
         self._places = places
         self._mesh = places.mesh
-        self._functions = functions
-        self._emit_local = emit_local
+        self._call_bodies = call_bodies
         self._plain: dict[int, bool] = {}
 
     def write(self, op: Op, sharded: Sharded, d: int, device: str, data: Sequence[str], controls: Sequence[str]) -> Any:
@@ -219,13 +209,11 @@ class ShardCopies:
 
     def _localise_bodies(self, op: Op, node: Any, sharded: Sharded, d: int) -> None:
         """Let a loop or branch call bodies made for shard `d`. Shards of the same size share them."""
-        names = {}
-        for name, plan in sharded.bodies.items():
-            plan_in_stage = replace(plan, mesh=self._places.within(op).mesh)
-            names[name], functions = self._emit_local(plan_in_stage, name, d, carries(op, name))
-            self._functions.update(functions)
-        rename_functions(node, names)
-        hand_over(node, self._counts.told(d, told_sizes(self._draft.program.symbols, on_shard=True)))
+        plans = sharded.bodies
+        if self._places.of_stage(op) and self._mesh.columns:
+            apart = self._places.within(op).mesh.apart()
+            plans = {name: replace(plan, mesh=apart) for name, plan in plans.items()}
+        self._call_bodies(op, node, plans, d)
         if "output_shapes" in node.attr:  # of the whole; TensorFlow infers them again
             del node.attr["output_shapes"].list.shape[:]
             if self._mesh.axis:  # (or they are told: sizes are known along it)
@@ -248,11 +236,12 @@ def write_told(draft: Draft, d: int | None, device: str) -> dict[Symbol, str]:
     return size_arguments
 
 
-def write_sizes(draft: Draft, counts: RowCounts, op: Op, d: int | None, device: str) -> None:
+def write_sizes(draft: Draft, counts: RowCounts, op: Op, name: str, d: int | None) -> None:
     """Write integers that follow from sizes, which a program has as an operation, as shard `d` or home reads them."""
     assert op.yields is not None
-    source = counts.operand(f"{op.name}/{draft.helper}value", d, op.yields, op.out_dtypes[0])
-    draft.add(make_node(op.name, "Identity", [source], device, T=op.out_dtypes[0]), Origin(op.index, d, "op"))
+    source = counts.operand(f"{name}/{draft.helper}value", d, op.yields, op.out_dtypes[0])
+    device = (counts.home if d is None else counts.writers[d]).device
+    draft.add(make_node(name, "Identity", [source], device, T=op.out_dtypes[0]), Origin(op.index, d, "op"))
 
 
 def carries(op: Op, name: str) -> bool:

@@ -236,7 +236,7 @@ def seconds_of_bodies(op: Op, plans: Mapping[str, Any], rows: tuple[int, ...], d
 
     Args:
       op: the loop, branch or call.
-      plans: how the shard runs its functions (`LocalPlan`), by name; empty where they run on whole tensors.
+      plans: the plans by which the shard runs its functions, by name; empty where they run on whole tensors.
       rows: of every shard.
       d: which shard; None for whole tensors.
       costs: of single operations.
@@ -301,7 +301,7 @@ def bytes_in_lists(
 
     Args:
       op: the operation that runs functions.
-      plans: how the shard runs its functions (`LocalPlan`), by name; empty where they run on whole tensors.
+      plans: the plans by which the shard runs its functions, by name; empty where they run on whole tensors.
       rows: of every shard.
       d: which shard; None for whole tensors.
       unknown_size: what sizes count as that are not known.

@@ -1,6 +1,7 @@
-"""Loops, branches and compiled calls that run on every shard by themselves: their bodies, planned as programs.
+"""Loops, branches and compiled calls that every shard runs by itself: their bodies, planned as programs.
 
-What a shard does by itself in such a body is a `LocalPlan`.
+The plan of such a body exchanges nothing. Its devices are `""`: each shard runs it where it runs the loop, and has for
+itself what is whole.
 
 Of loops over rows (`tf.map_fn`, and TensorArrays that a loop reads and writes row by row) each shard turns for its own.
 What such a loop reads is a list of rows, and what it makes is one: entry `i` in turn `i`. Its body is the same for one
@@ -18,11 +19,14 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Shard, is_whole
-from graphsplit.errors import CheckError
+from graphsplit.planning.communication.collectives import find_collectives
+from graphsplit.planning.communication.moves import find_moves
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.places import Owners, Places
+from graphsplit.planning.plan import Plan
 from graphsplit.planning.propagation.backward_propagation import LocalBackwardPropagation
 from graphsplit.planning.propagation.forward_propagation import LocalForwardPropagation, NaturalForms
-from graphsplit.planning.propagation.sharding_checks import check_step
+from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.program import Op, Program, Tensor
@@ -76,14 +80,14 @@ class ControlFlowAnswers:
 
     def _plan(
         self, program: Program, inputs: Sequence[Layout], outputs: Sequence[Layout], wishes: dict[int, Shard]
-    ) -> LocalPlan | Declined:
+    ) -> Plan | Declined:
         natural = self._forward(program, inputs, outputs)
         backward = LocalBackwardPropagation(program, natural, outputs)
         steps = backward.run()
         if backward.obstacles:
             wishes.update(backward.wishes)
             return Declined(backward.obstacles[0])
-        return LocalPlan(program, self.mesh, tuple(inputs), tuple(outputs), steps)
+        return plan_of_body(program, self.mesh, inputs, outputs, steps)
 
     def _answer_loop(self, op: Op, layouts: Sequence[Layout], wishes: dict[int, Shard]) -> Answer:
         condition_name, body_name = function_names(op.node)
@@ -98,7 +102,7 @@ class ControlFlowAnswers:
             if after == carried:
                 break
             carried = [layout for layout in after if layout is not None]
-        plans: dict[str, LocalPlan] = {}
+        plans: dict[str, Plan] = {}
         for name, program, outputs in (
             (body_name, body, carried),
             (condition_name, op.bodies[condition_name], [REPLICATE]),
@@ -155,7 +159,7 @@ def fits(op: Op, body: Program) -> bool:
     return all(shape is None or inside is not None for shape, inside in pairs)
 
 
-def _sharded(op: Op, wants: Sequence[Layout], gives: Sequence[Layout], plans: Mapping[str, LocalPlan]) -> Answer:
+def _sharded(op: Op, wants: Sequence[Layout], gives: Sequence[Layout], plans: Mapping[str, Plan]) -> Answer:
     if tf.resource.as_datatype_enum in op.attr(CONTROL_FLOW[op.type].types).list.type:
         return Declined("it captures a table or another resource, which lives on one device")
     return Sharded(tuple(wants), tuple(gives), bodies=plans)
@@ -190,50 +194,38 @@ def _accumulates_partial(forward: NaturalForms, body: Program, i: int) -> bool:
     return len(addends) < len(origins) and bool(addends) and all(forward.layout(t) == PARTIAL_SUM for t in addends)
 
 
-@dataclass(frozen=True, eq=False)
-class LocalPlan:
-    """A body that every shard runs by itself. Nothing moves: what is whole, every shard has for itself.
+def plan_of_body(
+    program: Program, mesh: Mesh, inputs: Sequence[Layout], outputs: Sequence[Layout], steps: Sequence[Step]
+) -> Plan:
+    """Return the plan of a body that every shard runs by itself.
 
-    Attributes:
+    Args:
       program: the body.
       mesh: the shards.
-      input_layouts, output_layouts: the layouts of its arguments and of what it returns.
-      steps: one per operation; `home` ones run on whole values, on every shard.
+      inputs, outputs: the layouts of its arguments and of what it returns.
+      steps: one per operation. What runs once is whole on every shard; what runs on the shards, too, is there twice.
     """
-
-    program: Program = field(repr=False)
-    mesh: Mesh
-    input_layouts: tuple[Layout, ...]
-    output_layouts: tuple[Layout, ...]
-    steps: tuple[Step, ...] = field(repr=False)
-
-    @property
-    def sharded_ops(self) -> tuple[Op, ...]:
-        """Return the operations that work on rows of their own."""
-        return tuple(op for op, step in zip(self.program.ops, self.steps, strict=True) if step.shards)
-
-    def check(self) -> None:
-        """Raise `CheckError` unless every tensor that is read exists in the layout in which it is read."""
-        for op, step in zip(self.program.ops, self.steps, strict=True):
-            reads: list[tuple[Tensor, Layout]] = [(t, REPLICATE) for t in op.inputs] if step.home else []
-            reads += check_step(self.program, op, step, self.mesh)
-            self._check_exist(reads, op.name)
-        self._check_exist(list(zip(self.program.outputs, self.output_layouts, strict=True)), "the result")
-
-    def _check_exist(self, reads: Sequence[tuple[Tensor, Layout]], reader: str) -> None:
-        for tensor, layout in reads:
-            if not self._exists(tensor, layout):
-                name = self.program.ops[tensor.op].name
-                raise CheckError(f"{reader!r} reads {name!r} as {layout}, which is not made.")
-
-    def _exists(self, tensor: Tensor, layout: Layout) -> bool:
-        op, step = self.program.ops[tensor.op], self.steps[tensor.op]
-        if tensor.op in self.program.inputs:
-            return self.input_layouts[self.program.inputs.index(tensor.op)] == layout
-        if op.type == "Const" and isinstance(layout, Shard):
-            return True
-        is_made = step.shards is not None and step.shards.gives[tensor.index] == layout
-        return is_made or (layout == REPLICATE and (step.home or op.is_constant))
+    arguments = {i: Step(shards=Sharded((), (layout,))) for i, layout in zip(program.inputs, inputs, strict=True)}
+    on_shards = tuple(
+        [
+            arguments.get(op.index) or (_local(op) if step.home and not step.shards else step)
+            for op, step in zip(program.ops, steps, strict=True)
+        ]
+    )
+    places, state = Places(mesh.apart(), "", Owners(("",) * len(program.ops))), State()
+    moves = find_moves(program, on_shards, places, state, outputs)
+    return Plan(
+        program=program,
+        mesh=places.mesh,
+        home="",
+        input_layouts=tuple(inputs),
+        steps=on_shards,
+        owners=places.owners,
+        moves=moves,
+        collectives=tuple(find_collectives(program, places, moves)),
+        output_layouts=tuple(outputs),
+        state=state,
+    )
 
 
 ADDS = frozenset({"Add", "AddN", "AddV2"})
@@ -396,10 +388,10 @@ class _RowLoop:
         last = [k for k in dict.fromkeys(self.turns.carried_bounds) if number_at(self.op, k) == self.turns.number]
         return [*first, *[Resize(k, (), np.asarray(constants[k]), Place(self.cut, end=True)) for k in last]]
 
-    def _plan(self, program: Program, local: dict[int, Step]) -> LocalPlan:
-        steps = tuple([local.get(op.index, Step(home=True)) for op in program.ops])
+    def _plan(self, program: Program, local: dict[int, Step]) -> Plan:
+        steps = [local.get(op.index, Step(home=True)) for op in program.ops]
         inputs, outputs = (REPLICATE,) * len(program.inputs), (REPLICATE,) * len(program.outputs)
-        return LocalPlan(program, self.mesh, inputs, outputs, steps)
+        return plan_of_body(program, self.mesh, inputs, outputs, steps)
 
 
 def _local(op: Op, resize: tuple[Resize, ...] = (), shift: dict[int, Shift] | None = None) -> Step:
