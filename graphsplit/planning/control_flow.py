@@ -26,6 +26,8 @@ from graphsplit.planning.places import Owners, Places
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.propagation.backward_propagation import LocalBackwardPropagation
 from graphsplit.planning.propagation.forward_propagation import LocalForwardPropagation, NaturalForms
+from graphsplit.planning.propagation.owners import Owners
+from graphsplit.planning.propagation.sharding_checks import exchanges
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
@@ -87,7 +89,11 @@ class ControlFlowAnswers:
         if backward.obstacles:
             wishes.update(backward.wishes)
             return Declined(backward.obstacles[0])
-        return plan_of_body(program, self.mesh, inputs, outputs, steps)
+        plan = plan_of_body(program, self.mesh, inputs, outputs, steps)
+        if exchanged := [move.tensor.op for move in exchanges(program, plan.moves)]:
+            name = program.ops[max(exchanged)].type
+            return Declined(f"{name} in it: its rows would be exchanged between devices each time")
+        return plan
 
     def _answer_loop(self, op: Op, layouts: Sequence[Layout], wishes: dict[int, Shard]) -> Answer:
         condition_name, body_name = function_names(op.node)

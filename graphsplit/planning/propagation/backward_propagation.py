@@ -287,7 +287,7 @@ class WholeBackwardPropagation(BackwardPropagation):
 
 @dataclass(eq=False)
 class LocalBackwardPropagation(BackwardPropagation):
-    """Of a body that every shard runs by itself: whole ops run on every shard, and nobody is there to exchange with.
+    """Of a body that every shard runs by itself: whole ops run on every shard.
 
     Attributes:
       obstacles: why it cannot run by itself.
@@ -303,8 +303,6 @@ class LocalBackwardPropagation(BackwardPropagation):
             self.obstacles.append(f"{op.type} in it has side effects, which happen once")
         elif step.home and step.reason:
             self.obstacles.append(f"{op.type} in it: {step.reason}")
-        for tensor, layout in self._demanded(op):
-            self._check_exists(op, step, tensor, layout)
         return step
 
     def _visit_whole(self, op: Op) -> Step:
@@ -324,12 +322,3 @@ class LocalBackwardPropagation(BackwardPropagation):
 
     def _is_remade_whole(self, op: Op, depth: int = 0) -> bool:  # noqa: ARG002
         return False  # it is made on every shard anyway
-
-    def _check_exists(self, op: Op, step: Step, tensor: Tensor, layout: Layout) -> None:
-        """Note an obstacle if the shards would have to exchange rows for somebody to read a tensor in a layout."""
-        if op.index in self._inputs or (layout == REPLICATE and (step.home or op.is_constant)):
-            return
-        if op.type == "Const" and isinstance(layout, Shard):
-            return
-        if step.shards is None or step.shards.gives[tensor.index] != layout:
-            self.obstacles.append(f"{op.type} in it: its rows would be exchanged between devices each time")

@@ -43,8 +43,10 @@ def check_step(program: Program, op: Op, step: Step, mesh: Mesh) -> list[tuple[T
         raise CheckError(f"{op.name!r} wants {shards.wants} and gives {shards.gives}.")
     for body in shards.bodies.values():
         body.check()
-        if not shards.together:
-            _check_alone(op, body)
+        moves = () if shards.together else exchanges(body.program, body.moves)
+        if moves:
+            name = body.program.ops[moves[0].tensor.op].name
+            raise CheckError(f"Each shard runs {op.name!r} by itself, and in its body {name!r} moves: {moves[0].kind}.")
     _check_numbers(op, shards)
     undefined = undefined_outputs(op.node)
     for k, layout in enumerate(shards.gives):
@@ -58,12 +60,10 @@ def check_step(program: Program, op: Op, step: Step, mesh: Mesh) -> list[tuple[T
     return [read for i, read in wanted if i not in shards.makes]
 
 
-def _check_alone(op: Op, body: Any) -> None:
-    """Raise `CheckError` if something is exchanged in a body that each shard runs by itself."""
-    for move in body.moves:
-        name, stays_whole = body.program.ops[move.tensor.op].name, is_whole(move.source) and is_whole(move.target)
-        if not stays_whole and body.program.ops[move.tensor.op].type != "Const":  # (of which each makes its piece)
-            raise CheckError(f"Each shard runs {op.name!r} by itself, and in its body {name!r} moves: {move.kind}.")
+def exchanges(program: Program, moves: Sequence[Move]) -> Sequence[Move]:
+    """Return the moves for which shards need each other: all but of what is whole, and of constants, which each has."""
+    cutting = [move for move in moves if not (is_whole(move.source) and is_whole(move.target))]
+    return [move for move in cutting if program.ops[move.tensor.op].type != "Const"]
 
 
 def _check_numbers(op: Op, shards: Sharded) -> None:
