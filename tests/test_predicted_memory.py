@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from benchmarks import peaks
+from graphsplit.planning.device_bytes import live_bytes
 from tests.helpers.predictions import WEIGHTS, X, boxed
 
 
@@ -25,6 +26,26 @@ def test_what_a_loop_keeps_for_its_gradient_is_alive():
     one, two = (gs.predict(keeping, X, machine=boxed(), devices=n) for n in (1, 2))
     assert one.memory["/device:GPU:0"].live_bytes >= 5 * 128 * 64 * 4
     assert 5 * 64 * 64 * 4 <= two.memory["/device:GPU:1"].live_bytes < one.memory["/device:GPU:0"].live_bytes
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_what_a_turn_holds_is_alive(is_split: bool):
+    """What is wide only inside of a loop is counted, on each device: its own rows, also where turns are split."""
+
+    def widening(x):
+        def turn(i, y):
+            wide = tf.tile(tf.nn.tanh(y), [1, 16])
+            return i + 1, y * tf.reduce_mean(wide**2, 0 if is_split else 1, keepdims=True)[:, : y.shape[1]]
+
+        return tf.while_loop(lambda i, _: i < 5, turn, [0, x])[1]
+
+    plan = gs.parallelize(widening, devices=2).plan(X)
+    [loop] = [step for op, step in zip(plan.program.ops, plan.steps, strict=True) if op.bodies]
+    assert bool(loop.bodies) == is_split
+    wide = 2 * 16 * 64 * 64 * 4  # of half of the rows, and their squares
+    assert all(wide <= size < 2 * wide for size in live_bytes(plan).values())
+    memory = gs.predict(widening, X, machine="8xA100-SXM4-80GB", devices=2).memory
+    assert all(wide <= memory[f"/device:GPU:{d}"].live_bytes < 2 * wide for d in range(2))
 
 
 def test_lists_count_beside_a_result_of_unknown_size():

@@ -26,7 +26,6 @@ from graphsplit.planning.places import Owners, Places
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.propagation.backward_propagation import LocalBackwardPropagation
 from graphsplit.planning.propagation.forward_propagation import LocalForwardPropagation, NaturalForms
-from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.propagation.sharding_checks import exchanges
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step

@@ -7,6 +7,8 @@ What a kernel needs besides is not known, and an operation that writes its resul
 Everything is there from the task that makes it to the last one that reads it (`tasks`), and what is returned to the
 end; but of a sum that shards of one device give to in turns there is one buffer, to which each adds as it comes.
 
+A loop or branch holds, while it runs, what its functions hold, by their plans.
+
 Of a branch whose operations are the program's (`program/sides.py`), what one side makes is never there together with
 what the other makes. So at each time that side counts which has more.
 
@@ -27,7 +29,8 @@ from graphsplit.core.intervals import alive
 from graphsplit.planning.communication.transfers import Relay, Slice, Sum
 from graphsplit.planning.costs.buffers import NO_BUFFER, SAME_BUFFER
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.tasks import COPY, OPERATION, SEND, PlannedTask, Tasks, few_tasks_of
+from graphsplit.planning.steps import Step
+from graphsplit.planning.tasks import COPY, OPERATION, SEND, PlannedTask, Tasks, few_tasks_of, tasks_of
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Op, Tensor
 from graphsplit.program.reading.trip_counts import times_run
@@ -142,11 +145,41 @@ def _buffers(plan: Decisions, tasks: Tasks) -> list[LiveBuffer]:
     _let_pieces_wait(plan, tasks, of, last)
     _let_both_sides_wait(plan, tasks, of, last)
     inner = [max(side, default=None) for side in sides_of_tasks(plan, tasks.tasks) or [EVERYWHERE] * len(tasks.tasks)]
-    return [
+    made = [
         LiveBuffer(task.device, task.bytes[k] * _times(tasks, task), task, n, end, inner[n])
         for (n, k), end in zip(results, last, strict=True)
         if (task := tasks.tasks[n]).bytes[k]
     ]
+    inside = held_inside(plan, tasks.tasks)
+    return [*made, *[LiveBuffer(device, size, tasks.tasks[n], n, n, inner[n]) for n, device, size in inside]]
+
+
+def held_inside(plan: Decisions, tasks: Sequence[PlannedTask]) -> Iterator[tuple[int, str, int]]:
+    """Yield what loops and branches hold while they run: the task, a device, and the most bytes in any function.
+
+    Nothing is known of functions that have no plan: they run on one device, as they are.
+    """
+    known: dict[int, dict[int | None, dict[str, int]]] = {}
+    for n, task in enumerate(tasks):
+        if task.kind == OPERATION and task.op is not None and plan.program.ops[task.op].bodies:
+            if task.op not in known:
+                known[task.op] = _inside(plan.steps[task.op])
+            sizes = known[task.op].get(task.shard, {}).items()
+            yield from ((n, device or task.device, size) for device, size in sizes if size)
+
+
+def _inside(step: Step) -> dict[int | None, dict[str, int]]:
+    """Return the most that the functions of a loop or branch hold, by shard and device; "" is where the loop is."""
+    most: dict[int | None, dict[str, int]] = {}
+    for body in (*step.bodies.values(), *(step.shards.bodies.values() if step.shards else ())):
+        by_place: dict[tuple[int | None, str], list[LiveBuffer]] = {}
+        for buffer in _buffers(body, tasks_of(body)):
+            shard = None if body.home else buffer.task.shard  # (of what runs as one, all is in one call)
+            by_place.setdefault((shard, buffer.device), []).append(buffer)
+        for (shard, device), buffers in by_place.items():
+            of_device = most.setdefault(shard, {})
+            of_device[device] = max(_most(buffers).bytes, of_device.get(device, 0))
+    return most
 
 
 def _let_both_sides_wait(plan: Decisions, tasks: Tasks, of: Sequence[Sequence[int | None]], last: list[int]) -> None:

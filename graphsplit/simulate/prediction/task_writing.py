@@ -16,7 +16,7 @@ from graphsplit.planning.costs.buffers import SAME_BUFFER
 from graphsplit.planning.costs.families import FREE
 from graphsplit.planning.costs.machine import Machine
 from graphsplit.planning.costs.seconds import Costs
-from graphsplit.planning.device_bytes import result_buffers, sides_of_tasks
+from graphsplit.planning.device_bytes import held_inside, result_buffers, sides_of_tasks
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.tasks import COPY, HANDED_ON, OPERATION, SEND, PlannedTask, Result
 from graphsplit.planning.waits import TURN, ordered_tasks_of
@@ -275,6 +275,9 @@ class _MachineTaskWriter:
             buffers.append(Buffer(*fields))
         for g, size in self._held:
             buffers.append(Buffer(f"inside of {self._tasks[g].name}", self._tasks[g].device, allocated(size), g))
+        for n, device, size in held_inside(self._plan, self._planned):
+            g = self._number[n]
+            buffers.append(Buffer(f"inside of {self._tasks[g].name}", device, allocated(size), g))
         return tuple(buffers)
 
     def _size(self, n: int, index: int) -> int:
