@@ -42,6 +42,7 @@ from graphsplit.core.layouts import (
     group_of,
 )
 from graphsplit.core.protos import constant_value
+from graphsplit.core.sizes import Shape
 from graphsplit.planning.variables.gathering import read_again
 from graphsplit.planning.variables.laid_variables import READS, WRITES_ROWS, copies_of
 from graphsplit.planning.variables.part_by_part import JOINS, PartByPart, part_by_part
@@ -55,6 +56,8 @@ from graphsplit.rules.factors import Place
 from graphsplit.rules.registry import resized
 
 _MORE = 8  # times as many bytes are read where something shrinks
+_OF_TRUTHS = {"LogicalAnd": "All", "LogicalOr": "Any"}
+_FEW_PARTS = 3  # are joined one after the other
 
 
 @dataclass(frozen=True)
@@ -292,8 +295,20 @@ class _PartsWriter(WholeWriter):
         if kind == "AddN":
             result = [(op.out_shapes[output], dtype)]
             return self._made(kind, self._unused(name), parts, result, {}, N=len(parts), T=dtype)
+        if kind in _OF_TRUTHS and len(parts) > _FEW_PARTS:
+            return self._all_or_any(name, _OF_TRUTHS[kind], parts, op.out_shapes[output])
         typed = dtype != tf.bool  # (which has operations of its own)
         return functools.reduce(lambda joined, other: self._plain(kind, name, [joined, other], T=typed), parts)
+
+    def _all_or_any(self, name: str, kind: str, parts: Sequence[Tensor], shape: Shape | None) -> Tensor:
+        """Write whether all of many truth values are true, or any is: in two operations, however many there are."""
+        stacked = None if shape is None else (len(parts), *shape), tf.bool
+        packed = self._made(
+            "Pack", self._unused(f"{name}/of_all"), parts, [stacked], {}, N=len(parts), T=tf.bool, axis=0
+        )
+        axis = np.array(0, np.int32)
+        operands = [packed, self._constant(f"{name}/axis", axis, tf.int32)]
+        return self._made(kind, self._unused(name), operands, [(shape, tf.bool)], {1: axis}, Tidx=tf.int32)
 
 
 def _own(extent: Shard | Place, part: int) -> int:
