@@ -716,3 +716,20 @@ def test_who_waits_for_a_side_that_is_not_taken_runs(sign: int):
         np.testing.assert_allclose(result, other, rtol=1e-9)
     for own, other in zip(laid, plain, strict=True):
         np.testing.assert_allclose(own.numpy(), other.numpy(), rtol=1e-9, atol=1e-12)
+
+
+def test_a_branch_in_columns_reads_the_copy_of_each_column():
+    b, scale = tf.Variable(numbers(8), name="b"), tf.Variable(tf.constant(1.5, tf.float64), name="scale")
+    mesh = {"batch": 2, "model": 2}
+    gs.set_variable_layout(b, ("model",), mesh=mesh)
+    gs.set_variable_layout(scale, "replicated", mesh=mesh)
+
+    def step(x: tf.Tensor) -> Sequence[tf.Tensor]:
+        total = tf.reduce_sum(x)
+        return total, tf.cond(total > 0, lambda: tf.reduce_sum(b) * scale, lambda: tf.constant(3.0, tf.float64))
+
+    parallel = gs.parallelize(step, devices=4, mesh=mesh)
+    for x in (numbers(7, 3) + 2, numbers(7, 3) - 2):
+        np.testing.assert_allclose(parallel(x), step(x), rtol=1e-12)
+    plan = parallel.plan(numbers(7, 3))
+    check_emitted(plan, emit(plan))

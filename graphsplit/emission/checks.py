@@ -126,8 +126,17 @@ def _check_once(plan: Plan, op: Op, device: str, forms_found: _EmittedForms, pla
     _compare_devices(node, "" if plan.places.is_anywhere(op) else device)
     if part_drawn(op.node) is not None:
         return  # as of a shard's
-    for tensor, reference in zip(op.inputs, node.input, strict=False):
-        _compare(plan, forms_found.form(reference), planned.once(tensor, layout, device), tensor, node)
+    places = _read_at(plan, op, device)
+    for tensor, place, reference in zip(op.inputs, places, node.input, strict=False):
+        _compare(plan, forms_found.form(reference), planned.once(tensor, layout, place), tensor, node)
+
+
+def _read_at(plan: Plan, op: Op, device: str) -> Sequence[str]:
+    """Return where each operand is read: a loop or branch in columns hands it to operations of its column."""
+    if not (plan.mesh.columns and op.has_columns):
+        return [device] * len(op.inputs)
+    carried = plan.mesh.carried_at(op, device, None)
+    return [*[device] * (len(op.inputs) - len(carried)), *carried]
 
 
 def _check_shard(plan: Plan, op: Op, d: int, forms_found: _EmittedForms, planned: _PlannedForms) -> None:
