@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from graphsplit.core.layouts import Cut
@@ -24,6 +24,13 @@ STAYS = 256
 """Up to so many bytes nothing is cut; counters and rates stay where they are."""
 
 _LARGE = 3  # a variable is cut if it and its slots are larger than this part of a device's share of all bytes
+
+FEWEST_PARTS = 8
+"""What is cut has so many parts at least, or one for each device: fewer links would carry all of it to all others. (Of
+ResNet50 on 64 GPUs, 2 parts and more cost 3 to 5 % of a predicted step, 8 and more cost nothing.)"""
+
+PART_BYTES = 1 << 20
+"""Larger parts are cut further, over as many devices as there are: their bytes take longer than their number."""
 
 
 @dataclass(frozen=True)
@@ -71,22 +78,18 @@ def shares(variables: Sequence[Held], devices: int, loads: Sequence[int] | None 
     """
     load, updates = list(loads) if loads else [0] * devices, [0] * devices
     share_of_variable: list[Share | None] = [None] * len(variables)
-    large = (sum(variable.bytes for variable in variables) + sum(load)) / devices / _LARGE
     heads = [_head(variables, i) for i in range(len(variables))]
-    families: dict[int, list[int]] = {}
-    for i, head in enumerate(heads):
-        families.setdefault(head, []).append(i)
+    families: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for i, variable in enumerate(variables):
+        families.setdefault((heads[i], variable.shape), []).append(i)
+    for share, family in _cut_families(variables, families.values(), load):
+        for i in family:
+            share_of_variable[i] = share
     whole: dict[int, list[int]] = {}
     for i, variable in enumerate(variables):
-        beside = [k for k in families[heads[i]] if variables[k].shape == variable.shape]
-        is_large = sum([variables[k].bytes for k in beside]) > large and variable.bytes > STAYS
-        share_of_variable[i] = cut = _head_cut(variables, i, share_of_variable) or (
-            _cut_over(variable, load) if is_large else None
-        )
-        if cut is not None:
-            for d, length in zip(cut.devices, cut.cut.lengths, strict=True):
-                load[d] += variable.bytes // cut.cut.length * length
-        elif _stays(variable, len(beside) > 1):
+        if share_of_variable[i] is not None:
+            continue
+        if _stays(variable, len(families[heads[i], variable.shape]) > 1):
             updates[0] += 1
         else:
             whole.setdefault(heads[i], []).append(i)
@@ -108,21 +111,36 @@ def _stays(variable: Held, has_slots: bool) -> bool:
     return variable.bytes <= STAYS and (variable.is_integer or is_number or not variable.bytes)
 
 
-def _head_cut(variables: Sequence[Held], position: int, share_of_variable: Sequence[Share | None]) -> Share | None:
-    """Return how the variable is cut that another one is a slot of, if that is known, and has its shape."""
-    head = variables[position].head
-    share = None if head is None or variables[head].shape != variables[position].shape else share_of_variable[head]
-    return share if share is not None and share.cut.parts > 1 else None
+def _cut_families(
+    variables: Sequence[Held], families: Iterable[Sequence[int]], load: list[int]
+) -> Iterator[tuple[Share, Sequence[int]]]:
+    """Yield how variables are cut that are large together with their slots, and add what devices own of them."""
+    large = (sum(variable.bytes for variable in variables) + sum(load)) / len(load) / _LARGE
+    bytes_of = [(sum([variables[i].bytes for i in family]), family) for family in families]
+    for family_bytes, family in sorted(bytes_of, key=lambda pair: -pair[0]):
+        first = variables[family[0]]
+        if family_bytes <= large or max(variables[i].bytes for i in family) <= STAYS:
+            continue
+        share = _cut_over(first, load, max(FEWEST_PARTS, first.bytes / PART_BYTES, family_bytes / large))
+        if share is not None:
+            for d, length in zip(share.devices, share.cut.lengths, strict=True):
+                load[d] += family_bytes // share.cut.length * length
+            yield share, family
 
 
-def _cut_over(variable: Held, load: Sequence[int]) -> Share | None:
-    """Return how a variable is cut over the devices that have least; None if it has no axis for that."""
-    axis = _axis(variable.shape, len(load))
+def _cut_over(variable: Held, load: Sequence[int], fewest: float) -> Share | None:
+    """Return how a variable is cut over the devices that have least; None if it has no axis for that.
+
+    Of devices that have alike much, it takes some of each host.
+    """
+    most = min(len(load), math.ceil(fewest))
+    axis = _axis(variable.shape, most)
     if axis is None:
         return None
-    cut = Cut(axis, variable.shape[axis], min(len(load), variable.shape[axis]))
-    on = tuple(sorted(range(len(load)), key=lambda d: (load[d], d))[: cut.parts])
-    return Share(cut, tuple(sorted(on)) if cut.parts == len(load) else on)
+    cut = Cut(axis, variable.shape[axis], min(most, variable.shape[axis]))
+    apart = len(load) // cut.parts
+    on = sorted(range(len(load)), key=lambda d: (load[d], d % apart, d))[: cut.parts]
+    return Share(cut, tuple(sorted(on) if cut.parts == len(load) else on))
 
 
 def _axis(shape: Sequence[int], devices: int) -> int | None:
