@@ -5,6 +5,10 @@ where their variable lies, and count with it: no device owns more than its share
 not cut, with its slots. (The partitioning of ZeRO, Rajbhandari et al. 2020, by variables where they are small enough,
 so that the work on thousands of biases is not multiplied by the number of devices.)
 
+Every device reads every slice, so slices for all devices are messages that grow with the square of their number. From
+nine devices on there are fewer: no slice with its slots is more of a device's share than a variable may be that is not
+cut, so shares stay as equal.
+
 Of the smallest the bytes do not matter, but that each takes as many operations to update as a large one: they are
 balanced by their number.
 """
@@ -114,10 +118,14 @@ def _stays(variable: Held, has_slots: bool) -> bool:
 def _cut_families(
     variables: Sequence[Held], families: Iterable[Sequence[int]], load: list[int]
 ) -> Iterator[tuple[Share, Sequence[int]]]:
-    """Yield how variables are cut that are large together with their slots, and add what devices own of them."""
+    """Yield how variables are cut that are large together with their slots, and add what devices own of them.
+
+    Large ones are first, so that small ones even out. Those that are about as large stay in order: they are used one
+    after the other, so their slices should be on different devices.
+    """
     large = (sum(variable.bytes for variable in variables) + sum(load)) / len(load) / _LARGE
     bytes_of = [(sum([variables[i].bytes for i in family]), family) for family in families]
-    for family_bytes, family in sorted(bytes_of, key=lambda pair: -pair[0]):
+    for family_bytes, family in sorted(bytes_of, key=lambda pair: -pair[0].bit_length()):
         first = variables[family[0]]
         if family_bytes <= large or max(variables[i].bytes for i in family) <= STAYS:
             continue
