@@ -4,7 +4,7 @@ python -m benchmarks.many_devices [--devices 8,16,32,64] [--layout sharded] [--w
 
 The batch is the same for all. Each number of devices has a process of its own. Planned and emitted is for GPUs that
 need not be here; `--runs` takes logical CPU devices instead, and makes the first call, too (64 of them under "sharded"
-take 15 GB). Seconds are those of a processor, and memory is the process' largest resident size.
+take 6 GB). Seconds are those of a processor, and memory is the process' largest resident size.
 """
 
 from __future__ import annotations
