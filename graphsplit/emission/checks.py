@@ -135,7 +135,7 @@ def _read_at(plan: Plan, op: Op, device: str) -> Sequence[str]:
     """Return where each operand is read: a loop or branch in columns hands it to operations of its column."""
     if not (plan.mesh.columns and op.has_columns):
         return [device] * len(op.inputs)
-    carried = plan.mesh.carried_at(op, device, None)
+    carried, _ = plan.places.passed(op, None, device)
     return [*[device] * (len(op.inputs) - len(carried)), *carried]
 
 
