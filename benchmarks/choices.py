@@ -76,7 +76,7 @@ class Way:
 
     def __init__(self, replaced: Mapping[tuple[Any, str], Any] | None = None, home: str | None = None):
         self.replaced = replaced or {}
-        self.home = home
+        self.default_device = home
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -158,10 +158,10 @@ def compiled(found: Workload, devices: Sequence[str], way: Way) -> Step:
 
     from benchmarks.steps import make_parts, single_device_step
 
-    with way.held(), tf.device(way.home or devices[0]):
+    with way.held(), tf.device(way.default_device or devices[0]):
         parts = make_parts(found)
         step = gs.parallelize(
-            single_device_step(parts, "training"), devices=list(devices), tuning={"default_device": way.home}
+            single_device_step(parts, "training"), devices=list(devices), tuning={"default_device": way.default_device}
         )
         arguments = [tf.constant(array) for array in data(found, found.batch)]
         step(*arguments).numpy()

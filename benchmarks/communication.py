@@ -47,7 +47,7 @@ def lower_bound(plan: Plan, model: Any, arguments: list[Any], mode: str) -> Traf
     the outputs comes. A forward step has no gradients. (BatchNormalization in training needs more: statistics of the
     whole batch, and their gradients.)
     """
-    away = [d for d, device in enumerate(plan.devices) if device != plan.home]
+    away = [d for d, device in enumerate(plan.devices) if device != plan.default_device]
     share = sum(plan.mesh.share(d) for d in away)
     training = mode == "training"
     used = model.trainable_variables if training else model.variables

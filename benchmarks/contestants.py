@@ -100,7 +100,7 @@ def _graphsplit(
             "bytes": graph.ByteSize(),
             "operations": len(plan.program.ops),
             "sharded_operations": len(plan.sharded_ops),
-            "stayed_home": len(plan.stayed_home),
+            "unsharded_ops": len(plan.unsharded_ops),
             "planning": program_speed(plan),
             "communication": communication_of(plan, graph, parts.model, arguments, mode),
         }

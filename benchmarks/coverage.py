@@ -114,17 +114,17 @@ def summarize(name: str, plan: gs.inspect.Plan, trace_s: float = 0.0, plan_s: fl
         layouts = (*step.shards.wants, *step.shards.gives) if step.shards else ()
         if not all(map(is_whole, layouts)):
             sharded.append(op)
-        elif step.home and step.reason and not step.bodies:
+        elif step.once and step.reason and not step.bodies:
             home.append((op, step.reason))
             after.add(op.index)
-        elif step.home and any(t.op in after for t in op.inputs) and _as_long_as_the_batch(op, plan.batch):
+        elif step.once and any(t.op in after for t in op.inputs) and _as_long_as_the_batch(op, plan.batch):
             after.add(op.index)
             home.append((op, "it follows one that runs on one device"))
     reasons = Counter(f"{op.type}: {reason}" for op, reason in home)
     sharded_bytes = sum(sum(op.out_bytes) for op in sharded)
     return Coverage(
         name=name,
-        ops=len(plan.sharded_ops) + len(plan.home_ops),
+        ops=len(plan.sharded_ops) + len(plan.ops_once),
         carrying=len(sharded) + len(home),
         sharded=len(sharded),
         carrying_bytes=sharded_bytes + sum(sum(op.out_bytes) for op, _ in home),
@@ -143,7 +143,13 @@ def _planning_s(plan: gs.inspect.Plan) -> float:
     from graphsplit.planning.planner import plan_program
 
     started = time.perf_counter()
-    plan_program(plan.program, mesh=plan.mesh, home=plan.home, input_layouts=plan.input_layouts, state=plan.state)
+    plan_program(
+        plan.program,
+        mesh=plan.mesh,
+        default_device=plan.default_device,
+        input_layouts=plan.input_layouts,
+        state=plan.state,
+    )
     return time.perf_counter() - started
 
 

@@ -67,7 +67,7 @@ def run_program(name: str, devices: int) -> Outcome:
         start_elsewhere(parallel.variables(*arguments))
         difference = gs.verify(parallel, *arguments).largest
         flops, sharded, whole = count(training, devices)
-        reasons = Counter(f"{op.type}: {reason}" for op, reason in parallel.plan(*arguments).stayed_home)
+        reasons = Counter(f"{op.type}: {reason}" for op, reason in parallel.plan(*arguments).unsharded_ops)
     at_home = tuple(f"{number} x {reason}" for reason, number in reasons.most_common())
     return Outcome(name, difference, precision(name), flops, sharded, at_home, whole, first_call)
 

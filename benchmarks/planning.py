@@ -41,7 +41,7 @@ def synthetic_speed(operations: int, devices: int) -> dict[str, float]:
     read_s = time.perf_counter() - start
     inputs = [Shard(0), Shard(0), SINGLE_DEVICE, SINGLE_DEVICE]
     names = [f"/device:CPU:{d}" for d in range(devices)]
-    plan = plan_program(program, mesh=mesh_of(names, _ROWS), home=names[0], input_layouts=inputs)
+    plan = plan_program(program, mesh=mesh_of(names, _ROWS), default_device=names[0], input_layouts=inputs)
     read = {"read_us_per_op": read_s / len(program.ops) * 1e6, "sharded_operations": len(plan.sharded_ops)}
     return {**program_speed(plan, 2), **read}
 
@@ -87,5 +87,9 @@ def _matmul(name: str, a: str, b: str, transpose_a: bool = False, transpose_b: b
 
 def _again(plan: Plan) -> Plan:
     return plan_program(
-        plan.program, mesh=plan.mesh, home=plan.home, input_layouts=plan.input_layouts, state=plan.state
+        plan.program,
+        mesh=plan.mesh,
+        default_device=plan.default_device,
+        input_layouts=plan.input_layouts,
+        state=plan.state,
     )

@@ -45,7 +45,7 @@ def show(name: str, model: Any, x: Any, count: int) -> None:
 
     begin = time.perf_counter()
     plan = gs.parallelize(step, devices=count, stages=count, micro_batches=8, schedule="1f1b").plan(x)
-    took, cuts, program = time.perf_counter() - begin, plan.stage_cuts, plan.program
+    took, cuts, program = time.perf_counter() - begin, plan.stage_starts, plan.program
     assert cuts is not None
     sent = sum(program.bytes(tensor) for stage in cuts.stages for tensor in stage.received)
     made = sum(sum(op.out_bytes) for op in plan.sharded_ops)

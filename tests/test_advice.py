@@ -161,4 +161,4 @@ def test_the_numbers_of_a_plan_add_up(devices: int):
     sent = re.findall(r", (\d+) B sent$", str(plan), re.MULTILINE)
     assert f", {sum(map(int, sent))} B sent a step; " in str(plan)
     total, *parts = counts(plan)
-    assert total == sum(parts) == len({op.index for op in (*plan.home_ops, *plan.sharded_ops)})
+    assert total == sum(parts) == len({op.index for op in (*plan.ops_once, *plan.sharded_ops)})

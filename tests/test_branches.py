@@ -63,7 +63,7 @@ def test_a_stateful_draw_in_a_branch(devices: int, taken: bool):
     plan.check()
     if devices > 1:
         assert "StatelessIf" in {op.type for op in plan.sharded_ops}, str(plan)
-        assert not plan.stayed_home
+        assert not plan.unsharded_ops
         assert "once for all shards" not in str(plan)
 
 
@@ -87,7 +87,7 @@ def test_a_seed_generator_in_a_branch(devices: int):
 
     plan = assert_law(make, [(rows(13, 6),), (-rows(13, 6),), (rows(13, 6),)], devices=devices)
     assert "StatelessIf" in {op.type for op in plan.sharded_ops}
-    assert "MatMul" not in {op.type for op in plan.home_ops}
+    assert "MatMul" not in {op.type for op in plan.ops_once}
 
 
 def test_effects_that_follow_from_rows_stay_with_them():

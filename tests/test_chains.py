@@ -26,7 +26,7 @@ layers = keras.layers
 TAKEN_APART = "mesh, an lstm"
 """Its loop runs in columns: TensorFlow puts each value where its column is, so edges of the node tell nothing."""
 MEETING_INSIDE = {"choice", "loop at home", "loop that writes, any rows"}
-"""Devices meet in each turn of a loop, or in a branch, and nowhere else."""
+"""Devices meet in each iteration of a loop, or in a branch, and nowhere else."""
 OFTEN = [
     *("one device", "sgd", "adam mirrored", "global norm sharded", "convolutions", "convolutions in micro-batches"),
     *("stages found", "1f1b", "interleaved", "mesh, a transformer", "mesh, parts in parts", "mesh, any rows", "choice"),

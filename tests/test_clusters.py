@@ -189,7 +189,7 @@ def test_a_loop_whose_turns_are_split_stays_so() -> None:
     nodes = parallel.graph_def(rows(7, 3)).node
     assert [node.device for node in nodes if "While" in node.op] == ["/device:CPU:0"]
     assert_close(parallel(rows(7, 3)), tf.function(fn)(rows(7, 3)))
-    text = "    not compiled: 1 x StatelessWhile: the devices exchange data in each of its turns"
+    text = "    not compiled: 1 x StatelessWhile: the devices exchange data in each of its iterations"
     assert text in str(parallel.plan(rows(7, 3))).splitlines()
 
 

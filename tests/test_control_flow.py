@@ -29,7 +29,7 @@ def check(fn: Any, *args: Any, sharded: set[str], at_home: int = 0, devices: int
     plan.check()
     kinds = {op.type for op in plan.sharded_ops}
     assert sharded <= kinds, f"{sharded - kinds}\n{plan}"
-    assert len(plan.stayed_home) == at_home, str(plan)
+    assert len(plan.unsharded_ops) == at_home, str(plan)
     return plan
 
 
@@ -249,7 +249,7 @@ def test_gradient_from_outside_through_a_loop():
     assert_close(gradients(sharded), gradients(net))
     plan = sharded.gradient_plan(rows(7, 5, 3))
     assert [op.type for op in plan.sharded_ops].count("StatelessWhile") == 2
-    assert not plan.stayed_home
+    assert not plan.unsharded_ops
 
 
 def test_loops_run_where_they_were_asked_to():
@@ -281,7 +281,7 @@ def test_what_a_turn_reads_whole_and_in_pieces(count: int):
 
     plan = check(filled, rows(count, 3), sharded={"StatelessWhile"})
     [body] = [plan for name, plan in bodies_on_shards(plan).items() if "body" in name]
-    assert {op.type for op, step in zip(body.program.ops, body.steps, strict=True) if step.home} == {"Fill"}
+    assert {op.type for op, step in zip(body.program.ops, body.steps, strict=True) if step.once} == {"Fill"}
     check_emitted(plan, emit(plan))
 
 

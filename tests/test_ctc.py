@@ -57,7 +57,7 @@ def test_dense_labels(loss: Any):
 
 def test_sparse_labels_are_one_list_of_all_rows():
     plan = gs.parallelize(loss_and_gradient(sparse), devices=3).plan(*arguments(7))
-    assert {op.type for op, _ in plan.stayed_home} == {"CTCLoss", "GatherNd", "Where"}
+    assert {op.type for op, _ in plan.unsharded_ops} == {"CTCLoss", "GatherNd", "Where"}
     assert_law(lambda: (loss_and_gradient(sparse), []), [arguments(7)], sharded=["Tanh"], at_home=None, tolerance=3e-5)
 
 

@@ -56,7 +56,7 @@ def test_rows_that_are_drawn_inside_are_split(devices: int):
         devices=devices,
         sharded=["StatelessRandomNormalV2", "MatMul"] * (devices > 1),
     )
-    assert devices == 1 or "MatMul" not in {op.type for op in plan.home_ops}
+    assert devices == 1 or "MatMul" not in {op.type for op in plan.ops_once}
 
 
 @pytest.mark.sampled(2)
@@ -82,7 +82,7 @@ def test_two_players_of_a_game(devices: int):
         return step, (*ours, *theirs)
 
     plan = assert_law(make, [(rows(11, 4),)], devices=devices)
-    assert devices == 1 or "MatMul" not in {op.type for op in plan.home_ops}
+    assert devices == 1 or "MatMul" not in {op.type for op in plan.ops_once}
 
 
 @pytest.mark.parametrize("devices", [2, 3])
@@ -100,7 +100,7 @@ def test_what_follows_an_operation_at_home_is_split_again(devices: int):
         return step, variables
 
     plan = assert_law(make, [(rows(13, 6),)], devices=devices, sharded=["MatMul", "Tanh"], at_home=None)
-    assert devices == 1 or "MatMul" not in {op.type for op in plan.home_ops}
+    assert devices == 1 or "MatMul" not in {op.type for op in plan.ops_once}
 
 
 def test_all_kinds_of_rows_that_are_born_inside():
@@ -146,7 +146,7 @@ def test_arguments_with_other_numbers_of_rows(others: int, devices: int):
 
     plan = assert_law(make, [(rows(13, 6), rows(others, 6))], devices=devices, sharded=["MatMul"], at_home=None)
     if others >= devices:
-        assert not [op for op in plan.home_ops if op.type == "MatMul"], str(plan)
+        assert not [op for op in plan.ops_once if op.type == "MatMul"], str(plan)
 
 
 def test_other_rows_follow_the_shares_of_the_devices():
@@ -199,7 +199,7 @@ def test_rows_that_are_turned_into_columns(devices: int):
         return step, (*ours, w)
 
     plan = assert_law(make, [(rows(13, 6), rows(13, 5))], devices=devices, at_home=None)
-    home = {op.type for op in plan.home_ops}
+    home = {op.type for op in plan.ops_once}
     assert devices == 1 or not {"SparseSoftmaxCrossEntropyWithLogits", "Softmax", "LogSoftmax"} & home, str(plan)
 
 

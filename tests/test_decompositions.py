@@ -80,7 +80,7 @@ def test_stays_fused_where_a_branch_differentiates_it():
     parallel, x = gs.parallelize(step, devices=3), normal(7, 4, 5, 3)
     assert_close(parallel(x, tf.constant(True)), tf.function(step)(x, tf.constant(True)), tolerance=2e-5)
     reasons = [
-        reason for op, reason in parallel.plan(x, tf.constant(True)).stayed_home if op.type == "FusedBatchNormV3"
+        reason for op, reason in parallel.plan(x, tf.constant(True)).unsharded_ops if op.type == "FusedBatchNormV3"
     ]
     assert reasons == ["it normalises with statistics of the whole batch in one fused kernel"]
 

@@ -27,7 +27,7 @@ PRINTED: dict[str, tuple[str, ...]] = {
     "index.md": ("PASS: ",),
     "installing.md": (", replicated",),
     "keras_distribution.md": ("PASS: ", "4,352 of 168,820 weights are trained"),
-    "large_layers.md": ("along 'model' about", "in each turn of StatelessWhile 'while': 1 reduce"),
+    "large_layers.md": ("along 'model' about", "in each iteration of StatelessWhile 'while': 1 reduce"),
     "limits.md": ("-> leave it out if it only saves lookups",),
     "micro_batches.md": ("1f1b: 2 stages, 6 micro-batches", "stage"),
     "migration.md": ("with graphsplit", "["),

@@ -38,7 +38,7 @@ def test_effects_happen_once_and_in_order(capfd):
     assert capfd.readouterr().err.splitlines()[-2:] == ["sum 15", "then 30"]
     plan = parallel.plan(x)
     assert "Square" in {op.type for op in plan.sharded_ops}
-    assert [op.type for op, _ in plan.stayed_home] == ["EagerPyFunc"]
+    assert [op.type for op, _ in plan.unsharded_ops] == ["EagerPyFunc"]
 
 
 def test_variables_read_and_written_in_program_order():
@@ -225,7 +225,7 @@ def test_plan_of_rows_that_couple():
 
     parallel = check(coupled, rows(7, 4), sharded="MatMul")
     plan = parallel.plan(rows(7, 4))
-    assert not plan.stayed_home, str(plan)
+    assert not plan.unsharded_ops, str(plan)
     assert {"MatMul", "Sub", "SparseSoftmaxCrossEntropyWithLogits"} <= {op.type for op in plan.sharded_ops}
 
 
@@ -244,7 +244,7 @@ def test_a_weight_that_is_as_long_as_the_batch_has_no_rows(rows_of_it: bool):
     plan = gs.parallelize(f, devices=4).plan(tf.ones((128, 64)))
     text = str(plan)
     assert {op.type for op in plan.sharded_ops} >= {"MatMul"}
-    assert not plan.stayed_home
+    assert not plan.unsharded_ops
     assert not shares_of(plan).causes
     assert "all work on the batch is sharded" in text
     pairs = zip(plan.program.ops, data_in(plan.program, 128), strict=True)

@@ -63,9 +63,9 @@ def test_sparse_gradients(name: str):
 
     calls = [made().inputs(rows) for rows in (7, 7, 2)]
     plan = assert_law(make, calls, sharded=["GatherV2", "MatMul"], at_home=None, tolerance=EXACT)
-    kinds = {op.type for op, _ in plan.stayed_home if op in plan.program.ops}
+    kinds = {op.type for op, _ in plan.unsharded_ops if op in plan.program.ops}
     assert all("Scatter" in kind for kind in kinds), str(plan)
-    inside = {op.type for op, _ in plan.stayed_home if op not in plan.program.ops}  # of the optimizer's branches
+    inside = {op.type for op, _ in plan.unsharded_ops if op not in plan.program.ops}  # of the optimizer's branches
     assert inside <= {"ScatterNd", "ConcatV2"}, str(plan)
     assert bool(kinds) == sparse
     reduced = [r for r in plan.moves if r.kind == "reduce" and plan.program.shape(r.tensor) == (WORDS, 3)]
@@ -173,7 +173,7 @@ def test_ragged_rows_are_split_once_they_are_dense(beside: bool):
     words = [tf.ragged.constant([[1, 2], [3], [4, 5, 6], [], [2, 2], [19, 0, 1, 3], [8]][:n]) for n in (7, 5, 2)]
     calls = [(w, numbers(int(w.nrows()), 3)) if beside else (w,) for w in words]
     plan = assert_law(make, calls, sharded=["GatherV2", "Tanh"], at_home=None, tolerance=EXACT)
-    reasons = {op.type: reason for op, reason in plan.stayed_home}  # some gradients reshape by the unknown length
+    reasons = {op.type: reason for op, reason in plan.unsharded_ops}  # some gradients reshape by the unknown length
     assert reasons["RaggedTensorToTensor"] == "its rows are only equal once they are dense"
     assert "words is a RaggedTensor: it is kept whole, and split where it becomes dense" in plan.notes
 

@@ -133,7 +133,7 @@ def test_four_all_to_alls():
     one = EXPERTS * 8 * ROOM * WIDTH * 8 * 3 // 4  # what all devices send in an all-to-all of the tokens
     assert planned.by_kind["all-to-all"] == 4 * one
     assert sum(sent.values()) == sum(planned.sent.values())
-    home = parallel.plan(batch).home
+    home = parallel.plan(batch).default_device
     between = [size for pair, size in sent.items() if home not in pair]
     assert between == [4 * one // 12] * 6
 

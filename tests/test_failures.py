@@ -98,7 +98,7 @@ def test_names_of_operations_in_functions():
             return inner(x)
 
     step = gs.parallelize(lambda x: outer(x) + 1.0, devices=2)
-    [(op, _)] = step.plan(tf.ones((4, 3))).stayed_home
+    [(op, _)] = step.plan(tf.ones((4, 3))).unsharded_ops
     assert op.name.startswith("PartitionedCall/ranking/PartitionedCall/")
     assert op.label == "TopKV2 'ranking/sort/TopKV2'"
     assert "    TopKV2 'ranking/sort/TopKV2': 48 B gathered; " in str(step.plan(tf.ones((4, 3))))

@@ -406,7 +406,7 @@ def test_slots_in_the_hosts_memory(devices: Sequence[str], weights: str):
     # (the words, integers, stay on the host of a GPU, and are cut there)
     words = WORDS[:5].numpy().nbytes if devices[0].startswith("GPU") else 0
     assert traffic(plan).sent["/device:CPU:0"] == 3200 + words  # the update, and no slot beside it
-    updates = {plan.owners.of_ops[op.index] for op in plan.home_ops if op.type == "AssignVariableOp"}
+    updates = {plan.owners.of_ops[op.index] for op in plan.ops_once if op.type == "AssignVariableOp"}
     assert updates == {"/device:CPU:0"}
 
 

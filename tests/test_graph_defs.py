@@ -87,7 +87,7 @@ def test_training(optimizer: str, resource: bool, tmp_path: Path):
     many, plan = transpile_and_plan(graph_def, ["x", "y"], ["loss", "train", "prediction"], TranspileOptions(3))
     assert graph_def.SerializeToString(deterministic=True) == before
     assert plan.rows == (3, 2, 2)
-    assert not plan.stayed_home
+    assert not plan.unsharded_ops
     assert {"MatMul", "Relu", "ReluGrad"} <= {op.type for op in plan.sharded_ops}
     single, state = run(graph_def, saver, save=str(tmp_path / "single"))
     split, split_state = run(many, saver, save=str(tmp_path / "split"))
@@ -106,7 +106,7 @@ def test_training_with_any_number_of_rows(resource: bool, tmp_path: Path):
     graph_def, saver = training_graph("adam", resource, rows=None)
     many, plan = transpile_and_plan(graph_def, ["x", "y"], ["loss", "train", "prediction"], TranspileOptions(3))
     assert plan.program.batch_is_unknown
-    assert not plan.stayed_home, str(plan)
+    assert not plan.unsharded_ops, str(plan)
     assert {"MatMul", "Relu", "ReluGrad"} <= {op.type for op in plan.sharded_ops}
     batches = (7, 1, 2, 3, 8)
     single, state = run(graph_def, saver, batches=batches, save=str(tmp_path / "single"))

@@ -151,7 +151,10 @@ def test_steps_in_a_loop_count_as_often_as_they_run(known: bool):
     assert sent == times * (of_one + 4 * others_rows + turn), "all of x is cut in each turn, not a step of it"
     shared_out = sum(shares_of(plan).without_rows.values()) + shares_of(plan).sharded_flops
     assert shared_out + sum(cause.flops for cause in shares_of(plan).causes) == shares_of(plan).flops
-    text, turns = str(plan), "each of 5 turns" if known else "each turn, of which nobody knows how many there are"
+    text, turns = (
+        str(plan),
+        "each of 5 iterations" if known else "each iteration, of which nobody knows how many there are",
+    )
     assert f" {'' if known else 'at least '}{format_bytes(sent)} sent a step" in headline(plan)
     assert re.search(rf"    {turns}: \d+ operations .* on every shard; .* 2 reduces; .* sent\n", text + "\n"), text
     assert "on every shard: 0 operations, outside of loops and branches" in text

@@ -46,10 +46,10 @@ def test_each_host_cuts_what_it_reads(is_known: bool, count: int):
     given = x if is_known else tf.TensorSpec((None, 6), x.dtype)
     plan = plan_on_hosts(function, (2, 3), given, table, split={"table": None})
     graph, hosts = emit(plan), tuple(by_host(plan.devices))
-    alone = cut_ahead(graph, plan.home)
-    ahead = cut_ahead(graph, plan.home, hosts)
+    alone = cut_ahead(graph, plan.default_device)
+    ahead = cut_ahead(graph, plan.default_device, hosts)
     assert ahead.pieces == alone.pieces
-    away = [piece for (_, device), piece in alone.pieces.items() if host_name(device) != host_name(plan.home)]
+    away = [piece for (_, device), piece in alone.pieces.items() if host_name(device) != host_name(plan.default_device)]
     assert len(between_hosts(alone.nodes)) == len(away)
     assert bool(away) == (count > 1 or not is_known)
     assert between_hosts(ahead.nodes) == []
@@ -61,8 +61,10 @@ def test_each_host_cuts_what_it_reads(is_known: bool, count: int):
 
 def test_what_other_hosts_read_comes_from_the_first_reader():
     plan = plan_on_hosts(lambda x: tf.cumsum(x, 0) + tf.tanh(x), (2, 3), rows(13, 6))
-    ahead = cut_ahead(emit(plan), plan.home, [host_name(plan.devices[2])])
-    assert host_name(plan.home) not in {host_name(node.device) for node in ahead.nodes if "/reader_0/" in node.name}
+    ahead = cut_ahead(emit(plan), plan.default_device, [host_name(plan.devices[2])])
+    assert host_name(plan.default_device) not in {
+        host_name(node.device) for node in ahead.nodes if "/reader_0/" in node.name
+    }
     there = {target for source, target in between_hosts(ahead.nodes) if "/reader_0/" in source}
     assert there == set(plan.devices[:2])
 

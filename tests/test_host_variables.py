@@ -123,7 +123,7 @@ def test_no_slot_travels_but_the_gradients_and_the_update_do(devices: list[str],
     rows = sum([plan.program.ops[i].out_bytes[0] for i in plan.program.inputs])
     assert traffic(plan).sent[HOST] == size + rows
     assert traffic(plan).received[HOST] <= len(devices) * size + 4  # and the rate
-    optimizers = {plan.owners.of_ops[op.index] for op in plan.home_ops if op.type in ("Sqrt", "Square")}
+    optimizers = {plan.owners.of_ops[op.index] for op in plan.ops_once if op.type in ("Sqrt", "Square")}
     assert HOST in optimizers
 
 

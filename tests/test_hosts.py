@@ -160,7 +160,9 @@ def test_what_shards_without_rows_take_crosses_once():
 @pytest.mark.parametrize("micro_batches", [2, 3])
 def test_shards_that_take_turns(micro_batches: int):
     plan = assert_law_on_hosts(lambda: deep("home", 5), [(X,)], (2, 3), micro_batches=micro_batches)
-    rows_away = sum([count for d, count in enumerate(plan.rows) if host_name(plan.devices[d]) != host_name(plan.home)])
+    rows_away = sum(
+        [count for d, count in enumerate(plan.rows) if host_name(plan.devices[d]) != host_name(plan.default_device)]
+    )
     assert assert_counted(plan) == 2 * SIZE + 4 + rows_away * WIDTH * 4
 
 
@@ -223,7 +225,7 @@ def test_work_is_spread_over_the_devices_of_a_host():
     assert traffic(plan).between_hosts == 2 * SIZE + 4 + 8 * WIDTH * 4  # (this process has the rows)
     passed: Counter[str] = Counter()
     for collective in by_gateways(plan):
-        away = {host: device for host, device in collective.gateways.items() if host != host_name(plan.home)}
+        away = {host: device for host, device in collective.gateways.items() if host != host_name(plan.default_device)}
         assert set(away) == {host_name(EIGHT[4])}
         passed.update({device: plan.program.bytes(collective.moves[0].tensor) for device in away.values()})
     assert set(passed) == set(EIGHT[4:])

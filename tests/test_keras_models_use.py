@@ -349,11 +349,11 @@ def test_predictions_are_merged_on_the_cpu_unless_told_otherwise():
     for cpu_merge, home in ((True, "/device:CPU:0"), (False, "/device:CPU:1")):
         model = gs.multi_gpu_model(classifier(), ["CPU:1", "CPU:2"], cpu_merge=cpu_merge)
         model.predict(numbers(6), verbose=0)
-        assert model.predict_function.plan().home == home
+        assert model.predict_function.plan().default_device == home
         assert model.predict_function.plan().devices == ("/device:CPU:1", "/device:CPU:2")
         model.compile("sgd", **copied(SPARSE))
         model.train_on_batch(*arrays())
-        assert model.train_function.plan().home == "/device:CPU:1"
+        assert model.train_function.plan().default_device == "/device:CPU:1"
 
 
 def test_relocation_trains_on_the_cpu():
@@ -361,7 +361,7 @@ def test_relocation_trains_on_the_cpu():
     model.compile("sgd", **copied(SPARSE))
     model.train_on_batch(*arrays())
     plan = model.train_function.plan()
-    assert plan.home == "/device:CPU:0"
+    assert plan.default_device == "/device:CPU:0"
     assert plan.devices == ("/device:CPU:1", "/device:CPU:2")
 
 
@@ -379,7 +379,7 @@ def test_relocation_of_a_trained_model_by_a_copy():
     assert_same([("y", model.predict(x, verbose=0))], [("y", trained.predict(x, verbose=0))])
     model.compile("sgd", **copied(SPARSE))
     model.fit(x, y, batch_size=7, verbose=0)
-    assert model.train_function.plan().home == "/device:CPU:0"
+    assert model.train_function.plan().default_device == "/device:CPU:0"
     assert {v.value.device.rsplit("device:")[-1] for v in trained.variables} == {"CPU:1"}
     assert {v.value.device.rsplit("device:")[-1] for v in model.variables} == {"CPU:0"}
 

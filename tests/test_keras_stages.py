@@ -72,7 +72,7 @@ def assert_as_one(flavor: Any, **options: Any) -> Any:
 
 def stages_of_layers(plan: gs.inspect.Plan) -> list[set[str]]:
     """Return which products and sums each stage runs forward."""
-    found: list[set[str]] = [set() for _ in plan.stage_cuts.stages]
+    found: list[set[str]] = [set() for _ in plan.stage_starts.stages]
     for op in plan.sharded_ops:
         stage = op.stage
         if op.type in ("MatMul", "AddV2") and not op.provenance.backward:
@@ -84,7 +84,7 @@ def stages_of_layers(plan: gs.inspect.Plan) -> list[set[str]]:
 def test_stages_begin_at_layers(flavor: Any):
     """The last one at a layer that computes nothing while predicting: then it begins with the next."""
     plan = assert_as_one(flavor, gpus=3, stages=["drop", "block1_*"], micro_batches=2, schedule="1f1b")
-    assert [cut.asked for cut in plan.stage_cuts.stages] == ["", "block1_*", "drop"]
+    assert [cut.asked for cut in plan.stage_starts.stages] == ["", "block1_*", "drop"]
     suffix = ["_1", "_2"] if flavor is keras else ["", ""]
     first, second, third = stages_of_layers(plan)
     assert first == {"block1" + suffix[0]}
@@ -96,7 +96,7 @@ def test_stages_begin_at_layers(flavor: Any):
 @pytest.mark.long
 def test_a_number_of_stages(flavor: Any):
     plan = assert_as_one(flavor, gpus=4, stages=2, micro_batches=3, schedule="zero-bubble")
-    assert len(plan.stage_cuts.stages) == 2
+    assert len(plan.stage_starts.stages) == 2
 
 
 def test_stages_that_cannot_be(flavor: Any):
@@ -144,4 +144,4 @@ def test_every_kind_of_model_in_stages(number: int, name: str, optimizer: str):
         assert_same([("prediction", a)], [("prediction", b)], EXACT)
     plan = model.train_function.plan()
     plan.check()
-    assert len(plan.stage_cuts.stages) == count or plan.batch == 1  # of which a recurrent layer runs at home
+    assert len(plan.stage_starts.stages) == count or plan.batch == 1  # of which a recurrent layer runs at home

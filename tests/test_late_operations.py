@@ -127,6 +127,6 @@ def test_casts_of_weights_that_shards_read_wait_for_nobody():
     plan = gs.parallelize(step, devices=3, variables="home").plan(tf.ones((6, 300)))
     casts = [op for op in plan.program.ops if op.type == "Cast" and op.out_shapes[0] == (300, 300)]
     read_by_shards = {t.op for op, s in zip(plan.program.ops, plan.steps, strict=True) if s.shards for t in op.inputs}
-    sent = [op for op in casts if op.index in read_by_shards and plan.steps[op.index].home]
+    sent = [op for op in casts if op.index in read_by_shards and plan.steps[op.index].once]
     assert len(sent) == len(weights)
     assert not any(op.controls for op in sent)

@@ -97,12 +97,12 @@ def test_rows_are_sent_and_not_their_table(rows: Rows, kind: str, options: dict[
     plan = assert_law(
         training(rows, kind), [(ids(7),), (ids(11),)], sharded=["MatMul", "Tanh"], at_home=None, **options
     )
-    assert not [op for op, _ in plan.stayed_home if "Scatter" not in op.type], str(plan)
+    assert not [op for op, _ in plan.unsharded_ops if "Scatter" not in op.type], str(plan)
     assert sum(traffic(plan).sent.values()) < TABLE / 3, str(plan)
     assert {op.type.removeprefix("Resource") for op, _ in run_for_rows(plan)} & {"Gather", "GatherNd", "GatherV2"}
     text = str(plan)
     assert "lookups that run once, on the device of the table, to send less" in text
-    assert "all other work on the batch is sharded" in text or plan.stayed_home
+    assert "all other work on the batch is sharded" in text or plan.unsharded_ops
     assert "\n  all work on the batch is sharded" not in text
 
 

@@ -275,7 +275,7 @@ def test_what_is_asked_of_activations(mesh: dict[str, int]):
 
     parallel = assert_law(asking, {"up": (None, "model"), "*": "home"}, mesh, [tf.constant(numbers(5, WIDTH))])
     plan = parallel.plan(tf.constant(numbers(5, WIDTH)))
-    shapes = {op.out_shapes[0] for op in (*plan.sharded_ops, *plan.home_ops) if op.type == "Tanh"}
+    shapes = {op.out_shapes[0] for op in (*plan.sharded_ops, *plan.ops_once) if op.type == "Tanh"}
     assert shapes == {(3, 8), (3, 7), (2, 8), (2, 7)}
 
 

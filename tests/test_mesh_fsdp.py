@@ -230,7 +230,7 @@ def test_what_is_computed_once():
     batches = [tf.constant(numbers(count, WIDTH)) for count in (7, 3)]
     plan = assert_law(orthogonalizing, "sharded", MESH, batches).plan(batches[0])
     ops = plan.program.ops
-    assert any(op.type == "SplitV" and plan.steps[op.index].home for op in ops)
+    assert any(op.type == "SplitV" and plan.steps[op.index].once for op in ops)
     assert not any(ops[i].type == "SplitV" for i in plan.owners.groups)
 
 

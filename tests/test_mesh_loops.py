@@ -1,4 +1,4 @@
-"""Loops and branches whose values lie along an axis of a mesh: one for all columns, in each turn of which they meet."""
+"""Loops and branches whose values lie along an axis of a mesh: one for all columns, which meet in each iteration."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def assert_in_parts(plan: Plan, mesh: dict[str, int], cut: Sequence[tuple[int, .
     loops = [op for op in flows(plan.program) if op.has_columns]
     assert loops
     assert not plan.state.whole
-    turns = [line for line in str(plan).splitlines() if "in each turn of" in line or line.startswith("    in ")]
+    turns = [line for line in str(plan).splitlines() if "in each iteration of" in line or line.startswith("    in ")]
     assert len(turns) == len([op for op in plan.program.ops if op.has_columns])
     if mesh["model"] > 1:
         assert not plan.state.gathered
@@ -79,7 +79,7 @@ def test_a_loop_around_a_perceptron(mesh: dict[str, int]):
     assert_in_parts(plan, mesh, [(WIDTH, HIDDEN), (HIDDEN, WIDTH)])
     if mesh["model"] == 2:
         assert moved_inside(plan) == {"reduce": 2}  # the rows of one turn, forward and back, and no weight
-        assert "in each turn of StatelessWhile 'while': 1 reduce" in str(plan)
+        assert "in each iteration of StatelessWhile 'while': 1 reduce" in str(plan)
 
 
 @pytest.mark.parametrize("mesh", ALL, ids=str)

@@ -125,7 +125,7 @@ def assert_in_stages(
         name = own.name.partition(":")[0]
         assert devices_of(own) <= (first if name[0] in "0t" else second), name
     sent = sum(size for (a, b), size in between.items() if (a in first) != (b in first))
-    activations = sum(sum(plan.program.bytes(tensor) for tensor in cut.received) for cut in plan.stage_cuts.stages)
+    activations = sum(sum(plan.program.bytes(tensor) for tensor in cut.received) for cut in plan.stage_starts.stages)
     arguments = sum(sum(plan.program.ops[i].out_bytes) for i in plan.program.inputs)
     columns = max(len(plan.mesh.columns), 1)
     norms = 8 * 4 * len(laid)

@@ -258,7 +258,7 @@ def test_copies_of_functions(copied: Callable[[Any], Any]):
     twin = copied(function)
     assert not twin._traces.planned
     assert first(twin(ones() * 3)) == 9
-    assert (twin.devices, twin.home) == (function.devices, function.home)
+    assert (twin.devices, twin.default_device) == (function.devices, function.default_device)
     assert twin.function is square
     assert copied(double) is double  # found under its name, like any function
 

@@ -101,7 +101,7 @@ def test_a_loop_and_a_compiled_function_inside_a_stage():
 
     def encoder(x):
         def turn(i, y):
-            return i + 1, tf.tanh(y) - tf.reduce_mean(y, axis=0)  # rows meet in every turn
+            return i + 1, tf.tanh(y) - tf.reduce_mean(y, axis=0)  # rows meet in every iteration
 
         return compiled(tf.while_loop(lambda i, _: i < 3, turn, [0, x])[1])
 

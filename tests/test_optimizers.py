@@ -90,7 +90,7 @@ def test_no_optimizer_moves_more_than_at_home(name: str):
 def test_a_matrix_is_put_together_once_and_orthogonalized_in_one_place():
     model = gs.multi_gpu_model(model_of("Muon"), gpus=DEVICES, variables="sharded")
     plan = model.plan(X, Y)
-    products = [op for op in plan.home_ops if op.type == "MatMul" and op.name.startswith("muon/")]
+    products = [op for op in plan.ops_once if op.type == "MatMul" and op.name.startswith("muon/")]
     places = plan.owners.of_ops
     assert len({places[op.index] for op in products}) > 1
     read = {tensor.op for op in products for tensor in op.inputs}

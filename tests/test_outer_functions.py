@@ -129,7 +129,7 @@ def test_results_without_gradients_under_a_tape(fn: Callable[[tf.Tensor], Any], 
     assert_close(tape.gradient(rest, x), 2 * x)
     if tf.is_tensor(result):
         assert tape.gradient(result, x) is None
-    assert not parallel.gradient_plan(x).stayed_home
+    assert not parallel.gradient_plan(x).unsharded_ops
 
 
 def test_updates_only_under_a_tape():

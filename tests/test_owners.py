@@ -62,7 +62,7 @@ def test_optimizers_stay_with_their_variables(optimizer: str, clip: bool):
     plan = assert_law(lambda: round_robin(optimizer, clip), [(x,), (x,)], devices=4, sharded=["MatMul"])
     of_size = [m for m in plan.moves if m.kind == "send" and plan.program.bytes(m.tensor) >= WEIGHT_BYTES]
     assert not of_size, "a whole weight, gradient or slot goes from one device to another"
-    homes = {plan.owners.of_ops[op.index] for op in plan.home_ops if op.type in ("AssignVariableOp", "Sub", "Sqrt")}
+    homes = {plan.owners.of_ops[op.index] for op in plan.ops_once if op.type in ("AssignVariableOp", "Sub", "Sqrt")}
     assert homes >= {f"/device:CPU:{d}" for d in range(4)}
     assert "once, on CPU:3" in str(plan)
 
@@ -91,7 +91,7 @@ def test_no_state_crosses_devices():
 def test_what_serves_several_devices_runs_where_its_inputs_are():
     step, _ = round_robin("momentum", clip=True)
     plan = gs.parallelize(step, devices=4).plan(tf.cast(rows(7, 6), tf.float32))
-    norms = [op for op in plan.home_ops if op.type in ("L2Loss", "Square") and sum(op.out_bytes) < WEIGHT_BYTES]
+    norms = [op for op in plan.ops_once if op.type in ("L2Loss", "Square") and sum(op.out_bytes) < WEIGHT_BYTES]
     assert len(norms) == VARIABLES
     assert {plan.owners.of_ops[op.index] for op in norms} == {f"/device:CPU:{d}" for d in range(4)}
 

@@ -283,7 +283,7 @@ def test_home():
         return tf.reduce_sum(x * w)
 
     parallel = check(f, rows(6, 3), devices=["CPU:1", "CPU:2"], tuning={"default_device": "CPU:3"}, sharded="Mul")
-    assert parallel.home == "/device:CPU:3"
+    assert parallel.default_device == "/device:CPU:3"
     reduces = [n.device for n in parallel.graph_def(rows(6, 3)).node if n.op == "AddN"]
     assert reduces == ["/device:CPU:3"]
 

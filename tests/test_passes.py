@@ -24,7 +24,7 @@ DECIDES = {
     "merge_moments": {"program"},
     "propagate": {"steps", "owners", "moves"},
     "read_rows": {"program", "steps"},
-    "cut_into_stages": {"program", "stage_cuts", "owners", "moves"},
+    "start_stages": {"program", "stage_starts", "owners", "moves"},
     "wait_for_readers": {"program"},
     "put_in_order": {"order"},
     "carry_out_moves": {"collectives"},

@@ -157,7 +157,7 @@ def test_warnings_are_sentences():
             "u",
             "Unique",
             "/device:GPU:0",
-            home_reason="no rule for Sum",
+            unsharded_reason="no rule for Sum",
             gathered_bytes=12_000_000,
             source="model.py:31",
         ),
@@ -171,7 +171,7 @@ def test_warnings_are_sentences():
         "2.0 MB move between devices, most of all b (2.0 MB from GPU:1 to GPU:0)",
         "sizes of 1 operation are not known before the run; their bytes and FLOPs count as 0",
     )
-    assert [op.name for op in placement.home_ops_with_batch] == ["u"]
+    assert [op.name for op in placement.unsharded_ops] == ["u"]
 
 
 def test_a_placement_of_nothing():

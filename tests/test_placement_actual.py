@@ -81,7 +81,7 @@ def test_parallelize_has_every_backward_op_on_its_shard(actual):
     assert len([pair for pair in placement.gradients if pair.backward.shard is not None]) >= 12
     placement.assert_colocated_gradients()
     placement.assert_on("shard_1/*", "CPU:2")
-    assert not placement.home_ops_with_batch
+    assert not placement.unsharded_ops
     assert placement.rows == (3, 3, 2)
 
 
@@ -248,7 +248,7 @@ def test_compiled_calls_and_tables_say_so():
 
 def test_what_stays_at_home_is_a_warning_with_its_line():
     placement = gs.parallelize(lambda x: tf.unique(tf.reshape(x, [-1])).y, devices=2).placement(tf.ones([6, 2]))
-    [op] = placement.home_ops_with_batch
+    [op] = placement.unsharded_ops
     assert (op.type, op.gathered_bytes) == ("Unique", 6 * 2 * 4)
     [warning] = [text for text in placement.warnings if "Unique" in text]
     assert warning.startswith("48 B gathered on one device by Unique, called at test_placement_actual.py:")

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.inspect import Edge, PlacedOp, Placement
-from graphsplit.inspect.views.lanes import alike_lanes, home_device, lanes_of
+from graphsplit.inspect.views.lanes import alike_lanes, default_device_of, lanes_of
 from graphsplit.inspect.views.pages import moves_of, page_data, ways_text
 from graphsplit.inspect.views.pictures import picture
 from graphsplit.inspect.views.summaries import folded_scopes, page_paths, summarize
@@ -58,11 +58,11 @@ def step_by_hand(shards: int = 3) -> Placement:
 def test_what_runs_once_beside_shards_has_no_lane_of_its_own():
     placement = step_by_hand()
     lanes = {name: str(lane) for name, lane in lanes_of(placement.ops.values()).items()}
-    assert home_device(placement.ops.values()) == CPU[0]
+    assert default_device_of(placement.ops.values()) == CPU[0]
     assert lanes["adam/mul"] == lanes["graphsplit/reduce_1/pack_0"] == "CPU:0"
     assert lanes["graphsplit/reduce_1/pack_2"] == lanes["shard_2/model/dense/MatMul"] == "shard 2 on CPU:2"
     assert sorted(set(lanes.values())) == ["CPU:0", "shard 0 on CPU:0", "shard 1 on CPU:1", "shard 2 on CPU:2"]
-    assert home_device([]) == ""
+    assert default_device_of([]) == ""
 
 
 def test_one_shard_stands_for_those_that_do_the_same():
@@ -124,7 +124,7 @@ def test_optimizers_are_folded_and_layers_are_not():
     placement = step_by_hand()
     paths = page_paths(placement)
     assert folded_scopes(placement, paths) == {"adam": "adam: 1 update"}
-    home = PlacedOp("adam/Unique", "Unique", CPU[0], home_reason="needs all rows at once")
+    home = PlacedOp("adam/Unique", "Unique", CPU[0], unsharded_reason="needs all rows at once")
     placement = Placement([*placement.ops.values(), home], placement.edges)
     assert folded_scopes(placement, page_paths(placement)) == {}
 

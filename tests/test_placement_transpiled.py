@@ -63,7 +63,7 @@ def test_why_something_is_at_home(tmp_path: Path):
     tf.saved_model.save(module, str(tmp_path / "one"), signatures=distinct)
     gs.serving.transpile_saved_model(tmp_path / "one", tmp_path / "two", 2)
     placement = gs.placement(str(tmp_path / "two"))
-    assert [op.type for op in placement.home_ops_with_batch] == ["Unique"]
+    assert [op.type for op in placement.unsharded_ops] == ["Unique"]
     assert placement.warnings[0] == (
         "rows gathered on one device by Unique: which entries are new depends on all rows; leave it out if it only "
         "saves lookups, or call it in dataset.map, pad its values and pass them with split={...: None}"

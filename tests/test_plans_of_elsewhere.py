@@ -136,7 +136,7 @@ def test_layouts_that_are_chosen_for_another_machine(writes: bool, said: str):
     parallel = gs.parallelize(step, devices=EIGHT, variables="auto")
     x = tf.TensorSpec((64, 500))
     plan = parallel.plan(x)
-    expected = state_bytes(plan.program, plan.state, plan.home)
+    expected = state_bytes(plan.program, plan.state, plan.default_device)
     assert len(expected) == 8
     assert sum(expected.values()) == 1_000_000 * (1 if writes else 8) + 4
     for placed in (parallel.placement(x), gs.placement(parallel, x)):
@@ -156,7 +156,7 @@ def test_the_placement_of_a_model_on_another_machine_moves_nothing():
     far = gs.multi_gpu_model(model, gpus=EIGHT)
     batch = tf.TensorSpec((64, 256)), tf.TensorSpec((64, 10))
     plan = far.plan(*batch)
-    expected = state_bytes(plan.program, plan.state, plan.home)
+    expected = state_bytes(plan.program, plan.state, plan.default_device)
     assert len(expected) == 8
     for placed in (far.placement(*batch), gs.placement(far, *batch)):
         assert {d: total.parameter_bytes for d, total in placed.devices.items() if total.parameter_bytes} == expected

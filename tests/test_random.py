@@ -128,5 +128,5 @@ def test_stateful_ops_that_stay_kernels_run_at_home():
     first, second = around(tf.zeros((6, 4))), around(tf.zeros((6, 4)))
     assert np.abs(first - second).max() > 0.1
     plan = parallel._traces.all()[0].plan
-    assert "RandomStandardNormal" in {op.type for op in plan.home_ops}
+    assert "RandomStandardNormal" in {op.type for op in plan.ops_once}
     assert "AddV2" in {op.type for op in plan.sharded_ops}

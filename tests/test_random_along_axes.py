@@ -40,7 +40,7 @@ def laid(name: str, shape: tuple[int, ...], axis: int, dtype: tf.DType, mesh: di
 
 def drawing(plan: gs.inspect.Plan) -> list[tuple[int, ...]]:
     """Return the shapes of what is drawn."""
-    ops = [op for op in (*plan.sharded_ops, *plan.home_ops) if op.type.startswith("Stateless") and "Get" not in op.type]
+    ops = [op for op in (*plan.sharded_ops, *plan.ops_once) if op.type.startswith("Stateless") and "Get" not in op.type]
     return [op.out_shapes[0] for op in dict.fromkeys(ops)]
 
 

@@ -53,9 +53,9 @@ def run(seed: int) -> None:
     calls = [sample_arguments(seed + i, rows, dtype) for i in range(2)]
     plan = assert_law(lambda: sample_program(seed, dtype), calls, at_home=None, tolerance=TOLERANCE[dtype], **options)
     emit(plan).check()
-    assert {reason for _, reason in plan.stayed_home} <= REASONS, str(plan)
+    assert {reason for _, reason in plan.unsharded_ops} <= REASONS, str(plan)
     sharded = computing(plan.sharded_ops)
-    assert sharded >= LEAST_OF_ROWS * (sharded + len(plan.stayed_home)), str(plan)
+    assert sharded >= LEAST_OF_ROWS * (sharded + len(plan.unsharded_ops)), str(plan)
 
 
 @pytest.mark.sampled(5, quick=3)
@@ -71,7 +71,7 @@ def test_most_of_the_work_is_sharded() -> None:
         step, _ = sample_program(seed, dtype)
         plan = gs.parallelize(step, **options).plan(*sample_arguments(seed, rows, dtype))
         sharded += computing(plan.sharded_ops)
-        whole += computing(plan.home_ops)
+        whole += computing(plan.ops_once)
     assert sharded >= LEAST_OF_ALL * (sharded + whole)
 
 

@@ -147,4 +147,4 @@ def test_pieces_without_entries() -> None:
         for devices in (1, 3):
             parallel = gs.parallelize(both, devices=devices)
             assert_close(parallel(normal(6, 4)), both(normal(6, 4)))
-            assert f not in cuts or not parallel.plan(normal(6, 4)).stayed_home
+            assert f not in cuts or not parallel.plan(normal(6, 4)).unsharded_ops

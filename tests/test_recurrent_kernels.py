@@ -54,7 +54,7 @@ def test_training(options: dict[str, Any]):
                 assert_close(tf.convert_to_tensor(a), tf.convert_to_tensor(b), tolerance=1e-5)
         plan = parallel.plan(rows(7))
     assert sharded(plan) == [KERNELS[0], KERNELS[0], KERNELS[1], KERNELS[1]]
-    assert not plan.stayed_home
+    assert not plan.unsharded_ops
     assert "on the shards: 98" in str(plan) or options
 
 
@@ -101,7 +101,7 @@ def test_only_the_batch_is_cut(axis: int, time_major: bool, mode: str):
     plan = gs.parallelize(fn, devices=3, split=axis).plan(tf.ones((7, 8, 9)))
     batch = axis == int(time_major)
     assert sharded(plan) == (KERNELS if batch else [])
-    reasons = {reason for op, reason in plan.stayed_home if op.type in KERNELS}
+    reasons = {reason for op, reason in plan.unsharded_ops if op.type in KERNELS}
     why = "its sequences are not cut, and what cuDNN keeps of them for the gradient cannot be"
     assert reasons == (set() if batch else {why})
 
@@ -129,7 +129,7 @@ def test_both_kernels_are_cut_or_neither(axis: int):
 def test_what_drops_out_draws_numbers_and_runs_once():
     plan = gs.parallelize(lambda x: kernel(x, dropout=0.5).output, devices=3, split=1).plan(tf.ones((8, 7, 3)))
     assert sharded(plan) == []
-    [reason] = [reason for op, reason in plan.stayed_home if op.type in KERNELS]
+    [reason] = [reason for op, reason in plan.unsharded_ops if op.type in KERNELS]
     assert reason == "it has side effects, which happen once"
 
 

@@ -107,7 +107,7 @@ def test_wherever_it_is_put_together_again(kind: str):
 
 def gates(plan: gs.inspect.Plan) -> list[str]:
     """Return what puts weights together again, one after the other."""
-    return [op.name for op in plan.home_ops if op.name.startswith("gate_")]
+    return [op.name for op in plan.ops_once if op.name.startswith("gate_")]
 
 
 def alive(plan: gs.inspect.Plan) -> int:

@@ -70,7 +70,7 @@ def test_training(how: Callable[..., None], devices: int):
     )
     assert not plan.state.whole
     kinds = ("GatherV2", "ResourceGather")
-    lookups = [op for op in plan.home_ops if op.type in kinds and op.device]
+    lookups = [op for op in plan.ops_once if op.type in kinds and op.device]
     assert {plan.owners.of_ops[op.index] for op in lookups} == set(plan.devices)
 
 
@@ -114,7 +114,7 @@ def test_a_table_of_few_long_rows_is_cut_along_them():
     plan = assert_law(make, [(ids(7, words=91),)], devices=4, at_home=None)
     assert not plan.state.whole
     for kind in ("ResourceScatterSub", "GatherV2"):
-        found = [plan.owners.of_ops[op.index] for op in plan.home_ops if op.type == kind]
+        found = [plan.owners.of_ops[op.index] for op in plan.ops_once if op.type == kind]
         assert len({*found}) == len(found) == 4, kind
     assert max(traffic(plan).busiest[1:]) < 3 * 640 * 4
 

@@ -29,7 +29,7 @@ def law(apply, *calls, devices, looped=True, at_home=0, learns=True):
     plan = assert_law(make, calls, devices=devices, at_home=at_home)
     if looped and devices > 1:
         assert "StatelessWhile" in {op.type for op in plan.sharded_ops}, str(plan)
-        assert "StatelessWhile" not in {op.type for op in plan.home_ops}, str(plan)
+        assert "StatelessWhile" not in {op.type for op in plan.ops_once}, str(plan)
     return plan
 
 
@@ -270,8 +270,8 @@ def test_gradients_of_mapped_rows_from_outside(name: str, known: bool):
 
 def _assert_all_loops_are_split(plan: gs.inspect.Plan) -> None:
     assert "StatelessWhile" in {op.type for op in plan.sharded_ops}, str(plan)
-    assert "StatelessWhile" not in {op.type for op in plan.home_ops}, str(plan)
-    assert not plan.stayed_home, str(plan)
+    assert "StatelessWhile" not in {op.type for op in plan.ops_once}, str(plan)
+    assert not plan.unsharded_ops, str(plan)
 
 
 @pytest.mark.sampled(1)
@@ -289,12 +289,12 @@ def test_a_loop_that_does_not_turn_once_for_each_row_says_so(rows_known: bool):
         return tf.map_fn(tf.sin, tf.concat([x, x], 0))
 
     for f, why in (
-        (some, "it is not known to turn once for each entry of a list of rows"),
+        (some, "it is not known to iterate once for each entry of a list of rows"),
         (twice, "its lists do not hold the rows of one batch, in order"),
     ):
         parallel = gs.parallelize(f, devices=3)
         plan = parallel.plan(*f.input_signature)
-        [(_, reason)] = plan.stayed_home
+        [(_, reason)] = plan.unsharded_ops
         assert reason.endswith(why)
         assert "loop over all rows of one batch, as tf.map_fn does" in str(plan)
         assert_close(parallel(tf.ones((8, 6))), f(tf.ones((8, 6))))
@@ -339,7 +339,7 @@ def test_vectorized_maps_of_an_unknown_number_of_rows(name: str):
         return step, (w,)
 
     plan = assert_law(make, [(rows(n, 6),) for n in (7, 1, 0, 2, 9)], sharded=["Identity"])
-    assert "GatherV2" not in {op.type for op in plan.home_ops}, str(plan)
+    assert "GatherV2" not in {op.type for op in plan.ops_once}, str(plan)
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -91,9 +91,9 @@ def test_sharded_equals_unsharded(case: Case, runs: list[tuple[int, int]]) -> No
 
 def check_layouts(case: Case, plan: gs.inspect.Plan) -> None:
     """The op runs on the shards, as the case expects, and what it expects at home is all that is there."""
-    assert len(plan.stayed_home) == case.at_home, str(plan)
+    assert len(plan.unsharded_ops) == case.at_home, str(plan)
     pairs = zip(plan.program.ops, plan.steps, strict=True)
-    steps = [step for op, step in pairs if op.type == case.op_type and (step.home or step.shards)]
+    steps = [step for op, step in pairs if op.type == case.op_type and (step.once or step.shards)]
     answers = [step.shards for step in steps if step.shards]
     if case.at_home and not answers:
         return
@@ -136,7 +136,7 @@ def test_made_in_pieces(case: Case) -> None:
     plan = parallel.plan(factor)
     check_whole_plan(plan)
     assert "Greater" in {op.type for op in plan.sharded_ops}, str(plan)
-    left = [op for op in plan.home_ops if op.type == case.op_type]
+    left = [op for op in plan.ops_once if op.type == case.op_type]
     assert not left or not natural or not case.answered, str(plan)
 
 

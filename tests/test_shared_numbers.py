@@ -138,6 +138,6 @@ def test_copies_keep_the_same_bits() -> None:
 def test_a_learning_rate_is_computed_once() -> None:
     """Nobody waits for it."""
     plan = planned("global_clipnorm", "sharded")
-    rates = [op for op in plan.program.ops if op.type == "Pow" and op.out_shapes == ((),) and plan.steps[op.index].home]
+    rates = [op for op in plan.program.ops if op.type == "Pow" and op.out_shapes == ((),) and plan.steps[op.index].once]
     assert rates
     assert not {op.index for op in rates} & {*plan.owners.groups}

@@ -144,7 +144,7 @@ def test_truth_values_of_rows_are_joined_before_they_are_put_into_a_table(reduct
     calls += [(words, tf.constant(-np.ones_like(x))) for words, _ in calls]
     ways = itertools.cycle(["home", "sharded"])
     plan = assert_law(lambda: make(next(ways)), calls, at_home=None, sharded=["IsFinite"])
-    [put] = [op for op in plan.home_ops if op.type == "TensorScatterUpdate"]
+    [put] = [op for op in plan.ops_once if op.type == "TensorScatterUpdate"]
     assert put.out_shapes == ((WORDS,),)
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core import gpus
-from graphsplit.planning.schedule.automatic_stages import cut_into_stages
+from graphsplit.planning.schedule.automatic_stages import start_stages
 from graphsplit.planning.schedule.chains import Chain, Room, Sent, cut
 from graphsplit.planning.schedule.schedules import KINDS
 from tests.helpers.law import assert_close, assert_law, rows
@@ -98,7 +98,7 @@ def test_stages_equal_one_device(stages: int, options: dict[str, Any]):
     assert len({plan.shard_device(op, 0) for op in plan.sharded_ops}) == min(stages, options["devices"])
     if "schedule" in options:
         assert plan.schedule.stages == stages
-    assert plan.stage_cuts.balance <= 1.25  # six layers for four stages leave two with twice as many
+    assert plan.stage_starts.balance <= 1.25  # six layers for four stages leave two with twice as many
 
 
 def test_forward_and_backward_run_on_their_stages_device():
@@ -174,7 +174,7 @@ def test_fewer_stages_for_a_batch_of_which_less_runs_on_the_shards():
     x = tf.random.stateless_normal((5, 4, 3), [1, 2])
     for count, stages in [(5, 2), (1, 1)]:
         assert_close(parallel(x[:count]), model(x[:count]))
-        assert len(parallel.plan(x[:count]).stage_cuts.stages) == stages
+        assert len(parallel.plan(x[:count]).stage_starts.stages) == stages
     assert "  cut into 1 stage instead of 2, as too little runs on the shards, " in str(parallel.plan(x[:1]))
 
 
@@ -220,7 +220,7 @@ def check_random_stages(seed: int) -> None:
         options["tuning"] = {"reduce_retracing": True}
     calls = [(rows(size, 6), rows(size, 6)) for size in rng.choice([1, 2, 5, 8, 13], 3)]
     plan = assert_law(lambda: training(weights, forward), calls, devices=devices, at_home=None, **options)
-    assert len(plan.stage_cuts.stages) == stages
+    assert len(plan.stage_starts.stages) == stages
 
 
 @pytest.mark.long
@@ -251,7 +251,7 @@ def test_a_keras_network_with_normalization_and_skips():
     finally:
         keras.config.set_floatx("float32")
     assert_together(plan)
-    assert plan.stage_cuts.balance <= 1.15
+    assert plan.stage_starts.balance <= 1.15
 
 
 def assert_together(plan: gs.inspect.Plan) -> None:
@@ -294,8 +294,8 @@ def test_stages_begin_at_layers_and_scopes_by_name():
     options: dict[str, Any] = {"stages": ["joint", "block_2"], "micro_batches": 2, "schedule": "1f1b"}
     given = rows(7, 6), rows(7, 6)
     plan = assert_law(make, [given, given], devices=3, sharded=["Tanh", "Sin"], **options)
-    assert [cut.asked for cut in plan.stage_cuts.stages] == ["", "block_2", "joint"]
-    first = [plan.program.ops[cut.first].name for cut in plan.stage_cuts.stages]
+    assert [cut.asked for cut in plan.stage_starts.stages] == ["", "block_2", "joint"]
+    first = [plan.program.ops[cut.first].name for cut in plan.stage_starts.stages]
     assert "/block_2_1/" in first[1], first
     assert first[2] == "joint/Sin"
     with pytest.raises(
@@ -386,11 +386,11 @@ def test_the_memory_of_gpus(monkeypatch: Any):
 def test_stages_for_which_devices_have_no_room():
     step, _ = perceptron(4)()
     plan = gs.parallelize(step, devices=2, stages=2, micro_batches=2).plan(rows(4, 6), rows(4, 6))
-    asked = dataclasses.replace(plan.stage_cuts.asked, memory=2000)
-    assert len(cut_into_stages(plan.program, plan.steps, plan.mesh, asked, "gpipe").stages) == 2
+    asked = dataclasses.replace(plan.stage_starts.asked, memory=2000)
+    assert len(start_stages(plan.program, plan.steps, plan.mesh, asked, "gpipe").stages) == 2
     asked = dataclasses.replace(asked, memory=1000)
     assert message(
-        gs.errors.ArgumentError, lambda: cut_into_stages(plan.program, plan.steps, plan.mesh, asked, "gpipe")
+        gs.errors.ArgumentError, lambda: start_stages(plan.program, plan.steps, plan.mesh, asked, "gpipe")
     ) == (
         "stages=2: no cut lets each stage fit into the 1.0 kB available on its device; together they need 2.5 "
         "kB. Choose more stages, more micro_batches, or schedule='1f1b', which keeps fewer of them alive."

@@ -85,8 +85,8 @@ def test_a_loop_for_all_shards_says_why_and_what_is_at_home_in_its_turns():
         return tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x + tf.sort(tf.tanh(x), 0)), [0, x])[1]
 
     plan = gs.parallelize(f, devices=2).plan(rows(7, 3))
-    assert "runs once for all shards, which synchronize in every turn: StatelessWhile" in str(plan)
-    assert plan.stayed_home
+    assert "runs once for all shards, which synchronize in every iteration: StatelessWhile" in str(plan)
+    assert plan.unsharded_ops
     with pytest.raises(gs.errors.StrictError, match="would run on one device"):
         gs.parallelize(f, devices=2, strict=True)(rows(7, 3))
 
@@ -107,8 +107,8 @@ def test_which_ids_a_batch_has_is_found_at_home():
 
     ids = tf.constant(np.random.default_rng(0).integers(0, 500, (13, 5)))
     plan = gs.parallelize(step, devices=3, strict=True).plan(ids)
-    assert [op.type for op, _ in plan.stayed_home] == ["Unique"]
-    assert plan.gathered_bytes(plan.stayed_home[0][0]) == 8 * 13 * 5
+    assert [op.type for op, _ in plan.unsharded_ops] == ["Unique"]
+    assert plan.gathered_bytes(plan.unsharded_ops[0][0]) == 8 * 13 * 5
     assert "UnsortedSegmentSum" in {op.type for op in plan.sharded_ops}
     with pytest.raises(gs.errors.StrictError, match="which entries are new depends on all rows"):
         gs.parallelize(lambda x: tf.unique(x)[1], devices=3, strict=True).plan(rows(13, 1)[:, 0])
@@ -180,7 +180,7 @@ def test_a_queue_keeps_rows(form: str, layout: str):
     parallel = gs.parallelize(step, devices=3, strict=True)
     plan = parallel.plan(rows(7, 6))
     assert "MatMul" in {op.type for op in plan.sharded_ops}
-    assert not plan.stayed_home
+    assert not plan.unsharded_ops
     kept = [op for op in plan.rows_kept if plan.gathered(op)]
     assert kept or (layout != "home" and form == "rows by number")  # each device writes its own
     for op in kept:

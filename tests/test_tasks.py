@@ -31,7 +31,7 @@ TAKEN_APART = {"mesh, decoding", "mesh, an lstm"}
 """Loops in columns: TensorFlow puts each value where its column is, so edges of the node that is emitted tell nothing.
 `test_mesh_loops.py` checks what they move in each turn."""
 MEETING_INSIDE = {"loop at home", "choice"}
-"""Devices meet in each turn of a loop, or in a branch, and nowhere else."""
+"""Devices meet in each iteration of a loop, or in a branch, and nowhere else."""
 OFTEN = [
     *("sgd", "adam sharded", "adam mirrored", "statistics and a counter", "reductions", "lstm", "joins", "dropout"),
     *("convolutions in micro-batches", "layers sharded in many micro-batches", "buckets", "each row", "patterns"),
@@ -175,13 +175,13 @@ def test_a_plan_says_what_each_device_holds():
     first = next(k for k, line in enumerate(lines) if line.split()[:2] == ["peak", "memory"])
     head, home, other = (line.strip() for line in lines[first : first + 3])
     assert head.endswith("variables  arguments  activations  moved  operations  most of it")
-    live, held = live_bytes(plan), state_bytes(plan.program, plan.state, plan.home)
-    assert held == {plan.home: 4 * (8 * 1000 + 1000 + 1000 + 1) + 16}  # and the seed of dropout
+    live, held = live_bytes(plan), state_bytes(plan.program, plan.state, plan.default_device)
+    assert held == {plan.default_device: 4 * (8 * 1000 + 1000 + 1000 + 1) + 16}  # and the seed of dropout
     for device, line in zip(plan.devices, (home, other), strict=True):
         cells = line.split("  ")
         written = [cell.split() for cell in cells[1:] if cell][:5]
         amounts = [float(number) * {"B": 1, "kB": 1e3}[unit] for number, unit in written]
-        variables, arguments = held.get(device, 0), 31 * 8 * 4 if device == plan.home else 0
+        variables, arguments = held.get(device, 0), 31 * 8 * 4 if device == plan.default_device else 0
         expected = [variables + arguments + live[device], variables, arguments]
         assert amounts[:3] == pytest.approx(expected, rel=0.01)
         assert sum(amounts[3:]) == pytest.approx(live[device], rel=0.01)

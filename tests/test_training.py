@@ -276,7 +276,7 @@ def test_lookup_tables():
     calls = [(words, numbers(7, 3)), (words[::-1], numbers(7, 3, seed=2))]
     # a table lives on one device; its contents are not a variable's value that could be sent
     plan = assert_law(make, calls, sharded=["GatherV2", "Mul"], at_home=None, tolerance=EXACT)
-    kinds = sorted(op.type for op, _ in plan.stayed_home)
+    kinds = sorted(op.type for op, _ in plan.unsharded_ops)
     assert kinds == ["LookupTableFindV2", "LookupTableFindV2", "LookupTableInsertV2"]
 
 

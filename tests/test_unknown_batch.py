@@ -92,7 +92,7 @@ def test_rules(case: Case) -> None:
     assert plan.program.batch_is_unknown
     assert len(parallel._traces.planned) == 1
     if case.name not in CLIPPED and not any("B" in argument.shape for argument in case.arguments):
-        assert len(plan.stayed_home) == case.at_home, str(plan)
+        assert len(plan.unsharded_ops) == case.at_home, str(plan)
         if not case.at_home and not case.partial:  # whether it pays to keep a sum partial is another matter
             assert any(op.type == case.op_type for op in plan.sharded_ops), str(plan)
 
@@ -114,7 +114,7 @@ def test_networks_train_with_one_trace(name: str) -> None:
     assert plan.program.batch_is_unknown
     tables = ["ResourceScatterAdd"] * 2 if name == "Wide & deep" else []  # updated once, with the rows of all
     assert [op.type for op in plan.rows_kept if op in plan.program.ops] == tables, str(plan)
-    inside = {op.type for op, _ in plan.stayed_home if op not in plan.program.ops}  # of the optimizer's branches
+    inside = {op.type for op, _ in plan.unsharded_ops if op not in plan.program.ops}  # of the optimizer's branches
     assert inside <= ({"ScatterNd", "ConcatV2", "StridedSlice"} if tables else set()), str(plan)
 
 
@@ -161,7 +161,7 @@ def test_gradients_from_outside(network: Callable[[], tuple[keras.Model, tuple[i
     spec = tf.TensorSpec((None, *shape), tf.float64)
     plan = tf.function(lambda x: forward.gradient_plan(x) and x).get_concrete_function(spec) and last_plan(forward)
     assert plan.program.batch_is_unknown
-    assert not plan.stayed_home, str(plan)
+    assert not plan.unsharded_ops, str(plan)
 
 
 @pytest.mark.sampled(6)
@@ -216,7 +216,7 @@ def test_every_number_of_rows_and_devices() -> None:
             assert_close(parallel(x, z), f(x, z), f"{rows} rows on {devices} devices")
         assert len(parallel._traces.planned) == 1
         plan = parallel.plan(x, z)
-        assert not plan.stayed_home, str(plan)
+        assert not plan.unsharded_ops, str(plan)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_unknown_lengths_as_well() -> None:
         assert_close(parallel(tokens), f(tokens))
     plan = parallel.plan(tokens)
     assert len(parallel._traces.planned) == 1
-    assert not plan.stayed_home, str(plan)
+    assert not plan.unsharded_ops, str(plan)
 
 
 def sentences() -> tuple[keras.Model, int]:
@@ -128,7 +128,7 @@ def test_gradients_from_outside_of_sequences_of_any_length() -> None:
     assert_close(results[1], results[0], tolerance=EXACT)
     plan = last_plan(forward)
     assert len(plan.program.symbols) == 2
-    assert not plan.stayed_home, str(plan)
+    assert not plan.unsharded_ops, str(plan)
 
 
 def test_lengths_that_depend_on_each_other() -> None:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.sampled(quick=17)
 
 def kinds(plan: gs.inspect.Plan) -> tuple[Counter, Counter]:
     """Return how many ops of each type run on the shards and at home."""
-    return Counter(op.type for op in plan.sharded_ops), Counter(op.type for op in plan.home_ops)
+    return Counter(op.type for op in plan.sharded_ops), Counter(op.type for op in plan.ops_once)
 
 
 def tile(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
@@ -80,7 +80,7 @@ def test_a_normalization_divides_numbers_of_channels_not_activations():
     assert home["RealDiv"] == 2
     assert not sharded["RealDiv"]
     assert sharded["Tile"] == 1  # of the two, the other one is only multiplied
-    assert not any(op.type == "Reshape" and op.in_shapes[0] == op.out_shapes[0] for op in parallel.plan(x).home_ops)
+    assert not any(op.type == "Reshape" and op.in_shapes[0] == op.out_shapes[0] for op in parallel.plan(x).ops_once)
 
 
 def test_a_deep_chain_of_constants_is_planned():

@@ -62,7 +62,7 @@ def test_state_is_divided():
     largest = max(v.dtype.size * max(p.shapes[0][0], 1) for v, p in zip(sharded.variables, held, strict=True) if p)
     assert len(bytes_on) == 4
     assert max(bytes_on.values()) <= total / 4 + 150 * 4 + largest
-    optimizers = {plan.owners.of_ops[op.index] for op in plan.home_ops if op.type == "Sqrt"}
+    optimizers = {plan.owners.of_ops[op.index] for op in plan.ops_once if op.type == "Sqrt"}
     assert len(optimizers) == 4  # and the optimizer's work with it
     moved = [move for move in plan.moves if move.kind == "send" and plan.program.bytes(move.tensor) > 16]
     assert not moved  # a slot never travels

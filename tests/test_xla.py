@@ -28,7 +28,7 @@ def test_compiled_for_every_shard_with_variables():
     parallel = gs.parallelize(f, devices=3)
     assert_close(parallel(rows(7, 3)), f(rows(7, 3)))
     assert compiled_calls(parallel, rows(7, 3)) == {f"/device:CPU:{d}" for d in range(3)}
-    assert not parallel.plan(rows(7, 3)).stayed_home
+    assert not parallel.plan(rows(7, 3)).unsharded_ops
 
 
 def test_a_training_step_with_a_compiled_model():
@@ -58,7 +58,7 @@ def test_rows_that_couple_are_compiled_at_home():
     parallel = gs.parallelize(lambda x: centre(tf.square(x)), devices=3)
     assert_close(parallel(rows(7, 3)), centre(tf.square(rows(7, 3))))
     plan = parallel.plan(rows(7, 3))
-    ((op, reason),) = plan.stayed_home
+    ((op, reason),) = plan.unsharded_ops
     assert op.type == "PartitionedCall"
     assert reason == "Mean in it: its rows would be exchanged between devices each time"
     assert compiled_calls(parallel, rows(7, 3)) == {"/device:CPU:0"}
@@ -86,6 +86,6 @@ def test_a_compiled_function_that_changes_variables_says_so():
         return tf.tanh(x @ weights)
 
     plan = gs.parallelize(lambda x: tf.reduce_sum(counted(x)), devices=3).plan(tf.ones((7, 4)))
-    [(_, reason)] = plan.stayed_home
+    [(_, reason)] = plan.unsharded_ops
     assert "it changes variables or has other effects, and XLA compiles it as a whole" in str(reason)
     assert "      -> take jit_compile=True off it and give that to parallelize" in str(plan).splitlines()

@@ -262,7 +262,7 @@ class _Runs:
         """Run the original; if there is a generator, from arguments and variables changed in their last places."""
         if self.draws is not None:  # its kernels draw their first numbers
             self._single = tf.function(self._function.function)
-        with self._state_restored(), tf.device(self._function.home):
+        with self._state_restored(), tf.device(self._function.default_device):
             if rng is None:
                 return self._results(self._single, self._tensors)
             for variable, value in zip(self._variables, self._before, strict=True):

@@ -251,7 +251,7 @@ def _obstacles(plan: Plan, laid: Mapping[int, Layout]) -> dict[str, str]:
             position = ops[position].inputs[0].op
         if position in laid and ops[move.tensor.op].out_dtypes[0] == tf.resource:
             readers = [op for op in ops if move.tensor in op.inputs]
-            wrong = next(op for op in readers if plan.steps[op.index].home or not _reads_own(plan, op, move.tensor))
+            wrong = next(op for op in readers if plan.steps[op.index].once or not _reads_own(plan, op, move.tensor))
             line = plan.program.line_of(wrong)
             where = f" at {line}" if line else ""
             why_by_variable[ops[position].name] = f"{wrong.type} {wrong.name!r}{where} takes it whole"
@@ -280,7 +280,7 @@ def _reads_own(plan: Plan, op: Op, handle: Tensor) -> bool:
 def _read(plan: Plan, graph: EmittedGraph, resources: HeldShapes, stride: int) -> Program:
     """Return what was written for the axis as a program."""
     before, shapes = plan.program, _shapes(plan, graph)
-    split = {name: body for name, body in graph.bodies.items() if body[0].home}  # (others are in one column)
+    split = {name: body for name, body in graph.bodies.items() if body[0].default_device}  # (others are in one column)
     provenances = {name: _provenance(*body, _arguments(body[1]), stride) for name, body in split.items()}
     _decide_once(graph)
     for function in graph.library.function:

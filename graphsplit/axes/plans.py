@@ -2,7 +2,7 @@
 
 A loop or branch whose devices have to send each other something stays one: it carries what each device has, and each of
 its functions is planned by what plans the program around it. Carried values settle as in Shardy: what is whole is cut
-as a turn leaves it, and what another turn would cut otherwise is whole.
+as an iteration leaves it, and what another iteration would cut otherwise is whole.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class AxisPlanner:
         def propagate(plan: Plan) -> Plan:
             return passes.with_lists_in_place(functools.partial(decide, plan), laid_inputs)
 
-        def decide(plan: Plan, kept_home: Mapping[int, str]) -> Plan:
+        def decide(plan: Plan, kept_once: Mapping[int, str]) -> Plan:
             forward = functools.partial(self.forward, program, laid, outputs)
-            natural, cuts = forward(kept_home) if kept_home else first, dict[Tensor, Shard]()
+            natural, cuts = forward(kept_once) if kept_once else first, dict[Tensor, Shard]()
             best, wishes = backward(plan, natural)
             while more := {tensor: layout for tensor, layout in wishes.items() if tensor not in cuts}:
                 cuts |= more  # (a gradient of which a norm is taken is written in parts, and has never to be whole)
-                other, wishes = backward(plan, forward(kept_home, cuts))
+                other, wishes = backward(plan, forward(kept_once, cuts))
                 if _sent(other) > _sent(best) + COPY_BYTES * len(cuts):
                     break
                 best = other
@@ -104,7 +104,7 @@ class AxisPlanner:
         return plan_program(
             program,
             mesh=self.mesh,
-            home=self.mesh.devices[0],
+            default_device=self.mesh.devices[0],
             input_layouts=[laid.get(program.ops[i].name, SINGLE_DEVICE) for i in program.inputs],
             output_layouts=outputs,
             decisions=(propagate, passes.carry_out_moves),
@@ -115,7 +115,7 @@ class AxisPlanner:
         program: Program,
         laid: Mapping[str, Layout],
         outputs: Sequence[Layout] = (),
-        kept_home: Mapping[int, str] = MappingProxyType({}),
+        kept_once: Mapping[int, str] = MappingProxyType({}),
         cuts: Mapping[Tensor, Shard] = MappingProxyType({}),
     ) -> NaturalForms:
         """Return the natural forms of a program; see `plan`, and `ForwardPropagation`."""
@@ -128,7 +128,7 @@ class AxisPlanner:
             input_layouts=(SINGLE_DEVICE,) * len(program.inputs),
             control_flow=self._answer,
             whole_outputs=[t for t, is_cut in zip(program.outputs, in_parts, strict=True) if not is_cut],
-            kept_home=kept_home,
+            kept_once=kept_once,
             cuts=cuts,
             exchanging=self.mesh.exchanging,
         ).run()
@@ -256,7 +256,7 @@ def _wanted_whole(plans: Mapping[str, Plan], loop: Program | None, whole: Collec
 def _wanted(plan: Plan, loop: Program | None) -> Iterator[int]:
     """Yield the arguments that are given in parts and have to be given whole.
 
-    Those are lists, which are never put together, and what each turn of a loop would put together anew.
+    Those are lists, which are never put together, and what each iteration of a loop would put together anew.
 
     Args:
       plan: of a function.
@@ -278,7 +278,7 @@ def _wanted(plan: Plan, loop: Program | None) -> Iterator[int]:
 
 
 def _is_kept(body: Program, i: int) -> bool:
-    """Return whether what a loop carries is the same in each turn."""
+    """Return whether what a loop carries is the same in each iteration."""
     return bool(origin(body, body.outputs[i]) == Tensor(body.inputs[i], 0))
 
 

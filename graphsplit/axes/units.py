@@ -2,7 +2,7 @@
 
 Units are heads that a reshape takes apart, and fused blocks that a split does. What is gathered along the axis is read
 by an operation whose rule says how it could be cut instead. That is followed back to variables, by the rules, and
-tried; it stays if fewer bytes move. In a loop (the gates of an LSTM) they move in each turn.
+tried; it stays if fewer bytes move. In a loop (the gates of an LSTM) they move in each iteration.
 
 Behind a product whose columns are cut comes one whose rows fit these, and beside it one that is multiplied with it:
 column then row, as in Megatron-LM (Shoeybi et al. 2019), and all kernels of the same heads. Nobody names these schemes
@@ -22,7 +22,7 @@ from graphsplit.planning.propagation.forward_propagation import NaturalForms, wi
 from graphsplit.planning.variables.laid_variables import READS
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.program import Op, Program, Tensor
-from graphsplit.program.reading.trip_counts import origin, turns_of
+from graphsplit.program.reading.trip_counts import iterations_of, origin
 from graphsplit.rules import Declined, Sharded, answer, answer_for_output, rule_of
 from graphsplit.rules.registry import Rule
 
@@ -35,13 +35,13 @@ class _LaidProgram:
 
     Attributes:
       program, natural: see there.
-      turns: how often it runs.
+      iterations: how often it runs.
       caller: the loop or branch, and what that is in; None for the program itself.
     """
 
     program: Program
     natural: NaturalForms
-    turns: int = 1
+    iterations: int = 1
     caller: tuple[_LaidProgram, Op] | None = None
 
     def outside(self, op: Op) -> list[Tensor] | None:
@@ -103,7 +103,7 @@ class UnitSearch:
         return scopes
 
     def _inside(self, scope: _LaidProgram, op: Op, body: Program) -> _LaidProgram:
-        call_answer, turns = scope.natural.answers[op.index], turns_of(op)
+        call_answer, iterations = scope.natural.answers[op.index], iterations_of(op)
         wants = (
             call_answer.wants[CONTROL_FLOW[op.type].chooses :]
             if call_answer is not None
@@ -112,7 +112,10 @@ class UnitSearch:
         pairs = zip(body.inputs, wants, strict=True)
         laid = {body.ops[i].name: want if isinstance(want, Shard) else REPLICATE for i, want in pairs}
         return _LaidProgram(
-            body, self.planner.forward(body, laid), scope.turns * (int(turns.number) if turns else 1), (scope, op)
+            body,
+            self.planner.forward(body, laid),
+            scope.iterations * (int(iterations.number) if iterations else 1),
+            (scope, op),
         )
 
     def layout_of(self, cut: Shard) -> Layout:
@@ -192,7 +195,7 @@ class UnitSearch:
 
     def _cost(self, scopes: Sequence[_LaidProgram]) -> tuple[float, int]:
         """Return roughly what bytes cost that move or that every device makes; and how many operations are not cut."""
-        costs = [(scope.turns * _cost(scope.program, scope.natural), scope.natural.answers) for scope in scopes]
+        costs = [(scope.iterations * _cost(scope.program, scope.natural), scope.natural.answers) for scope in scopes]
         return sum(cost for cost, _ in costs), sum(answers.count(None) for _, answers in costs)
 
 

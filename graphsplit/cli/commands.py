@@ -92,7 +92,7 @@ def _quiet_start() -> Iterator[None]:
 
 
 def _hint(error: GraphsplitError) -> str:
-    """Return what to type where devices are missing, or work at home is refused."""
+    """Return what to type where devices are missing, or work that runs once is refused."""
     if isinstance(error, StrictError):
         return "\nOn the command line: leave out --strict."
     wanted_devices = getattr(error, "asked", None)

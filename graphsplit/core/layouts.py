@@ -17,7 +17,7 @@ from graphsplit.core.sizes import apportion
 
 @dataclass(frozen=True)
 class SingleDevice:
-    """The whole value, on one device; "" while no device has been chosen for it: in the end its owner's, or home."""
+    """The whole value, on one device; "" while none has been chosen for it: in the end its owner's, or the default."""
 
     device: str = ""
 

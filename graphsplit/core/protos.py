@@ -3,9 +3,9 @@
 References to tensors come in two spellings. A graph says `node:2` for the third output of a node, a function body
 says `node:output_name:0`. Everything in graphsplit uses the first; this file translates.
 
-On the nodes that graphsplit writes into graphs of others it notes that it did, for which shard, or why at home. Names
-of nodes are their users', and who loads a model prefixes them. Attributes that begin with `_` are kept by TensorFlow
-wherever a graph goes, and mean nothing to it.
+On the nodes that graphsplit writes into graphs of others it notes that it did, for which shard, or why on the default
+device. Names of nodes are their users', and who loads a model prefixes them. Attributes that begin with `_` are kept by
+TensorFlow wherever a graph goes, and mean nothing to it.
 """
 
 from __future__ import annotations
@@ -322,18 +322,18 @@ def host_of(device: str) -> str:
 
 
 _WRITTEN = "_graphsplit"  # the number of the shard, or that it belongs to none
-_AT_HOME = "_graphsplit_at_home"
+_UNSHARDED = "_graphsplit_at_home"
 _ROLE = "_graphsplit_role"
 _OF_VARIABLE = "_graphsplit_of_variable"
 
 
-def mark(node: Any, shard: int | None = None, home_reason: str = "", role: str = "") -> Any:
+def mark(node: Any, shard: int | None = None, unsharded_reason: str = "", role: str = "") -> Any:
     """Note on a node that a transpilation wrote it, and return it.
 
     Args:
       node: a `NodeDef`.
       shard: the one that it belongs to, if it does.
-      home_reason: why it runs at home, if it carries rows of the batch and does.
+      unsharded_reason: why it runs once, if it carries rows of the batch and does.
       role: what it is there for, if it is no operation of the model: the kind of a move, `"scatter"`, or `"sizes"`.
 
     >>> from graphsplit.core.protos import NodeDef
@@ -344,8 +344,8 @@ def mark(node: Any, shard: int | None = None, home_reason: str = "", role: str =
         node.attr[_WRITTEN].b = True
     else:
         node.attr[_WRITTEN].i = shard
-    if home_reason:
-        node.attr[_AT_HOME].s = home_reason.encode()
+    if unsharded_reason:
+        node.attr[_UNSHARDED].s = unsharded_reason.encode()
     if role:
         node.attr[_ROLE].s = role.encode()
     return node
@@ -361,9 +361,9 @@ def shard_of(node: Any) -> int | None:
     return int(node.attr[_WRITTEN].i) if is_marked(node) and node.attr[_WRITTEN].HasField("i") else None
 
 
-def home_reason_of(node: Any) -> str:
-    """Return why a node that carries rows of the batch runs at home, as it is noted on it; "" for others."""
-    return str(node.attr[_AT_HOME].s.decode()) if _AT_HOME in node.attr else ""
+def unsharded_reason_of(node: Any) -> str:
+    """Return why a node that carries rows of the batch runs once, as it is noted on it; "" for others."""
+    return str(node.attr[_UNSHARDED].s.decode()) if _UNSHARDED in node.attr else ""
 
 
 def role_of(node: Any) -> str:

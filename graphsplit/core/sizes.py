@@ -4,7 +4,7 @@ A serving signature, or a function traced with `None`, has a batch of unknown si
 length. It is planned with stand-ins, by which costs are estimated; a size that follows is a `Size`, an integer that
 remembers how. Arithmetic on shapes is followed exactly, by polynomials, which is how rules meet sizes, and where an
 answer would depend on how large something is (is it 1? is it larger than 10?) nothing is concluded: such an op runs at
-home, when it is known.
+the default device, when it is known.
 
 Rows are shared out whole (`apportion`), for shares of devices that are not.
 

@@ -55,7 +55,7 @@ _PASSED_ON = {"Identity": 0, "Switch": 0, "Merge": 0, "Reshape": 0}  # of what t
 def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
     """Raise `CheckError` unless every operation is where the plan says, and reads what the plan says.
 
-    What loops and branches do in each turn, whose functions have plans of their own, is checked as well.
+    What loops and branches do in each iteration, whose functions have plans of their own, is checked as well.
 
     Args:
       plan: the decisions.
@@ -66,12 +66,12 @@ def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
         raise CheckError(f"{left[0]!r} draws numbers that are not those of its part.")
     forms, planned = _EmittedForms(plan, graph), _PlannedForms(plan, graph.shards)
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
-        if step.home and op.yields is None:
+        if step.once and op.yields is None:
             for device in plan.places.once(op):
                 _check_once(plan, op, device, forms, planned)
         if step.shards and step.shards.together:
             node = forms.node(op, None)
-            _compare_devices(node, plan.home)
+            _compare_devices(node, plan.default_device)
             _check_each(plan, op.inputs, step.shards.wants, node.input, graph.shards, forms, planned, node)
         for d in graph.shards if step.shards and not step.shards.together else ():
             _check_shard(plan, op, d, forms, planned)
@@ -112,7 +112,10 @@ def _check_each(
 ) -> None:
     """Check what reads, of what is several, that of each shard: a loop that all shards run as one, or the result."""
     forms = [
-        (tensor, planned.once(tensor, layout, plan.home) if d is None else planned.on_shard(tensor, layout, d, ""))
+        (
+            tensor,
+            planned.once(tensor, layout, plan.default_device) if d is None else planned.on_shard(tensor, layout, d, ""),
+        )
         for tensor, layout in zip(tensors, layouts, strict=True)
         for d in ([None] if layout == SINGLE_DEVICE else shards)
     ]
@@ -257,7 +260,7 @@ class _PlannedForms:
     def whole(self, tensor: Tensor, layout: SingleDevice) -> Form:
         """Return how a whole value on a device comes about; wherever it is made, if the layout names none."""
         plan, op, step = self._plan, self._plan.program.ops[tensor.op], self._plan.steps[tensor.op]
-        if step.home and layout in (SINGLE_DEVICE, plan.places.layout(op)):
+        if step.once and layout in (SINGLE_DEVICE, plan.places.layout(op)):
             return ("made", tensor, None)
         if plan.state.is_everywhere(op):
             return _everywhere(op, tensor)
@@ -274,7 +277,7 @@ class _PlannedForms:
             return _everywhere(op, tensor)
         if copies is None:
             raise CheckError(f"{op.name!r} is read as {layout}, and no device of that has a copy.")
-        if self._plan.steps[tensor.op].home and self._plan.places.layout(op) == copies:
+        if self._plan.steps[tensor.op].once and self._plan.places.layout(op) == copies:
             return ("made", tensor, copies.nearest(device))
         return self._moved(self._move(tensor, copies), copies.devices.index(copies.nearest(device)))
 

@@ -1,4 +1,4 @@
-"""Clusters: what a shard, or home, computes between two moves, as one call that XLA compiles.
+"""Clusters: what a shard, or the default device, computes between two moves, as one call that XLA compiles.
 
 The nodes of one shard and device that XLA compiles get levels: as many as there are borders (moves, effects, other
 shards) on the longest way to them; those that only later ones of their own shard read, the level of these. Nodes of one
@@ -51,7 +51,7 @@ class ClusterKey(NamedTuple):
 
     Attributes:
       device: where they run.
-      shard: which they belong to; None for home.
+      shard: which they belong to; None for what runs once.
       present: the reference of whether that shard has rows, if it may have none.
       side: on which sides of branches they are.
     """

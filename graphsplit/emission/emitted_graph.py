@@ -58,7 +58,7 @@ class EmittedGraph:
         that of the loop whose body it is.
       compiled: whether XLA compiles what runs between moves, when the graph is made to run.
       uncompiled: positions of operations that are left out of that.
-      bodies: of functions of loops and branches whose turns are split, by name: the plans, and what was emitted.
+      bodies: of functions of loops and branches whose iterations are split, by name: the plans, and what was emitted.
       predicates: of each `Switch` of the program, by position: `program/sides.py`.
     """
 
@@ -219,7 +219,7 @@ class Draft:
         self._devices[node.name] = node.device
 
     def add_sizes(self, node: Any, shard: int | None) -> None:
-        """Write a node that counts rows for a shard, or (None) at home."""
+        """Write a node that counts rows for a shard, or (None) for what runs once."""
         self.add(node, Origin(None, shard, SIZES_ROLE))
 
     def device_of(self, reference: str) -> str:

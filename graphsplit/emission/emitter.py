@@ -98,11 +98,11 @@ def _emit_body(
     Args:
       plan: how it runs.
       name: of the original.
-      d: the shard that runs it by itself; None if its turns are split over all of them.
+      d: the shard that runs it by itself; None if its iterations are split over all of them.
       returns_told: whether it returns the sizes that it is told, too: it is called with them again.
     """
     draft = Draft(plan.program, plan.mesh.shards, d)
-    size_arguments = write_told(draft, d, plan.home)
+    size_arguments = write_told(draft, d, plan.default_device)
     emitter = _Emitter(plan, draft, _count_rows(plan, draft, size_arguments))
     graph = emitter.emit()
     inputs = [*graph.inputs, *size_arguments.values()]
@@ -120,20 +120,24 @@ def _emit_body(
 def _argument(plan: Plan, position: int, axis: int, each: int = 1) -> Measured:
     op = plan.program.ops[position]
     device = plan.places.once(op)[0]  # there its shape is known: elsewhere all of it would have to be sent
-    return Measured(op.name, axis, each, op.out_dtypes[0], device if plan.input_devices else host_of(plan.home))
+    return Measured(
+        op.name, axis, each, op.out_dtypes[0], device if plan.input_devices else host_of(plan.default_device)
+    )
 
 
 def _counting(plan: Plan) -> str:
     """Return the device beside which sizes are computed that no shard has by itself: where the arguments are cut."""
-    return plan.input_devices[0] if plan.input_devices else plan.home
+    return plan.input_devices[0] if plan.input_devices else plan.default_device
 
 
 def _count_rows(plan: Plan, draft: Draft, sizes: Mapping[Symbol, str]) -> RowCounts:
     """Return how many rows each shard has; those of an unknown batch are among `sizes`, or counted on the arguments."""
     devices = {d: plan.devices[d] for d in draft.shards}
     if plan.mesh.axis:  # the rows of the batch are none of its business
-        return AxisRows(plan.rows, Site(plan.home, devices, f"{draft.scope}/rows", draft.add_sizes, sizes))
-    site = Site(plan.home, devices, f"{draft.scope}/rows", draft.add_sizes, length_sizes(sizes), _counting(plan))
+        return AxisRows(plan.rows, Site(plan.default_device, devices, f"{draft.scope}/rows", draft.add_sizes, sizes))
+    site = Site(
+        plan.default_device, devices, f"{draft.scope}/rows", draft.add_sizes, length_sizes(sizes), _counting(plan)
+    )
     if ROWS not in plan.program.symbols:
         return FixedRows(plan.rows, site)
     if OWN in sizes:
@@ -177,12 +181,12 @@ class _Emitter:
             self._write_operation(n, self._tasks[n])
         returned = [(operand, result) for operand, result in self._found.outputs if operand.by in written]
         outputs = tuple([self._read(operand, result, None, "") for operand, result in returned])
-        effects = [i for i in self._program.effects if self._plan.steps[i].home or self._plan.steps[i].shards]
+        effects = [i for i in self._program.effects if self._plan.steps[i].once or self._plan.steps[i].shards]
         ends = tuple([name for i in effects for name in self._ends(i)])
         for n, task in sorted(tasks):
             if task.kind == TURN:
                 self._write_end_of_turn(n, task)
-        if self._plan.home:  # (else it is where a shard runs a loop)
+        if self._plan.default_device:  # (else it is where a shard runs a loop)
             relay_within_hosts(self._draft)
         present = [self._counts.present(d) for d in self._draft.shards if self._counts.may_be_absent(d)]
         let_nobody_wait_for_the_dead(self._draft, self._program, *present[:1])
@@ -250,7 +254,7 @@ class _Emitter:
 
     def _ends(self, position: int) -> list[str]:
         """Return the names of nodes that have run when all nodes have that an op became, or will not run."""
-        if self._plan.steps[position].home or is_together(self._plan, position):
+        if self._plan.steps[position].once or is_together(self._plan, position):
             return self._names_once(position)
         names = [self._name(position, d) for d in self._draft.shards]
         absent = [d for d in self._draft.shards if self._counts.may_be_absent(d)]
@@ -260,7 +264,7 @@ class _Emitter:
         if ended not in self._ended:
             self._ended.add(ended)
             controls = [f"^{name}" for name in names]
-            for node in ended_nodes(ended, controls, self._counts.present(absent[0]), self._plan.home):
+            for node in ended_nodes(ended, controls, self._counts.present(absent[0]), self._plan.default_device):
                 self._draft.add(node, Origin(position, None, "part"))
         return [ended]
 
@@ -320,7 +324,7 @@ class _Emitter:
 
     def _write_together(self, op: Op, sharded: Sharded, inputs: Sequence[str]) -> None:
         """Write a loop or branch that is given what each shard has, and makes what each shard has of its results."""
-        node = self._draft.copy(op, op.name, self._plan.home, inputs, None)
+        node = self._draft.copy(op, op.name, self._plan.default_device, inputs, None)
         self._call_bodies(op, node, sharded.bodies, None)
         flow, mesh = CONTROL_FLOW[op.type], self._plan.mesh
         for attribute, layouts in ((flow.types, sharded.wants[flow.chooses :]), ("Tout", sharded.gives)):
@@ -350,7 +354,7 @@ class _Emitter:
             bring_loop_inputs(node, self._draft, self._plan.places.passed(op, None, device)[0])
 
     def _call_bodies(self, op: Op, node: Any, bodies: Mapping[str, Plan], d: int | None) -> None:
-        """Let a loop or branch call functions that have plans: shard `d`'s, or those whose turns all shards share."""
+        """Let a loop or branch call functions that have plans: shard `d`'s, or those in which all shards meet."""
         names = {}
         for name, plan in bodies.items():
             names[name], functions, inside = _emit_body(plan, name, d, carries(op, name))
@@ -377,7 +381,7 @@ class _Emitter:
             beside_variables=self._beside_variables(),
             prefixes=self._draft.prefixes,
             compiled=bool(self._plan.jit_compile),
-            uncompiled=frozenset(self._plan.turns_split),
+            uncompiled=frozenset(self._plan.loops_split),
             bodies=self._bodies,
             predicates=sides_of(self._program).predicates,
         )
@@ -395,7 +399,7 @@ class _Emitter:
 
         And those of the body of a loop that are where a shard runs it.
         """
-        if not self._plan.home:
+        if not self._plan.default_device:
             return frozenset([node.name for node in self._draft.nodes if not node.device])
         if "" not in self._plan.state.devices.values():
             return frozenset()

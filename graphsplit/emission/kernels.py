@@ -51,7 +51,7 @@ class Kernels:
         self._plan = plan
         self._tasks = tasks
         self._draft = Draft(plan.program, plan.mesh.shards)
-        site = Site(plan.home, dict(enumerate(plan.devices)), "", self._draft.add_sizes, {})
+        site = Site(plan.default_device, dict(enumerate(plan.devices)), "", self._draft.add_sizes, {})
         self._copies = ShardCopies(self._draft, FixedRows(plan.rows, site), plan.places, lambda *_: None)
 
     def of(self, task: PlannedTask) -> list[Kernel]:

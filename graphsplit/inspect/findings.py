@@ -20,7 +20,7 @@ def find_warnings(placement: PlacementGraph) -> list[str]:
     return [
         *_unequal_work(placement),
         *_few_rows(placement),
-        *_gathered_at_home(placement),
+        *_gathered_once(placement),
         *_large_transfers(placement),
         *_scattered_gradients(placement),
         *_moved(placement),
@@ -50,14 +50,14 @@ def _few_rows(placement: PlacementGraph) -> list[str]:
     return [f"a shard has {count_text(min(small), 'row')}: likely launch-bound"]
 
 
-def _gathered_at_home(placement: PlacementGraph) -> list[str]:
+def _gathered_once(placement: PlacementGraph) -> list[str]:
     warnings = []
-    for op in placement.home_ops_with_batch[:5]:
+    for op in placement.unsharded_ops[:5]:
         where = f", called at {op.source}" if op.source else ""
-        why = f"{op.home_reason}; {advice_on(op.home_reason)}"
+        why = f"{op.unsharded_reason}; {advice_on(op.unsharded_reason)}"
         known = f"{format_bytes(op.gathered_bytes)} gathered" if op.gathered_bytes else "rows gathered"
         warnings.append(f"{known} on one device by {op.type}{where}: {why}")
-    more = len(placement.home_ops_with_batch) - 5
+    more = len(placement.unsharded_ops) - 5
     return warnings + (
         [f"{count_text(more, 'more operation')} on one device work on rows of the batch"] if more > 0 else []
     )

@@ -131,9 +131,9 @@ class PlacementGraph:
         return max(flops) * len(flops) / sum(flops) if any(flops) else 1.0
 
     @functools.cached_property
-    def home_ops_with_batch(self) -> tuple[PlacedOp, ...]:
+    def unsharded_ops(self) -> tuple[PlacedOp, ...]:
         """The operations that work on rows of the batch and run once, on one device; the most expensive first."""
-        return tuple(sorted((op for op in self.ops.values() if op.home_reason), key=lambda op: -op.gathered_bytes))
+        return tuple(sorted((op for op in self.ops.values() if op.unsharded_reason), key=lambda op: -op.gathered_bytes))
 
     @property
     def moved(self) -> tuple[PlacedOp, ...]:
@@ -404,7 +404,7 @@ def pair_gradients(ops: Mapping[str, PlacedOp], graph: nx.MultiDiGraph) -> list[
         forward = _by_name(op, ops, calls) or _by_data(op, ops, graph)
         if forward is None or not forward.ran:
             continue
-        if op.shard is None and forward.shard is not None and not op.home_reason:
+        if op.shard is None and forward.shard is not None and not op.unsharded_reason:
             continue  # a value without rows of the batch, made once for all shards
         pairs.append(GradientPair(op, forward))
     return pairs

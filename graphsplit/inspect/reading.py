@@ -19,7 +19,6 @@ import tensorflow as tf
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.gpus import kernel_devices
 from graphsplit.core.protos import (
-    home_reason_of,
     inputs_of,
     is_marked,
     make_node,
@@ -27,6 +26,7 @@ from graphsplit.core.protos import (
     shard_of,
     source_of,
     split_reference,
+    unsharded_reason_of,
     with_inputs,
 )
 from graphsplit.core.tensorflow_internals import import_operations
@@ -67,7 +67,7 @@ def read_ops(source: PlacementSource, flat: Sequence[FlatNode]) -> tuple[list[Pl
 def _read_op(
     node: FlatNode, source: PlacementSource, outputs: OutputsByName, stand_ins: Mapping[str, str], default: str
 ) -> PlacedOp:
-    reason, gathered = source.at_home.get(node.name, (home_reason_of(node.node), 0))
+    reason, gathered = source.run_once.get(node.name, (unsharded_reason_of(node.node), 0))
     shapes = tuple(shape for shape, _, _ in outputs[node.name])
     references = [split_reference(reference) for reference in node.data]
     requested = "" if node.name in source.resource_devices else full_name(node.device)
@@ -93,7 +93,7 @@ def _read_op(
         prefix=node.prefix,
         written=source.written_of.get(node.root, ""),
         source=source.locate(node.name),
-        home_reason=reason,
+        unsharded_reason=reason,
         gathered_bytes=gathered,
         backward=node.backward,
         body_of=node.body_of if node.body_of not in stand_ins else "",

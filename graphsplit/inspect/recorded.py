@@ -114,7 +114,7 @@ class Timeline:
 
     @property
     def moved_bytes(self) -> dict[tuple[str, str], int]:
-        """The bytes sent from one device to another, by (from, to); in the turns of a loop, once."""
+        """The bytes sent from one device to another, by (from, to); in the iterations of a loop, once."""
         moved: dict[tuple[str, str], int] = defaultdict(int)
         for transfer in self.placement.transfers:
             moved[transfer.source_device, transfer.target_device] += transfer.bytes

@@ -31,7 +31,7 @@ class PlacedOp:
       source: the user's source line, `model.py:31`, or "".
       ran: False if it was looked for in the graphs that ran and has no part in them.
       reason: why `actual` differs from `requested`, or why it is missing.
-      home_reason: for an operation that carries rows of the batch and all the same runs once, at home: why.
+      unsharded_reason: for an operation that carries rows of the batch and all the same runs once: why.
       gathered_bytes: for such an operation, the bytes that had to be gathered for it.
       backward: whether it belongs to a backward pass.
       body_of: the loop, branch or call in whose body it is; "" at the top level.
@@ -57,7 +57,7 @@ class PlacedOp:
     source: str = ""
     ran: bool = True
     reason: str = ""
-    home_reason: str = ""
+    unsharded_reason: str = ""
     gathered_bytes: int = 0
     backward: bool = False
     body_of: str = ""

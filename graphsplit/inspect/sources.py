@@ -71,7 +71,7 @@ class PlacementSource:
       role_of: what nodes are there for that are no operations of the function: a move of which kind, ...
       written_of: the scopes that come before the names that nodes' operations have in the function.
       stage_of: the name of the stage of those of them that are in one.
-      at_home: for nodes that carry the batch and run at home: the reason and the bytes gathered for it.
+      run_once: for nodes that carry the batch and run once: the reason and the bytes gathered for it.
       rows: rows of the batch on each shard; empty if not known.
       compiled: nodes that run as part of a call that XLA compiles -> the call, which is not in the graph.
       make_run: returns a new function of the flat arguments that runs the graph; None if it cannot be run.
@@ -91,7 +91,7 @@ class PlacementSource:
     role_of: Mapping[str, str] = field(default_factory=dict)
     written_of: Mapping[str, str] = field(default_factory=dict)
     stage_of: Mapping[str, str] = field(default_factory=dict)
-    at_home: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    run_once: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     rows: Sequence[int] = ()
     compiled: Mapping[str, str] = field(default_factory=dict)
     make_run: Callable[[], Callable[[Sequence[tf.Tensor]], Any]] | None = None
@@ -124,7 +124,7 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> PlacementSource:
         written_of=_written(emitted, plan),
         stage_of=_stages(emitted, plan),
         shard_of={name: origin.shard for name, origin in emitted.origins.items() if origin.shard is not None},
-        at_home={op.name: (reason, plan.gathered_bytes(op) if known else 0) for op, reason in plan.stayed_home},
+        run_once={op.name: (reason, plan.gathered_bytes(op) if known else 0) for op, reason in plan.unsharded_ops},
         rows=plan.rows,
         compiled=_calls(emitted),
         make_run=lambda: make_executable(trace, plan, name),
@@ -146,7 +146,7 @@ def _captures(emitted: EmittedGraph, trace: Trace, plan: Plan) -> dict[str, Any]
     origins = plan.state.parts or [(k, 0) for k in range(len(trace.captures))]
     symbols = trace.function.inputs[len(emitted.inputs) :]
     original = [trace.captures[k] for k, _ in origins]
-    default = plan.home if missing_devices([plan.home]) else ""
+    default = plan.default_device if missing_devices([plan.default_device]) else ""
     known = _resources(emitted.captures, [symbols[k] for k, _ in origins], original)
     if plan.state.parts:
         known["state"] = lambda: _state(emitted.captures, known["held"], captured(trace, plan))

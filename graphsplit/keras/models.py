@@ -93,7 +93,7 @@ class ModelDevices:
 
     devices: tuple[str, ...]
     options: Options
-    predict_home: str | None
+    predict_device: str | None
     variables: VariableLayout | Mapping[str, VariableLayout] = "home"
 
     def __str__(self) -> str:
@@ -260,10 +260,10 @@ class ParallelModel(SharedState):
     def _step(self, kind: str) -> ModelStep:
         step = step_of_parts(tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step")))
         where = self.model_devices
-        home = where.predict_home if kind == "predict" else where.options.tuning["default_device"]
+        default_device = where.predict_device if kind == "predict" else where.options.tuning["default_device"]
         trains = kind == "train" or getattr(self.template, "optimizer", None) is None
-        home = None if where.options.is_automatic else home
-        tuning: Tuning = {**where.options.tuning, "default_device": home}
+        default_device = None if where.options.is_automatic else default_device
+        tuning: Tuning = {**where.options.tuning, "default_device": default_device}
         options = replace(where.options, tuning=tuning, jit_compile=self._compiles())
         title = STEPS[kind].format(self.template.name)
         return ModelStep(step, replace(options, lays_out=options.lays_out and trains), title)

@@ -61,7 +61,7 @@ def burden_of_variables(plan: Decisions, tasks: Tasks | None = None) -> Burden |
     if len(devices) < 2 or program.symbols or has_own:
         return None
     held = Counter[str]()
-    for where, captured in state_on(program, plan.state, plan.home):
+    for where, captured in state_on(program, plan.state, plan.default_device):
         held[where] += captured.bytes if captured.name else 0
     device, size = max(held.items(), key=lambda pair: pair[1], default=("", 0))
     if size < LEAST_BYTES or any(_MORE * held[other] > size for other in held if other != device):

@@ -6,7 +6,7 @@ up.
 
 They are counted from the plan's tasks. The emitted graph has a longer chain where only emission knows of an exchange:
 numbers of rows, of a batch whose size is not known, and signals that go through another device of their host. Of a loop
-at home whose turns are split over devices, the exchanges of a turn are not counted.
+that runs once and whose iterations are split over devices, the exchanges of an iteration are not counted.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 The plan of such a body exchanges nothing. Its devices are `""`: each shard runs it where it runs the loop, and has for
 itself what is whole.
 
-Of loops over rows (`tf.map_fn`, and TensorArrays that a loop reads and writes row by row) each shard turns for its own.
-What such a loop reads is a list of rows, and what it makes is one: entry `i` in turn `i`. Its body is the same for one
-row as for any other, so it runs on each shard as it is, from the shard's first row to its last. Counters keep the
-numbers that they have in the whole; only where they pick from a list, which has the shard's rows, what comes before
-these is taken off.
+Of loops over rows (`tf.map_fn`, and TensorArrays that a loop reads and writes row by row) each shard iterates over its
+own. What such a loop reads is a list of rows, and what it makes is one: entry `i` in iteration `i`. Its body is the
+same for one row as for any other, so it runs on each shard as it is, from the shard's first row to its last. Counters
+keep the numbers that they have in the whole; only where they pick from a list, which has the shard's rows, what comes
+before these is taken off.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.program import Op, Program, Tensor
-from graphsplit.program.reading.trip_counts import Turns, number_at, origin, turns_of
+from graphsplit.program.reading.trip_counts import Iterations, iterations_of, number_at, origin
 from graphsplit.rules import Answer, Declined, Sharded
 from graphsplit.rules.factors import LIST, Place, Resize, Shift
 
@@ -103,7 +103,9 @@ class ControlFlowAnswers:
             after = [_joined(self.mesh, carried[i], forward, body, i) for i in range(len(carried))]
             clash = next((i for i, layout in enumerate(after) if layout is None), None)
             if clash is not None:
-                return Declined(f"its loop variable {body.input_names[clash]!r} changes its layout from turn to turn")
+                return Declined(
+                    f"its loop variable {body.input_names[clash]!r} changes its layout from iteration to iteration"
+                )
             if after == carried:
                 break
             carried = [layout for layout in after if layout is not None]
@@ -171,7 +173,7 @@ def _sharded(op: Op, wants: Sequence[Layout], gives: Sequence[Layout], plans: Ma
 
 
 def _joined(mesh: Mesh, carried: Layout, forward: NaturalForms, body: Program, i: int) -> Layout | None:
-    """Return the layout of a carried tensor after a turn, joined with that before; None if they cannot be joined."""
+    """Return the layout of a carried tensor after an iteration, joined with that before; None if that cannot be."""
     after = forward.layout(body.outputs[i])
     if isinstance(carried, Shard):
         is_cut = is_whole(after) and mesh.fits(body, body.outputs[i], carried)
@@ -213,7 +215,7 @@ def plan_of_body(
     arguments = {i: Step(shards=Sharded((), (layout,))) for i, layout in zip(program.inputs, inputs, strict=True)}
     on_shards = tuple(
         [
-            arguments.get(op.index) or (_local(op) if step.home and not step.shards else step)
+            arguments.get(op.index) or (_local(op) if step.once and not step.shards else step)
             for op, step in zip(program.ops, steps, strict=True)
         ]
     )
@@ -222,7 +224,7 @@ def plan_of_body(
     return Plan(
         program=program,
         mesh=places.mesh,
-        home="",
+        default_device="",
         input_layouts=tuple(inputs),
         steps=on_shards,
         owners=places.owners,
@@ -245,14 +247,14 @@ def is_row_list(layout: Layout) -> bool:
 def answer_row_loop(op: Op, layouts: Sequence[Layout], mesh: Mesh) -> Answer:
     """Return how a loop that reads lists of rows runs on the shards, or why it cannot."""
     cuts = {layout for layout in layouts if is_row_list(layout)}
-    turns = turns_of(op)
+    iterations = iterations_of(op)
     cut = cuts.pop()
     assert isinstance(cut, Shard)
     if cuts or len(cut.blocks) > 1:
         return Declined("its lists do not hold the rows of one batch, in order")
-    if turns is None or cut.size(mesh.batch) != turns.number:
-        return Declined("it is not known to turn once for each entry of a list of rows")
-    return _RowLoop(op, layouts, mesh, turns, cut).answer()
+    if iterations is None or cut.size(mesh.batch) != iterations.number:
+        return Declined("it is not known to iterate once for each entry of a list of rows")
+    return _RowLoop(op, layouts, mesh, iterations, cut).answer()
 
 
 class _NotByRowError(Exception):
@@ -264,9 +266,11 @@ class _RowLoop:
     op: Op
     layouts: Sequence[Layout]
     mesh: Mesh
-    turns: Turns
+    iterations: Iterations
     cut: Shard
-    rows: set[int] = field(default_factory=set)  # lists with an entry for each row: carried ones; made in a turn: < 0
+    rows: set[int] = field(
+        default_factory=set
+    )  # lists with an entry for each row: carried ones; made in an iteration: < 0
     picks: dict[int, int] = field(default_factory=dict)  # operations that take an entry by the row's number; the lists
 
     def answer(self) -> Answer:
@@ -289,12 +293,12 @@ class _RowLoop:
         return Sharded(tuple(carried), tuple(carried), tuple(self._counted()), bodies=plans)
 
     def _follow_lists(self, body: Program) -> None:
-        """Find which lists have an entry for each row, from what becomes of each in a turn."""
+        """Find which lists have an entry for each row, from what becomes of each in an iteration."""
         lists = {Tensor(i, 0): k for k, i in enumerate(body.inputs) if body.ops[i].out_dtypes[0] == tf.variant}
-        row_numbers = {Tensor(body.inputs[k], 0) for k in self.turns.counters}
+        row_numbers = {Tensor(body.inputs[k], 0) for k in self.iterations.counters}
         uses: dict[int, list[str]] = {k: [] for k in lists.values()}
         for op in body.ops:
-            if op.type == "TensorListReserve" and number_at(op, 1) == self.turns.number:
+            if op.type == "TensorListReserve" and number_at(op, 1) == self.iterations.number:
                 lists[Tensor(op.index, 0)] = ~op.index
                 uses[~op.index] = []
             lists_read = [(i, lists[tensor]) for i, tensor in enumerate(op.inputs) if tensor in lists]
@@ -327,10 +331,10 @@ class _RowLoop:
         elif op.type != "Identity":
             if k >= 0:
                 raise _NotByRowError(f"{op.type} of a list in it")
-            uses.append(op.type)  # (a list that only this turn has may be anything)
+            uses.append(op.type)  # (a list that only this iteration has may be anything)
 
     def _added(self, op: Op, added_lists: Sequence[int], uses: dict[int, list[str]]) -> int:
-        """Return which list a sum of lists is: one that is carried, to which lists are added that the turn made."""
+        """Return which list a sum of lists is: the carried one, to which lists are added that the iteration made."""
         carried = [k for k in added_lists if k >= 0]
         if len(carried) != 1 or len(added_lists) != len(op.inputs):
             raise _NotByRowError(f"{op.type} of a list in it")
@@ -353,10 +357,10 @@ class _RowLoop:
             return self.cut
         argument, end = Tensor(body.inputs[k], 0), origin(body, body.outputs[k])
         if end == argument:
-            if k in self.turns.carried_bounds and self._is_read(body, argument, body.outputs[k]):
-                raise _NotByRowError("it also computes with its number of turns")
+            if k in self.iterations.carried_bounds and self._is_read(body, argument, body.outputs[k]):
+                raise _NotByRowError("it also computes with its number of iterations")
             return REPLICATE
-        if k in self.turns.counters:
+        if k in self.iterations.counters:
             return REPLICATE
         added = body.ops[end.op]
         if added.type in ADDS and added.out_dtypes[0].is_floating:
@@ -379,9 +383,9 @@ class _RowLoop:
         return self.op.bodies[function_names(self.op.node)[1]].input_names[k]
 
     def _own_bounds(self, condition: Program) -> list[int]:
-        """Return the comparisons with a constant that decide how often the loop turns."""
-        comparisons = self.turns.constant_bounds
-        return [i for i in comparisons if number_at(condition.ops[i], 1) == self.turns.number]
+        """Return the comparisons with a constant that decide how often the loop iterates."""
+        comparisons = self.iterations.constant_bounds
+        return [i for i in comparisons if number_at(condition.ops[i], 1) == self.iterations.number]
 
     def _bounded(self, less: Op) -> Step:
         return _local(less, resize=(Resize(1, (), np.asarray(less.constants[1]), Place(self.cut, end=True)),))
@@ -389,12 +393,14 @@ class _RowLoop:
     def _counted(self) -> list[Resize]:
         """Return the operands from which a shard counts, and up to which."""
         constants = self.op.constants
-        first = [Resize(k, (), np.asarray(constants[k]), Place(self.cut)) for k in sorted(self.turns.counters)]
-        last = [k for k in dict.fromkeys(self.turns.carried_bounds) if number_at(self.op, k) == self.turns.number]
+        first = [Resize(k, (), np.asarray(constants[k]), Place(self.cut)) for k in sorted(self.iterations.counters)]
+        last = [
+            k for k in dict.fromkeys(self.iterations.carried_bounds) if number_at(self.op, k) == self.iterations.number
+        ]
         return [*first, *[Resize(k, (), np.asarray(constants[k]), Place(self.cut, end=True)) for k in last]]
 
     def _plan(self, program: Program, local: dict[int, Step]) -> Plan:
-        steps = [local.get(op.index, Step(home=True)) for op in program.ops]
+        steps = [local.get(op.index, Step(once=True)) for op in program.ops]
         inputs, outputs = (REPLICATE,) * len(program.inputs), (REPLICATE,) * len(program.outputs)
         return plan_of_body(program, self.mesh, inputs, outputs, steps)
 

@@ -17,7 +17,7 @@ from graphsplit.planning.places import Owners, Places
 from graphsplit.planning.planning_options import PlanningOptions
 from graphsplit.planning.propagation.flow import Flow
 from graphsplit.planning.rows_kept import rows_kept
-from graphsplit.planning.schedule.automatic_stages import StageCuts
+from graphsplit.planning.schedule.automatic_stages import StageStarts
 from graphsplit.planning.schedule.phases import Phase, Turn
 from graphsplit.planning.schedule.schedules import Schedule
 from graphsplit.planning.state import State
@@ -32,7 +32,7 @@ class Decisions:
     Attributes:
       program: the single-device program.
       mesh: the shards.
-      home: the device of whole values that belong to nobody.
+      default_device: the device of whole values that belong to nobody.
       input_layouts: the layout of each argument.
       steps: one per operation.
       owners: the devices of whole values.
@@ -45,17 +45,18 @@ class Decisions:
       notes: one sentence for each thing a user would not expect.
       asked: what the user asks of it.
       state: where variables, tables and large constants live.
-      stage_cuts: the stages into which the program was cut, if that was asked for.
+      stage_starts: the stages into which the program was cut, if that was asked for.
       first_move: the variables that the first call moves to where the plan has them, if some lie otherwise.
       output_layouts: of what it returns; empty if each is on one device.
-      input_devices: where each argument lies that the caller gives; empty if all are at home.
-      homes: the devices of which one becomes home, unless one that has the variables does; empty if it is given.
+      input_devices: where each argument lies that the caller gives; empty if all are on the default device.
+      default_devices: the devices of which one becomes the default one, unless one that has the variables does; empty
+        if it is given.
       start: what the first pass was given.
     """
 
     program: Program = field(repr=False)
     mesh: Mesh
-    home: str
+    default_device: str
     input_layouts: tuple[Layout, ...]
     steps: tuple[Step, ...] = field(repr=False)
     owners: Owners = field(repr=False)
@@ -68,17 +69,17 @@ class Decisions:
     notes: tuple[str, ...] = ()
     asked: PlanningOptions = field(default_factory=PlanningOptions, repr=False)
     state: State = field(default_factory=State, repr=False)
-    stage_cuts: StageCuts | None = field(default=None, repr=False)
+    stage_starts: StageStarts | None = field(default=None, repr=False)
     first_move: FirstMove | None = None
     output_layouts: tuple[Layout, ...] = ()
     input_devices: tuple[str, ...] = ()
-    homes: tuple[str, ...] = ()
+    default_devices: tuple[str, ...] = ()
     start: Decisions | None = field(default=None, repr=False)
 
     @cached_property
     def places(self) -> Places:
         """On which devices operations run, and values are."""
-        return Places(self.mesh, self.home, self.owners)
+        return Places(self.mesh, self.default_device, self.owners)
 
     @property
     def buckets(self) -> tuple[Collective, ...]:
@@ -87,7 +88,7 @@ class Decisions:
 
     @property
     def jit_compile(self) -> bool:
-        """Whether XLA compiles what a shard, or home, computes between two moves."""
+        """Whether XLA compiles what a shard, or the default device, computes between two moves."""
         return self.asked.jit_compile
 
     @property
@@ -149,9 +150,9 @@ class Decisions:
         return tuple(op for op, step in zip(self.program.ops, self.steps, strict=True) if step.shards)
 
     @property
-    def home_ops(self) -> tuple[Op, ...]:
+    def ops_once(self) -> tuple[Op, ...]:
         """Return the operations that run once, on whole tensors."""
-        return tuple(op for op, step in zip(self.program.ops, self.steps, strict=True) if step.home)
+        return tuple(op for op, step in zip(self.program.ops, self.steps, strict=True) if step.once)
 
     @cached_property
     def copies(self) -> Mapping[Tensor, Replicate]:
@@ -163,19 +164,19 @@ class Decisions:
         } | made_in_groups
 
     @property
-    def turns_split(self) -> tuple[int, ...]:
+    def loops_split(self) -> tuple[int, ...]:
         """Return the loops and branches that run once and whose turns are split over the devices, by position."""
-        return tuple(k for k, step in enumerate(self.steps) if step.home and step.bodies)
+        return tuple(k for k, step in enumerate(self.steps) if step.once and step.bodies)
 
     @property
-    def stayed_home(self) -> tuple[tuple[Op, str], ...]:
+    def unsharded_ops(self) -> tuple[tuple[Op, str], ...]:
         """Return the operations that work on rows of the batch and run on one device, with the reason.
 
-        Those in the turns of a loop that is one loop for all shards are among them, and not the loop. None do where
-        home is where the only shard is: a batch of one row needs nothing else. Those that only bring rows into
-        variables, `rows_kept`, are not among them.
+        Those in the iterations of a loop that is one loop for all shards are among them, and not the loop. None do
+        where the default device is where the only shard is: a batch of one row needs nothing else. Those that only
+        bring rows into variables, `rows_kept`, are not among them.
         """
-        if self.devices == (self.home,):
+        if self.devices == (self.default_device,):
             return ()
         pairs = [pair for plan in self._all_plans() for pair in zip(plan.program.ops, plan.steps, strict=True)]
         kept = set(map(id, self.rows_kept))
@@ -183,7 +184,7 @@ class Decisions:
             [
                 (op, step.reason)
                 for op, step in pairs
-                if step.home and step.reason and not step.bodies and id(op) not in kept
+                if step.once and step.reason and not step.bodies and id(op) not in kept
             ]
         )
 

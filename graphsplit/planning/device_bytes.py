@@ -174,7 +174,7 @@ def _inside(step: Step) -> dict[int | None, dict[str, int]]:
     for body in (*step.bodies.values(), *(step.shards.bodies.values() if step.shards else ())):
         by_place: dict[tuple[int | None, str], list[LiveBuffer]] = {}
         for buffer in _buffers(body, tasks_of(body)):
-            shard = None if body.home else buffer.task.shard  # (of what runs as one, all is in one call)
+            shard = None if body.default_device else buffer.task.shard  # (of what runs as one, all is in one call)
             by_place.setdefault((shard, buffer.device), []).append(buffer)
         for (shard, device), buffers in by_place.items():
             of_device = most.setdefault(shard, {})
@@ -373,8 +373,8 @@ def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
     """Return the bytes that one call moves between devices.
 
     A tensor that several operations of a device read is sent there once, as TensorFlow's runtime does. Sizes that are
-    not known count as planned. What loops at home move in each turn is not in it: see `traffic_of_call`. Of a branch
-    whose operations are the program's, that side counts for which more is sent.
+    not known count as planned. What loops that run once move in each iteration is not in it: see `traffic_of_call`. Of
+    a branch whose operations are the program's, that side counts for which more is sent.
 
     Args:
       plan: which.
@@ -407,10 +407,10 @@ def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
 
 
 def traffic_of_call(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
-    """Return the bytes that one call moves between devices, those of all turns of loops at home included.
+    """Return the bytes that one call moves between devices, those of all iterations of loops that run once included.
 
-    Turns that nobody knows the number of count once, and what they send as unknown; of branches counts the one that
-    sends most.
+    Iterations that nobody knows the number of count once, and what they send as unknown; of branches counts the one
+    that sends most.
 
     Args:
       plan, tasks: as in `traffic`.
@@ -429,7 +429,7 @@ def traffic_of_call(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
 def giving_devices(plan: Decisions) -> frozenset[str]:
     """Return the devices of which only arguments come: the host's memory, to which each device has a link."""
     places, arguments = plan.places, set(plan.program.inputs)
-    running = {device for op in plan.home_ops if op.index not in arguments for device in places.once(op)}
+    running = {device for op in plan.ops_once if op.index not in arguments for device in places.once(op)}
     lying = {device for i in arguments for device in places.once(plan.program.ops[i])}
     return frozenset(lying - running - places.computing(plan.program))
 

@@ -43,7 +43,7 @@ def holdings(plan: Decisions, tasks: Tasks, alive: Mapping[str, Alive]) -> Itera
     """
     ops, arguments = plan.program.ops, set(plan.program.inputs)
     names = dict(zip(plan.program.inputs, plan.program.input_names, strict=False))
-    for device, captured in state_on(plan.program, plan.state, plan.home):
+    for device, captured in state_on(plan.program, plan.state, plan.default_device):
         if captured.bytes:
             yield Holding(device, VARIABLES, captured.bytes, captured.name)
     for task in tasks.tasks:

@@ -36,15 +36,15 @@ from graphsplit.planning.weighted_moments import with_weighted_moments
 from graphsplit.program.program import Program
 
 
-def choose_home(plan: Plan) -> Plan:
+def choose_default_device(plan: Plan) -> Plan:
     """Decide on which device is what is whole and belongs to nobody, if nobody said so."""
-    if not plan.homes:
+    if not plan.default_devices:
         return plan
-    home, notes = default_home(plan.program, plan.state, plan.homes)
-    return replace(plan, home=home, notes=(*plan.notes, *notes))
+    default_device, notes = best_default_device(plan.program, plan.state, plan.default_devices)
+    return replace(plan, default_device=default_device, notes=(*plan.notes, *notes))
 
 
-def default_home(program: Program, state: State, devices: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+def best_default_device(program: Program, state: State, devices: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """Return the device of whole values that belong to nobody, and what a plan says of it.
 
     On one host it is the first of the devices. On several it is the one, be it none of these, that has most bytes of
@@ -69,7 +69,7 @@ def recompute(plan: Plan) -> Plan:
 
 def merge_moments(plan: Plan) -> Plan:
     """Decide which variances are merged from those of each shard's own rows."""
-    if not plan.mesh.few_bytes or plan.stage_cuts is not None or plan.program.stages:
+    if not plan.mesh.few_bytes or plan.stage_starts is not None or plan.program.stages:
         return plan
     cut = {layout.axis for layout in plan.input_layouts if isinstance(layout, Shard)}
     program = with_weighted_moments(plan.program, cut, plan.mesh.few_bytes)
@@ -83,19 +83,19 @@ def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
     what the function returns and changes, every op learns in which layouts it is read. What nobody reads is dropped;
     what is whole and is read in pieces is made in pieces where that moves fewer bytes; what looks up rows runs where
     its table is, likewise. Then whole values get the device that they belong to, and every other change of layout
-    becomes one move. Lists cannot move: those that would have to are kept at home, and all is decided again.
+    becomes one move. Lists cannot move: those that would have to stay where they are, and all is decided again.
 
     Args:
       plan: nothing is decided yet.
-      plan_bodies: plans what a loop or branch at home does in each turn.
+      plan_bodies: plans what a loop or branch that runs once does in each iteration.
     """
     program, mesh = plan.program, plan.mesh
     answers = ControlFlowAnswers(mesh)
     outputs = (SINGLE_DEVICE,) * len(program.outputs)
 
-    def decide(kept_home: Mapping[int, str]) -> Plan:
+    def decide(kept_once: Mapping[int, str]) -> Plan:
         def make(kind: type[ForwardPropagation], **options: Any) -> ForwardPropagation:
-            arguments = (plan.input_layouts, answers.answer, program.outputs, kept_home, mesh.batch)
+            arguments = (plan.input_layouts, answers.answer, program.outputs, kept_once, mesh.batch)
             return kind(program, *arguments, exchanging=mesh.exchanging, **options)
 
         natural = with_cuts(program, mesh, make)
@@ -112,15 +112,15 @@ def with_lists_in_place(decide: Callable[[Mapping[int, str]], Plan], in_pieces: 
     """Return the plan in which no list would have to be cut or put together.
 
     Args:
-      decide: makes a plan in which some operations are kept at home: position -> why.
+      decide: makes a plan in which some operations run once: position -> why.
       given: the arguments that are given in pieces, by position; such a list may have to be put together all the same.
 
     Raises:
-      CheckError: if lists that are kept at home would still have to move.
+      CheckError: if lists that stay would still have to move.
     """
 
-    def attempt(kept_home: dict[int, str]) -> tuple[Plan, dict[int, str]]:
-        plan = decide(kept_home)
+    def attempt(kept_once: dict[int, str]) -> tuple[Plan, dict[int, str]]:
+        plan = decide(kept_once)
         misplaced = misplaced_lists(plan.program, plan.steps, plan.moves, plan.mesh.batch)
         return plan, {position: why for position, why in misplaced.items() if position not in in_pieces}
 
@@ -142,20 +142,20 @@ def read_rows(plan: Plan) -> Plan:
     )
 
 
-def cut_into_stages(plan: Plan) -> Plan:
+def start_stages(plan: Plan) -> Plan:
     """Decide where the stages begin that are asked for, unless a mesh has them, whose stages are cut before all else.
 
     What belongs to a stage then belongs to its devices.
     """
-    if plan.stage_cuts is None:
+    if plan.stage_starts is None:
         return plan
-    program, steps, stages_asked = plan.program, plan.steps, plan.stage_cuts.asked
+    program, steps, stages_asked = plan.program, plan.steps, plan.stage_starts.asked
     if program.stages:
         program = automatic_stages.with_all_in_stages(program, steps)
     else:
-        program = automatic_stages.cut_into_stages(program, steps, plan.mesh, stages_asked, plan.asked.schedule or "")
+        program = automatic_stages.start_stages(program, steps, plan.mesh, stages_asked, plan.asked.schedule or "")
     cuts = automatic_stages.cuts_of(program, steps, stages_asked)
-    return owned_and_moved(replace(plan, program=program, stage_cuts=cuts), steps)
+    return owned_and_moved(replace(plan, program=program, stage_starts=cuts), steps)
 
 
 def wait_for_readers(plan: Plan) -> Plan:
@@ -182,7 +182,7 @@ def fill_buckets(plan: Plan) -> Plan:
     """Decide which moves of small tensors are made as one."""
     if plan.mesh.shards < 2:
         return plan
-    leading, devices = leading_to_shards(plan.program, plan.steps), {plan.home, *plan.devices}
+    leading, devices = leading_to_shards(plan.program, plan.steps), {plan.default_device, *plan.devices}
     alone = [c.moves[0] for c in plan.collectives if len(c.moves) == 1]  # (what others also get is sent to all at once)
     most, few = plan.asked.bucket_bytes, plan.mesh.few_bytes
     levels = levels_on_shards(plan.flow, plan.mesh.has_turns)
@@ -226,7 +226,7 @@ def take_turns(plan: Plan) -> Plan:
 
 def _schedule(plan: Plan) -> str:
     """Return the kind of schedule by which shards go through stages; "" for none, or fewer stages than it is for."""
-    cuts = plan.stage_cuts
+    cuts = plan.stage_starts
     is_fewer = cuts is not None and len(cuts.stages) != len(cuts.asked.devices)
     return "" if is_fewer else plan.asked.schedule or ""
 
@@ -247,7 +247,7 @@ def note_stages(plan: Plan) -> Plan:
 
 
 def check(plan: Plan) -> Plan:
-    """Raise `StrictError` if more runs at home than the user allows; and check what could wait for ever."""
+    """Raise `StrictError` if more runs once than the user allows; and check what could wait for ever."""
     check_strict(plan, plan.asked.strict)
     if plan.program.symbols and plan.mesh.has_turns:
         plan.check()  # shards without rows take turns (a twentieth of planning)

@@ -26,7 +26,7 @@ class Owners:
     Attributes:
       of_ops: the device on which each op runs, if it runs once; "" beside its variable, wherever a loader puts that. Of
         a group it is one.
-      of_tensors: where tensors are made whole that the shards have in pieces, if not at home.
+      of_tensors: where tensors are made whole that the shards have in pieces, if not on the default device.
       groups: of ops that run once on each of several devices, by position, how their results lie.
     """
 
@@ -41,12 +41,12 @@ class Places:
 
     Attributes:
       mesh: the shards.
-      home: the device of whole values that belong to nobody.
+      default_device: the device of whole values that belong to nobody.
       owners: the devices of the others; nothing runs once before they are known.
     """
 
     mesh: Mesh
-    home: str
+    default_device: str
     owners: Owners = field(default_factory=Owners)
 
     # What runs once
@@ -55,7 +55,7 @@ class Places:
         """Return the devices on which an operation runs that runs once: on each of a group, if it has one."""
         if op.index in self.owners.groups:
             return self.owners.groups[op.index].devices
-        return (self.owners.of_ops[op.index] or self.home,)
+        return (self.owners.of_ops[op.index] or self.default_device,)
 
     def is_anywhere(self, op: Op) -> bool:
         """Return whether an operation that runs once is beside its variable, wherever a loader puts that."""
@@ -67,13 +67,13 @@ class Places:
 
     def whole(self, tensor: Tensor) -> SingleDevice:
         """Return where pieces of a tensor are put together."""
-        return SingleDevice(self.owners.of_tensors.get(tensor, self.home))
+        return SingleDevice(self.owners.of_tensors.get(tensor, self.default_device))
 
     @property
     def all_once(self) -> set[str]:
         """The devices of all operations that run once."""
         in_groups = [device for group in self.owners.groups.values() for device in group.devices]
-        return {*[device or self.home for device in self.owners.of_ops], *in_groups}
+        return {*[device or self.default_device for device in self.owners.of_ops], *in_groups}
 
     # What shards run
 
@@ -90,7 +90,7 @@ class Places:
     def having(self, op: Op, layout: Layout) -> Sequence[str]:
         """Return the devices that have what an operation makes in a layout: one, those of a group, or of each shard."""
         if isinstance(layout, SingleDevice):
-            return (layout.device or self.home,)
+            return (layout.device or self.default_device,)
         return group_of(layout) or self.on_shards(op)
 
     def of_stage(self, op: Op) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ class Places:
         """Return the places of what a loop or branch calls: of one in a stage, those that the stage has."""
         stage, count = self._stage(op), len(self.mesh.columns)
         if stage is None:
-            return Places(self.mesh, self.home)
+            return Places(self.mesh, self.default_device)
         columns = tuple([stage.column(number, count) for number in range(count)])
         return Places(replace(self.mesh, devices=tuple(self.on_shards(op)), columns=columns), self.of_stage(op)[0])
 
@@ -139,12 +139,12 @@ class Places:
 
     def running(self, op: Op, step: Step) -> set[str]:
         """Return the devices on which an operation runs: once, on the shards, or both."""
-        return {*(self.once(op) if step.home else ()), *(self.on_shards(op) if step.shards else ())}
+        return {*(self.once(op) if step.once else ()), *(self.on_shards(op) if step.shards else ())}
 
     def computing(self, program: Program) -> Set[str]:
-        """Return the devices that do more than to hold variables: home, and those of shards, stages and columns."""
+        """Return the devices that do more than hold variables: the default one, those of shards, stages, columns."""
         of_stages = [device for stage in program.stages for device in stage.devices]
-        return {self.home, *self.mesh.devices, *of_stages, *itertools.chain(*self.mesh.columns)}
+        return {self.default_device, *self.mesh.devices, *of_stages, *itertools.chain(*self.mesh.columns)}
 
     def nearest_shard(self, device: str) -> int:
         """Return the shard whose copy a device reads of what all shards have: its own, or one of its host.

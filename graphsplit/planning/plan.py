@@ -1,6 +1,6 @@
 """Plan: the single decision from which the multi-device graph follows. Made once, checked, printed, then emitted.
 
-Under `strict=True`, a plan that leaves work on the batch at home is refused (`check_strict`).
+Under `strict=True`, a plan that lets work on the batch run once is refused (`check_strict`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from graphsplit.planning.communication.transfer_checks import check_transfers
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.propagation.sharding_checks import check_size, check_step
 from graphsplit.planning.rows_kept import behind_results
-from graphsplit.planning.schedule.automatic_stages import check_stage_cuts
+from graphsplit.planning.schedule.automatic_stages import check_stage_starts
 from graphsplit.planning.schedule.phases import check_phases, check_turns_taken
 from graphsplit.planning.schedule.scheduling import check_order
 from graphsplit.planning.steps import Step
@@ -33,7 +33,7 @@ class Plan(Decisions):
     def check(self) -> None:
         """Raise `CheckError` unless every tensor is made in, or moved into, the layouts in which it is read.
 
-        Plans of what loops and branches do in each turn are checked as well.
+        Plans of what loops and branches do in each iteration are checked as well.
         """
         self.mesh.check()
         for op, step in zip(self.program.ops, self.steps, strict=True):
@@ -44,8 +44,8 @@ class Plan(Decisions):
         check_buckets(self.program, self.steps, self.buckets)
         check_transfers(self.program, self.places, self.moves, self.collectives)
         check_order(self.program, self.steps, self.order)
-        if self.stage_cuts is not None:
-            check_stage_cuts(self.program, self.steps, self.stage_cuts)
+        if self.stage_starts is not None:
+            check_stage_starts(self.program, self.steps, self.stage_starts)
         if self.mesh.has_turns:
             check_phases(self.flow, self.collectives, self.phases)
             check_turns_taken(self.phases, self.mesh, self.turns)
@@ -57,7 +57,7 @@ class Plan(Decisions):
         read = [(op.name, t) for op, step in zip(self.program.ops, self.steps, strict=True) for t in _read(op, step)]
         for reader, tensor in [*read, *(("the result", tensor) for tensor in self.program.outputs)]:
             op, step = self.program.ops[tensor.op], self.steps[tensor.op]
-            if not (step.home or step.shards or self.state.is_everywhere(op) or op.type == "Const"):
+            if not (step.once or step.shards or self.state.is_everywhere(op) or op.type == "Const"):
                 raise CheckError(f"{reader!r} reads {op.name!r}, which is not made.")
 
     def _check_moves(self) -> None:
@@ -131,7 +131,7 @@ class Plan(Decisions):
 
 
 def _read(op: Op, step: Step) -> list[Tensor]:
-    if step.home:
+    if step.once:
         return list(op.inputs)
     if step.shards:
         return [tensor for i, tensor in enumerate(op.inputs) if i not in step.shards.makes]
@@ -143,7 +143,7 @@ _OF_IDS = frozenset({"Unique", "UniqueV2", "UniqueWithCounts"})
 
 
 def check_strict(plan: Plan, strict: bool, finished: bool = False) -> None:
-    """Raise `StrictError` if more of the work on the batch runs at home than is allowed.
+    """Raise `StrictError` if more of the work on the batch runs once than is allowed.
 
     Args:
       plan: the decisions.
@@ -153,17 +153,18 @@ def check_strict(plan: Plan, strict: bool, finished: bool = False) -> None:
     """
     if not strict:
         return
-    stayed = [(op, reason) for op, reason in plan.stayed_home if not _finds_ids(op, plan.program)]
-    if stayed or shares_of(plan).at_home > _LARGEST_SHARE:
+    stayed = [(op, reason) for op, reason in plan.unsharded_ops if not _finds_ids(op, plan.program)]
+    if stayed or shares_of(plan).run_once > _LARGEST_SHARE:
         from graphsplit.inspect.plans.strictness import why_refused  # imported when a plan is refused
 
         raise StrictError(why_refused(plan, stayed, _LARGEST_SHARE, finished))
 
 
 def _finds_ids(op: Op, program: Program) -> bool:
-    """Return whether an operation at home reads integers, and finds which of them differ, for what changes variables.
+    """Return whether an operation that runs once reads integers, and finds which of them differ, for what changes
+    variables.
 
     Which rows of a table a batch has, for the sparse gradient of an embedding, is known where all ids are; the values
-    stay on the shards. What follows from it at home counts with everything else.
+    stay on the shards. What follows from it and runs once counts with everything else.
     """
     return op.type in _OF_IDS and op.out_dtypes[0].is_integer and op.index not in behind_results(program)

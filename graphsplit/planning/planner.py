@@ -18,7 +18,7 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.places import Owners
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planning_options import PlanningOptions
-from graphsplit.planning.schedule.automatic_stages import StageCuts, StagesAsked
+from graphsplit.planning.schedule.automatic_stages import StagesAsked, StageStarts
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
@@ -30,7 +30,7 @@ def plan_program(
     program: Program,
     *,
     mesh: Mesh,
-    home: str,
+    default_device: str,
     input_layouts: Sequence[Layout],
     state: State = State(),  # noqa: B008  # frozen
     asked: PlanningOptions = PlanningOptions(),  # noqa: B008  # frozen
@@ -38,7 +38,7 @@ def plan_program(
     notes: Sequence[str] = (),
     input_devices: Sequence[str] = (),
     output_layouts: Sequence[Layout] = (),
-    homes: Sequence[str] = (),
+    default_devices: Sequence[str] = (),
     decisions: Sequence[Callable[[Plan], Plan]] | None = None,
 ) -> Plan:
     """Decide where every operation runs.
@@ -46,16 +46,17 @@ def plan_program(
     Args:
       program: the function, in the columns and parts in which its variables lie.
       mesh: the shards.
-      home: the device of whole values that belong to nobody.
+      default_device: the device of whole values that belong to nobody.
       input_layouts: `Shard` or `SingleDevice` for each argument.
       state: where variables, tables and large constants live.
       asked: what the user asks of the plan.
       stages: the devices of the stages into which the program is to be cut, if any.
       notes: for the plan.
-      input_devices: where each argument lies; by default at home. What a function's gradients are given besides, and
-        what a loop hands to its body, is at home.
+      input_devices: where each argument lies; by default on the default device. What a function's gradients are given
+        besides, and what a loop hands to its body, is on the default device.
       output_layouts: of what it returns; by default each on one device.
-      homes: the devices for which the function is planned, if `home` is to be where its variables are.
+      default_devices: the devices for which the function is planned, if the default device is to be where its variables
+        are.
       decisions: those of `PASSES` that are taken; by default all.
 
     Raises:
@@ -65,7 +66,7 @@ def plan_program(
     plan = Plan(
         program=program,
         mesh=mesh,
-        home=home,
+        default_device=default_device,
         input_layouts=tuple(input_layouts),
         steps=(),
         owners=Owners(),
@@ -73,10 +74,10 @@ def plan_program(
         notes=tuple(notes),
         asked=asked,
         state=state,
-        stage_cuts=None if stages is None else StageCuts(stages),
+        stage_starts=None if stages is None else StageStarts(stages),
         input_devices=tuple(input_devices),
         output_layouts=tuple(output_layouts),
-        homes=tuple(homes),
+        default_devices=tuple(default_devices),
     )
     return _decided(replace(plan, start=plan), PASSES if decisions is None else decisions)
 
@@ -100,9 +101,9 @@ def steps_text(plan: Plan) -> str:
 def _where(step: Step, devices: str) -> str:
     once, sharded = f"once, on {devices}", step.shards
     if sharded is None:
-        return once if step.home else "not run by itself"
+        return once if step.once else "not run by itself"
     text = f"shards: ({', '.join(map(str, sharded.wants))}) -> {', '.join(map(str, sharded.gives))}"
-    return f"{text}; {once}" if step.home else text
+    return f"{text}; {once}" if step.once else text
 
 
 def _decided(plan: Plan, decisions: Sequence[Callable[[Plan], Plan]]) -> Plan:
@@ -121,16 +122,22 @@ def cut_first(
     """
     if stages is None or not stages.on_mesh:
         return program, asked, ()
-    decisions = (passes.recompute, propagate, passes.cut_into_stages)
-    home, alone = stages.devices[0][0], replace(mesh, columns=())
+    decisions = (passes.recompute, propagate, passes.start_stages)
+    default_device, alone = stages.devices[0][0], replace(mesh, columns=())
     plan = plan_program(
-        program, mesh=alone, home=home, input_layouts=input_layouts, asked=asked, stages=stages, decisions=decisions
+        program,
+        mesh=alone,
+        default_device=default_device,
+        input_layouts=input_layouts,
+        asked=asked,
+        stages=stages,
+        decisions=decisions,
     )
     return plan.program, replace(asked, recompute=None), plan.notes
 
 
 def propagate(plan: Plan) -> Plan:
-    """See `passes.propagate`; what a loop at home does in each turn is planned by all passes."""
+    """See `passes.propagate`; what a loop that runs once does in each iteration is planned by all passes."""
     return passes.propagate(plan, lambda op, layouts: _plan_bodies(plan, op, layouts))
 
 
@@ -186,12 +193,12 @@ def _with_note(plan: Plan, how: str, most: int, otherwise: int) -> Plan:
 
 
 PASSES: tuple[Callable[[Plan], Plan], ...] = (
-    passes.choose_home,  # the device of what is whole and belongs to nobody, if none is given
+    passes.choose_default_device,  # the device of what is whole and belongs to nobody, if none is given
     passes.recompute,  # the program with what it makes again for the backward pass, if that is asked for
     passes.merge_moments,  # variances around each shard's own mean, which are sent together with that
     propagate,  # rows flow forward through the rules, and back from what is read: steps, owners, moves
     passes.read_rows,  # lookups whose variable is where they are read no more of it than their rows
-    passes.cut_into_stages,  # the program with its stages, if any are asked for
+    passes.start_stages,  # the program with its stages, if any are asked for
     passes.wait_for_readers,  # what would be held long before it is read
     passes.put_in_order,  # what other devices wait for goes first
     passes.carry_out_moves,  # each by values on devices: collectives
@@ -206,7 +213,7 @@ PASSES: tuple[Callable[[Plan], Plan], ...] = (
 
 
 def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Plan]:
-    """Plan what a loop or branch at home does in each turn, as if its functions were whole programs."""
+    """Plan what a loop or branch that runs once does in each iteration, as if its functions were whole programs."""
     flow, program, inside = CONTROL_FLOW[op.type], plan.program, plan.places.within(op)
     if flow.compiled:
         return {}  # by XLA, for one device
@@ -231,7 +238,7 @@ def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Pla
         plans[name] = plan_program(
             body,
             mesh=inside.mesh,
-            home=inside.home,
+            default_device=inside.default_device,
             input_layouts=argument_layouts,
             state=body_state,
             asked=body_options,

@@ -35,14 +35,14 @@ class _RowReader:
 
     def read(self) -> None:
         """Let gathers read from variables where they can."""
-        live = [op for op, step in zip(self.ops, self.steps, strict=True) if step.home or step.shards]
+        live = [op for op, step in zip(self.ops, self.steps, strict=True) if step.once or step.shards]
         for op in live:
             for tensor in dict.fromkeys(op.inputs):
                 self._readers.setdefault(tensor, []).append(op)
             for control in op.controls:
                 self._waiting.setdefault(control, []).append(op.index)
         for op in live:
-            if op.type == "ReadVariableOp" and self.steps[op.index].home:
+            if op.type == "ReadVariableOp" and self.steps[op.index].once:
                 self._visit(op)
 
     def _visit(self, op: Op) -> None:
@@ -64,7 +64,7 @@ class _RowReader:
             self._write(gather, handle, op.controls)
         gather_positions = [gather.index for gather in gathers]
         for i in later:
-            kept = [c for c in self.ops[i].controls if self.steps[c].home or self.steps[c].shards]
+            kept = [c for c in self.ops[i].controls if self.steps[c].once or self.steps[c].shards]
             self.ops[i] = replace(self.ops[i], controls=tuple(dict.fromkeys([*kept, *gather_positions])))
 
     def _is_there(self, gather: Op, copies: Sequence[str]) -> bool:

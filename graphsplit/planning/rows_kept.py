@@ -1,4 +1,4 @@
-"""Which operations at home bring rows of the batch into variables, and do nothing else with them.
+"""Which operations that run once bring rows of the batch into variables, and do nothing else with them.
 
 A table that a sparse gradient updates, a queue of negatives and a replay buffer keep rows. Each is written once, where
 it is, and the rows go there: no form of the program would send less.
@@ -21,13 +21,13 @@ _MOVES_ROWS = frozenset(
 
 
 def rows_kept(program: Program, steps: Sequence[Step], moves: Sequence[Move], returned: bool = True) -> Iterator[Op]:
-    """Yield such operations at home: they write rows, or move them on to what does.
+    """Yield such operations that run once: they write rows, or move them on to what does.
 
     Nothing that the function returns follows from them. (In a branch for that, which Keras' optimizers have around
-    gradients that may have no rows, others gather nothing: their work counts as all work at home does.)
+    gradients that may have no rows, others gather nothing: their work counts as all work that runs once does.)
 
     Args:
-      program, steps, moves: of a plan, or of the plan of a turn or branch.
+      program, steps, moves: of a plan, or of the plan of an iteration or branch.
       returned: whether the function returns what follows from the results.
     """
     results = behind_results(program)
@@ -38,7 +38,7 @@ def rows_kept(program: Program, steps: Sequence[Step], moves: Sequence[Move], re
             readers.setdefault(tensor.op, []).append(op.index)
     for op, step in zip(program.ops, steps, strict=True):
         is_result = op.index in results
-        if not step.home or (returned and is_result):
+        if not step.once or (returned and is_result):
             continue
         for body in step.bodies.values():
             yield from rows_kept(body.program, body.steps, body.moves, returned=False)

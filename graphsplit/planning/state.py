@@ -40,8 +40,9 @@ class State:
 
     Attributes:
       devices: of captured variables and tables, by placeholder name; "" for those that are wherever a loader puts
-        them: what touches them has no device either. Those not named are at home.
-      largest_constant: constants of more bytes are at home only, and sent; smaller ones every device has for itself.
+        them: what touches them has no device either. Those not named are on the default device.
+      largest_constant: constants of more bytes are on the default device only, and sent; smaller ones every device has
+        for itself.
       divisions: how captured variables are several, and on which devices, by the traced function's placeholder names.
       parts: for each capture of a program whose variables lie in parts, which capture of the traced function it stands
         for, and which part of that; empty if no variable does.
@@ -99,12 +100,12 @@ def _size_of(tensor: tf.Tensor) -> tuple[int, int]:
     return int(dtype.size or 0) * int(shape.num_elements() or 0), int(shape.rank or 0)
 
 
-def state_on(program: Program, state: State, home: str) -> Iterator[tuple[str, Captured]]:
+def state_on(program: Program, state: State, default_device: str) -> Iterator[tuple[str, Captured]]:
     """Yield the device of each variable, part of one, or other tensor that is captured, and its name and bytes.
 
     Args:
       program, state: what is planned, and where its variables are.
-      home: the device of those of which nothing is said.
+      default_device: the device of those of which nothing is said.
     """
     if not state.captured:
         return
@@ -113,7 +114,7 @@ def state_on(program: Program, state: State, home: str) -> Iterator[tuple[str, C
         captured = state.captured[k]
         division = state.divisions.get(captured.placeholder) if state.parts else None
         size = captured.bytes if division is None else _parts_of(captured.bytes, division)[part]
-        yield device or home, captured._replace(bytes=size)
+        yield device or default_device, captured._replace(bytes=size)
 
 
 def devices_of_handles(program: Program, state: State) -> list[str]:
@@ -121,10 +122,10 @@ def devices_of_handles(program: Program, state: State) -> list[str]:
     return [own_device or state.devices.get(program.ops[i].name, "") for i, own_device in program.handles]
 
 
-def state_bytes(program: Program, state: State, home: str) -> dict[str, int]:
+def state_bytes(program: Program, state: State, default_device: str) -> dict[str, int]:
     """Return the bytes of captured variables and tensors by device; see `state_on`."""
     bytes_by_device: dict[str, int] = {}
-    for device, captured in state_on(program, state, home):
+    for device, captured in state_on(program, state, default_device):
         if captured.bytes:
             bytes_by_device[device] = bytes_by_device.get(device, 0) + captured.bytes
     return bytes_by_device
@@ -148,13 +149,13 @@ def state_of(trace: Trace, lies: Arrangement | None = None) -> State:
       lies: how variables are to lie; None for as they do.
     """
     changes, lies = layout_changes(), Arrangement() if lies is None else lies
-    is_here = tf.executing_eagerly() or lies.home  # (in a graph they are whole: it may use them itself)
+    is_here = tf.executing_eagerly() or lies.default_device  # (in a graph they are whole: it may use them itself)
     divisions = lies.divisions(captured_variables(trace)) if is_here else {}
     held = {trace.program.ops[i].name: division for i, division in divisions.items()}
-    if lies.home:
+    if lies.default_device:
         pairs = zip(trace.program.captures, trace.captures, strict=True)
         names = [trace.program.ops[i].name for i, handle in pairs if handle.dtype == tf.resource]
-        return State(dict.fromkeys(names, lies.home), divisions=held)
+        return State(dict.fromkeys(names, lies.default_device), divisions=held)
     return State(_devices(trace), divisions=held, changes=changes)
 
 

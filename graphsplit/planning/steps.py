@@ -31,16 +31,16 @@ class Step:
     """What becomes of one operation: it may run whole, on the shards, on both, or (dead code) nowhere.
 
     Attributes:
-      home: whether it runs once, on whole tensors, on the device of what it serves; for copies of a variable on each
+      once: whether it runs once, on whole tensors, on the device of what it serves; for copies of a variable on each
         device of their group (`Owners.groups`).
       shards: how it runs on every shard, or None.
       for_rows: what moves because it runs once, of what could run on the shards and would move a table; or None.
-      reason: why it runs at home, or is one loop for all shards, although it carries rows; "" where it carries none.
-      bodies: for a loop or branch at home around work on the batch, the plans of its functions, by name: the loop
-        stays one loop, and each turn is split over the devices.
+      reason: why it runs once, or is one loop for all shards, although it carries rows; "" where it carries none.
+      bodies: for a loop or branch that runs once around work on the batch, the plans of its functions, by name: the
+        loop stays one loop, and each iteration is split over the devices.
     """
 
-    home: bool = False
+    once: bool = False
     shards: Sharded | None = None
     reason: str = ""
     bodies: Mapping[str, Any] = field(default_factory=dict)

@@ -21,13 +21,13 @@ from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Replicate, Shard, Sin
 from graphsplit.errors import CheckError
 from graphsplit.planning.alike_shards import AlikeShards, find_alike_shards, kinds_of_shards
 from graphsplit.planning.communication.transfers import Own, Slice, Sum, Value
-from graphsplit.planning.costs.buffers import kept_each_turn
+from graphsplit.planning.costs.buffers import kept_each_iteration
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.schedule.phases import find_phases, find_turns
 from graphsplit.planning.steps import spread
 from graphsplit.program.graph.function_calls import function_names
 from graphsplit.program.program import Op, Program, Tensor
-from graphsplit.program.reading.trip_counts import turns_of
+from graphsplit.program.reading.trip_counts import iterations_of
 
 OPERATION, HANDED_ON, SEND, COPY = "op", "handed on", "sent", "copy"  # (a move may be a "send")
 
@@ -51,7 +51,7 @@ class PlannedTask(NamedTuple):
         consists of, the kind of the move.
       device: where it runs; of something sent, where that goes.
       reads: of an operation one for each operand, None for what every device has or makes for itself.
-      bytes: of each result; of a list of tensors that a loop returns, of what its turns have put into it.
+      bytes: of each result; of a list of tensors that a loop returns, of what its iterations have put into it.
       op: the operation that it is, or whose result is handed on, moved or sent; None for what moves several together.
       shard: whose copy of the operation it is; None for what runs once.
       value: of a move, the first that it makes; all pieces of what is split are made together.
@@ -112,7 +112,7 @@ def few_tasks_of(plan: Decisions) -> Tasks:
 
 
 def kept_on(plan: Decisions, op: Op, d: int | None) -> dict[int, int]:
-    """Return the bytes that each turn of a loop puts into lists, on a shard or (None) once; see `kept_each_turn`."""
+    """Return the bytes that an iteration puts into lists, on a shard or (None) once: `kept_each_iteration`."""
     shards = plan.steps[op.index].shards if d is not None else None
 
     def size_of(body: Program, reader: Op, operand: int) -> int:
@@ -120,7 +120,7 @@ def kept_on(plan: Decisions, op: Op, d: int | None) -> dict[int, int]:
         size, sharded = body.bytes(reader.inputs[operand]), None if local is None else local.steps[reader.index].shards
         return size if sharded is None or d is None else plan.mesh.bytes_of(d, size, sharded.wants[operand])
 
-    return kept_each_turn(op, size_of)
+    return kept_each_iteration(op, size_of)
 
 
 @collection_paused()
@@ -135,7 +135,7 @@ def _tasks_of(plan: Decisions, alike: AlikeShards, *, in_phases: bool = True) ->
 
 def _program_order(plan: Decisions) -> Iterator[tuple[int, int | None]]:
     for i, step in enumerate(plan.steps):
-        if step.home:
+        if step.once:
             yield i, None
         yield from ((i, d) for d in range(plan.mesh.shards if step.shards else 0))
 
@@ -149,7 +149,7 @@ def _order(plan: Decisions, alike: AlikeShards) -> Iterator[tuple[int, int | Non
     level = {i: phase.level for phase in phases for i in phase.ops}
     joined = {move.tensor: bucket for bucket in plan.buckets for move in bucket.moves}  # what is there, or not, with it
     after, once = [-1] * len(plan.program.ops), list[tuple[int, int]]()
-    for op in plan.home_ops:
+    for op in plan.ops_once:
         levels = [level[s.op] if s.on_shards else after[s.op] for s in flow.of_whole(op.index)]
         buckets = {id(joined[tensor]): joined[tensor] for tensor in op.inputs if tensor in joined}.values()
         levels += [level.get(move.tensor.op, -1) for bucket in buckets for move in bucket.moves]
@@ -342,7 +342,7 @@ class _TaskWriter:
         return result and self._here(result, device, reader, d)
 
     def _copies_of(self, op: Op, on_shards: bool) -> _Copies:
-        once = [self._plan.home] if is_together(self._plan, op.index) else self._plan.places.once(op)
+        once = [self._plan.default_device] if is_together(self._plan, op.index) else self._plan.places.once(op)
         devices = self._plan.places.on_shards(op) if on_shards else once
         operands = self.operands[op.index, on_shards] = operands_of(self._plan, op, on_shards)
         readers = [operand and self._reader(operand, on_shards) for operand in operands]
@@ -367,7 +367,12 @@ class _TaskWriter:
         """Return the bytes of each result."""
         key = op.index, None if d is None else self._kinds[d]
         if key not in self._sizes:
-            shards, mesh, turns, sizes = self._plan.steps[op.index].shards, self._plan.mesh, turns_of(op), op.out_bytes
+            shards, mesh, iterations, sizes = (
+                self._plan.steps[op.index].shards,
+                self._plan.mesh,
+                iterations_of(op),
+                op.out_bytes,
+            )
             if is_together(self._plan, op.index) and shards is not None:
                 outputs = zip(op.out_bytes, shards.gives, spread(shards.gives, mesh.shards), strict=True)
                 sizes = tuple(
@@ -376,9 +381,9 @@ class _TaskWriter:
             elif d is not None and shards is not None:
                 pairs = zip(op.out_bytes, shards.gives, strict=True)
                 sizes = tuple([mesh.bytes_of(d, size, layout) for size, layout in pairs])
-            if turns is not None:
+            if iterations is not None:
                 kept = kept_on(self._plan, op, d)
-                sizes = tuple([size + int(turns.number) * kept.get(k, 0) for k, size in enumerate(sizes)])
+                sizes = tuple([size + int(iterations.number) * kept.get(k, 0) for k, size in enumerate(sizes)])
             self._sizes[key] = sizes
         return self._sizes[key]
 
@@ -427,14 +432,14 @@ class _TaskWriter:
             return self._maker_of(tensor)
         once = plan.places.layout(op)
         if isinstance(layout, Replicate) and layout.devices and not is_everywhere:
-            is_made, nearest = step.home and layout == once, layout.nearest(plan.home)
+            is_made, nearest = step.once and layout == once, layout.nearest(plan.default_device)
             giver = self._maker_of(tensor) if is_made else self._mover_of(tensor, layout)
             return lambda d: giver(d if isinstance(d, str) else nearest)
         if not isinstance(layout, SingleDevice):
             if (op.type == "Const" and isinstance(layout, Shard)) or (is_whole(layout) and is_everywhere):
                 return _nothing
             return self._mover_of(tensor, layout)
-        if step.home and (layout == once or not layout.device):
+        if step.once and (layout == once or not layout.device):
             maker = self._maker_of(tensor)
             return lambda _: maker(None)
         if is_everywhere:

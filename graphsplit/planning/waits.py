@@ -99,9 +99,9 @@ def _before(plan: Decisions, op: Op, d: Copy, at: At) -> Iterator[int]:
     for c in op.controls:
         if plan.program.ops[c].type == "Placeholder":
             continue
-        if (copies := plan.owners.groups.get(c)) and plan.steps[c].home:
+        if (copies := plan.owners.groups.get(c)) and plan.steps[c].once:
             yield from (at[c, device] for device in ([d] if d in copies.devices else copies.devices))
-        elif plan.steps[c].home or is_together(plan, c):
+        elif plan.steps[c].once or is_together(plan, c):
             yield at[c, None]
         elif isinstance(d, int):
             yield at[c, d]

@@ -3,8 +3,8 @@
 Times come from a model of one machine, and are only compared with each other.
 
 Shares count everything that runs, optimizers and reductions included, each operation once, and say what of the batch
-does not run on the shards, whichever way it came home. The balance counts what each device does: an operation that runs
-on every device counts on each. What is at home and follows from rows has a cause: the first operation on its way
+does not run on the shards, whichever way it came there. The balance counts what each device does: an operation that
+runs on every device counts on each. What runs once and follows from rows has a cause: the first operation on its way
 that made or read them there. Rows are known by where they come from: they were gathered, or born in an operation from
 nothing that had them, and they last as long as an axis has the batch's length, or a multiple of it; or, behind an
 operation that picks some of them, as many as it picks, which may not be known. What follows from variables alone has
@@ -32,12 +32,12 @@ _FOLLOWS = "it reads rows that are whole"
 
 @dataclass(frozen=True)
 class Cause:
-    """Why work on the batch is at home.
+    """Why work on the batch runs once.
 
     Attributes:
       op: the first operation there that makes or reads rows.
-      reason: why it is at home.
-      followers: what follows from it at home and has rows.
+      reason: why it runs once.
+      followers: what follows from it, runs once and has rows.
       flops: of all of these.
       is_most: whether they are so many if all rows are picked of which data tell how many are, or fewer.
       uncounted: of these operations those whose floating-point operations are not counted, as ranks are not known.
@@ -61,12 +61,12 @@ class Shares:
     """What runs where, of all that runs: sharded on the shards, the rest once, on whole values.
 
     Attributes:
-      flops, sharded_flops: floating-point operations, bodies of loops in each turn, where their number is known.
+      flops, sharded_flops: floating-point operations, bodies of loops in each iteration, where their number is known.
       bytes, sharded_bytes: of all results.
       seconds, sharded_seconds: on a reference device; of what runs on the shards and once, on the shards.
-      causes: of work on the batch at home, those of the costliest first.
+      causes: of work on the batch that runs once, those of the costliest first.
       by_device: floating-point operations of each device.
-      without_rows: those of what runs once and follows from no rows at home, by type: optimizers, what is made of sums.
+      without_rows: those of what runs once and follows from no rows there, by type: optimizers, what is made of sums.
       without_rows_on: the same by device.
     """
 
@@ -83,12 +83,12 @@ class Shares:
 
     @property
     def are_most(self) -> bool:
-        """Whether the sharded share is at most this much: something at home is not counted."""
+        """Whether the sharded share is at most this much: something on the default device is not counted."""
         return any(cause.uncounted for cause in self.causes)
 
     @property
-    def at_home(self) -> float:
-        """The share of all floating-point operations that work on the batch and run at home."""
+    def run_once(self) -> float:
+        """The share of all floating-point operations that work on the batch and run once."""
         return sum(cause.flops for cause in self.causes) / self.flops if self.flops else 0.0
 
 
@@ -119,8 +119,8 @@ def shares_of(plan: Decisions) -> Shares:
                 without_rows_on,
                 *[(on, times * flops) for body_shares in inside for on, flops in body_shares.without_rows_on.items()],
             )
-        elif step.home or step.shards:
-            sharded, flops, own_bytes = not step.home, finder.flops(op), sum(op.out_bytes)
+        elif step.once or step.shards:
+            sharded, flops, own_bytes = not step.once, finder.flops(op), sum(op.out_bytes)
             seconds = seconds_of(plan.program, op) * (times_run(op) or 1)
             on_shards = (flops * sharded, own_bytes * sharded, seconds * bool(step.shards))
             amounts = [flops, own_bytes, seconds, *on_shards]
@@ -150,7 +150,7 @@ def _add(amounts: dict[str, float], *more: tuple[str, float]) -> None:
 def _on_devices(plan: Decisions, op: Op, flops: int) -> Iterator[tuple[str, float]]:
     """Return how many of an operation's floating-point operations each device does."""
     step, mesh = plan.steps[op.index], plan.mesh
-    if step.home:
+    if step.once:
         yield from [(device, float(flops)) for device in plan.places.once(op)]
     if step.shards:
         is_cut = any(isinstance(layout, (Shard, Partial)) for layout in (*step.shards.wants, *step.shards.gives))
@@ -164,25 +164,25 @@ _COUNTED = ("flops", "bytes", "seconds", "sharded_flops", "sharded_bytes", "shar
 
 
 class _Causes:
-    """Follows rows through what is at home."""
+    """Follows rows through what runs once."""
 
     def __init__(self, plan: Decisions):
         self._plan = plan
         self._program: Program = plan.program
-        self._blamed: dict[int, int] = {}  # operations at home that have rows -> their cause
+        self._blamed: dict[int, int] = {}  # operations that run once that have rows -> their cause
         self._picked: dict[int, list[Any]] = {}  # causes -> how many rows are picked in it and behind it
         self._most: dict[int, int] = {}  # causes -> how many these are at most: all that are read
         self._has_data = data_in(plan.program, plan.batch)
 
     def causes(self) -> list[Cause]:
         plan = self._plan
-        if not plan.mesh.shards or plan.devices == (plan.home,):
+        if not plan.mesh.shards or plan.devices == (plan.default_device,):
             return []
         kept = set(map(id, plan.rows_kept))
         for op, step in zip(plan.program.ops, plan.steps, strict=True):
             # (rows are looked up where their table is, or a part of it)
             is_beside = op.device or op.index in plan.owners.groups
-            if step.home and not step.bodies and not step.for_rows and not is_beside and id(op) not in kept:
+            if step.once and not step.bodies and not step.for_rows and not is_beside and id(op) not in kept:
                 cause = self._cause_of(op)
                 if cause is not None:
                     self._blamed[op.index] = cause
@@ -211,7 +211,7 @@ class _Causes:
         return Cause(first, reason, followers, sum(map(self.flops, ops)), is_most, uncounted)
 
     def _cause_of(self, op: Op) -> int | None:
-        """Return the operation that is to blame for the rows that one at home has, if it has any."""
+        """Return the operation that is to blame for the rows that one that runs once has, if it has any."""
         if op.is_constant or op.type == "Placeholder":
             return None
         blamed = [self._blamed[t.op] for t in op.inputs if t.op in self._blamed and self._has_rows_behind(t)]
@@ -251,7 +251,7 @@ class _Causes:
 
     def _layout(self, tensor: Tensor) -> Layout | None:
         step = self._plan.steps[tensor.op]
-        return None if step.home or step.shards is None else step.shards.gives[tensor.index]
+        return None if step.once or step.shards is None else step.shards.gives[tensor.index]
 
     def _is_captured(self, tensor: Tensor) -> bool:
         """Return whether a tensor is a capture or a constant with the batch's rows. (No argument: see `split`.)"""
@@ -280,7 +280,7 @@ def sharding_devices(plan: Decisions) -> tuple[str, ...]:
 
 def computing_devices(plan: Decisions) -> tuple[str, ...]:
     """Return the devices that a plan is for: those that run sharded operations, or those that were asked for."""
-    return sharding_devices(plan) or plan.homes
+    return sharding_devices(plan) or plan.default_devices
 
 
 def balance_of(shares: Shares, devices: Sequence[str]) -> float:

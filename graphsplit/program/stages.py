@@ -41,7 +41,7 @@ class Stage:
     begins: str = ""
 
     @property
-    def home(self) -> str:
+    def default_device(self) -> str:
         """The device of the stage's whole operations and of the variables that it makes."""
         return self.devices[0]
 
@@ -76,7 +76,7 @@ class StageCalls:
     def asked(self, node: Any) -> bool:
         """Return whether a node names its own stage's device: so does what was traced for a stage."""
         stage = self.of(node.name)
-        return stage is not None and node.device == stage.home
+        return stage is not None and node.device == stage.default_device
 
 
 def _around(name: str) -> Iterator[str]:

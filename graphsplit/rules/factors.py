@@ -118,6 +118,6 @@ class Factors:
 
 @dataclass(frozen=True)
 class Declined:
-    """The op cannot run on the shards with these layouts; `reason` completes "runs at home because ..."."""
+    """The op cannot run on the shards with these layouts; `reason` completes "runs once because ..."."""
 
     reason: str

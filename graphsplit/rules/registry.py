@@ -137,7 +137,7 @@ def register(
 
 
 def rule_of(op_type: str) -> Rule | None:
-    """Return the rule of an op type, or None: such ops run at home."""
+    """Return the rule of an op type, or None: such ops run once."""
     return _RULES.get(op_type)
 
 

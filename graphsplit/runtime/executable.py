@@ -69,7 +69,7 @@ def optimizer_config(nodes: Sequence[Any], library: Any) -> bytes | None:
             setattr(rewrites, option.name, rewrites.OFF)
     rewrites.memory_optimization = rewrites.NO_MEM_OPT
     rewrites.meta_optimizer_iterations = rewrites.ONE
-    rewrites.min_graph_nodes = -1  # loops of small graphs turn as often
+    rewrites.min_graph_nodes = -1  # loops of small graphs iterate as often
     return bytes(config.SerializeToString())
 
 

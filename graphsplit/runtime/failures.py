@@ -73,7 +73,7 @@ def located(error: Any, plan: Plan, tensors: Sequence[tf.Tensor]) -> Any:
 def _places(message: str, plan: Plan, tensors: Sequence[tf.Tensor]) -> list[str]:
     """Return the device, the rows and the line of the first operation that an error names, as far as they are known.
 
-    Shards whose turn of a loop or branch is the same share its function: then it is known which loop, of no shard.
+    Shards whose iteration of a loop or branch is the same share its function: then it is known which loop, of no shard.
     """
     named = _PLACE.search(message)
     if named is None:

@@ -57,16 +57,16 @@ class CutAhead:
     dead: DeadTensors
 
 
-def cut_ahead(graph: EmittedGraph, home: str, readers: Sequence[str] = ()) -> CutAhead:
+def cut_ahead(graph: EmittedGraph, default_device: str, readers: Sequence[str] = ()) -> CutAhead:
     """Return the part of a graph that cuts its arguments.
 
     Args:
       graph: the whole.
-      home: the device of what it returns.
+      default_device: the device of what it returns.
       readers: the hosts that have the arguments, each all of them; none if these are where the caller has them.
     """
     by_name, cutting = graph.by_name, _cutting(graph)
-    pieces = _pieces(graph, cutting, home)
+    pieces = _pieces(graph, cutting, default_device)
     dead = dead_tensors(graph)
     references = list(dict.fromkeys(reference for reference, _ in pieces))
     instead, returned = dead.replaced(references)
@@ -88,26 +88,26 @@ def make_fed_executable(
     second takes the pieces.
     """
     graph = emit(plan)
-    ahead = cut_ahead(graph, plan.home, readers)
+    ahead = cut_ahead(graph, plan.default_device, readers)
     pieces = tuple(ahead.pieces.values())
     feed = runtime_function(f"{name}_feed", graph, ahead.nodes, ahead.given, pieces, (), {})
-    arguments, taken = _arguments(graph, ahead, plan.home)
+    arguments, taken = _arguments(graph, ahead, plan.default_device)
     rest = [_reading(node, taken, ahead.cutting) for node in graph.nodes if node.name not in ahead.cutting]
-    outputs = [taken.get((reference, plan.home), reference) for reference in graph.outputs]
+    outputs = [taken.get((reference, plan.default_device), reference) for reference in graph.outputs]
     shapes = [without_sizes(plan.program.shape(tensor)) for tensor in plan.program.outputs]
     inputs = (*pieces, *graph.captures)
     run = runtime_function(name, graph, [*arguments, *rest], inputs, outputs, graph.effects, {}, shapes)
     return feed, with_captures(run, trace, plan, layouts)
 
 
-def _arguments(graph: EmittedGraph, ahead: CutAhead, home: str) -> tuple[list[Any], PieceNames]:
+def _arguments(graph: EmittedGraph, ahead: CutAhead, default_device: str) -> tuple[list[Any], PieceNames]:
     """Return the nodes that stand for the pieces where the rest of a graph takes them, and what it reads of these."""
     nodes, taken = [], dict(ahead.pieces)
     for (reference, device), piece in ahead.pieces.items():
         dtype, present = tf.as_dtype(_type(reference, graph.by_name)), ahead.dead.present(reference)
         nodes.append(make_node(piece, "Placeholder", [], device, dtype=dtype))
         if present is not None:  # a shard without rows: its piece is only there to be sent
-            inputs = [piece, ahead.pieces[present, home]]
+            inputs = [piece, ahead.pieces[present, default_device]]
             nodes.append(make_node(f"{piece}_taken", "Switch", inputs, device, T=dtype))
             taken[reference, device] = f"{piece}_taken:1"
     return nodes, taken
@@ -129,10 +129,10 @@ def _sources(node: Any) -> set[str]:
     return set(map(source_of, node.input))
 
 
-def _pieces(graph: EmittedGraph, cutting: set[str], home: str) -> PieceNames:
+def _pieces(graph: EmittedGraph, cutting: set[str], default_device: str) -> PieceNames:
     """Return a piece for everything that the rest of the graph reads of the cut arguments, and each reader's device."""
     reads = [(r, node.device) for node in graph.nodes if node.name not in cutting for r in node.input if r[0] != "^"]
-    reads += [(reference, home) for reference in (*graph.outputs, *graph.present)]
+    reads += [(reference, default_device) for reference in (*graph.outputs, *graph.present)]
     wanted = dict.fromkeys((r, device) for r, device in reads if source_of(r) in cutting)
     return {key: f"{graph.scope}/piece_{i}" for i, key in enumerate(wanted)}
 

@@ -63,7 +63,7 @@ class Layouts:
     @property
     def settled(self) -> bool:
         """Whether nothing is left to be moved. (What is planned for devices that are not here does not run.)"""
-        return self.lies.is_applied or bool(self.lies.home)
+        return self.lies.is_applied or bool(self.lies.default_device)
 
     def settle(self) -> None:
         """Move the variables to where it was decided that they lie, if they have not been moved: before a call.

@@ -91,8 +91,10 @@ def transpile_and_plan(
     options = Options(split=_by_argument(options_given.split, called))
     splitting = resolve_split(options.split, arguments_of(part, called))
     program = read_part(part, called, splitting.shapes)
-    home = options_given.names[0]
-    plan = PlanRequest(program, splitting, options, options_given.names, home, state=_state(program, home)).plan()
+    default_device = options_given.names[0]
+    plan = PlanRequest(
+        program, splitting, options, options_given.names, default_device, state=_state(program, default_device)
+    ).plan()
     check_strict(plan, options_given.strict, finished=True)
     return _join(part, plan), plan
 
@@ -113,7 +115,7 @@ def _join(part: ModelPart, plan: Plan) -> Any:
             result.node.append(by_name[node.name])
         else:
             dtype = tf.as_dtype(node.attr["dtype"].type)
-            device = node.device if node.name in part.inputs else plan.home
+            device = node.device if node.name in part.inputs else plan.default_device
             result.node.append(make_node(node.name, "Identity", [tensor_of_placeholder[node.name]], device, T=dtype))
     written_names = {node.name for node in result.node}
     result.node.extend(_under_old_names(part, plan, emitted, written_names))
@@ -153,7 +155,7 @@ def _under_old_names(part: ModelPart, plan: Plan, emitted: EmittedGraph, written
         if name in written_names:
             raise CheckError(f"The output {name!r} is made under another name, and there is a node of that name.")
         dtypes = [tf.as_dtype(output_type(types[n], i)) for n, i in map(split_reference, references)]
-        node = make_node(name, "Identity" if len(references) == 1 else "IdentityN", references, plan.home)
+        node = make_node(name, "Identity" if len(references) == 1 else "IdentityN", references, plan.default_device)
         if len(references) == 1:
             node.attr["T"].type = dtypes[0].as_datatype_enum
         else:
@@ -174,15 +176,15 @@ def _effects_under_old_names(part: ModelPart, plan: Plan, emitted: EmittedGraph,
         if name not in written_names:
             inlined = [effect for effect in emitted.effects if effect.startswith(f"{name}/")]
             waits = copies.get(name) or inlined
-            nodes.append(make_node(name, "NoOp", [f"^{wait}" for wait in waits], plan.home))
+            nodes.append(make_node(name, "NoOp", [f"^{wait}" for wait in waits], plan.default_device))
             written_names.add(name)
     return nodes
 
 
-def _state(program: Program, home: str) -> State:
-    """Return where variables and tables are: where the graph asks for, else at home."""
+def _state(program: Program, default_device: str) -> State:
+    """Return where variables and tables are: where the graph asks for, else on the default device."""
     holders = [op for op in program.ops if tf.resource in op.out_dtypes or op.type in VARIABLES]
-    return State({op.name: op.node.device or home for op in holders})
+    return State({op.name: op.node.device or default_device for op in holders})
 
 
 def _by_argument(split: Split, names: Sequence[str]) -> Split:

@@ -19,7 +19,7 @@ class TranspileOptions:
     """What is asked of a transpilation; of a SavedModel's and of a graph's.
 
     Attributes:
-      devices: how many, or their names; the first is home.
+      devices: how many, or their names; the first is the default device.
       split: an axis, None, or a mapping from inputs to those.
       strict: whether work on the batch on one device is an error.
       signatures: of a SavedModel, which ones; None for all.

@@ -309,5 +309,5 @@ def _check_names(by_name: Graph, inputs: Sequence[str], outputs: Sequence[str]) 
 
 def noting(plan: Plan, graph: EmittedGraph) -> Callable[[Any], Any]:
     """Return what notes on a node of an emitted graph, wherever it is put, what the plan says of it; see `mark`."""
-    reasons = {op.name: reason for op, reason in plan.stayed_home}
+    reasons = {op.name: reason for op, reason in plan.unsharded_ops}
     return lambda node: mark(node, graph.shard_of(node.name), reasons.get(node.name, ""), graph.serves(node.name))

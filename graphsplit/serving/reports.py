@@ -21,7 +21,8 @@ class SignatureReport:
       name: its key.
       plan: what runs where; None where nothing was planned.
       kept: why the signature is as it was, on one device; "" if it runs on several.
-      sent_bytes: what goes whole from home to other devices in every request: weights, unless each has a copy.
+      sent_bytes: what goes whole from the default device to other devices in every request: weights, unless each has a
+        copy.
     """
 
     name: str
@@ -40,8 +41,8 @@ class SignatureReport:
             self.name,
             split,
             str(sum(op.type != "Const" for op in plan.sharded_ops)),
-            str(sum(op.type not in ("Const", "Placeholder") for op in plan.home_ops)),
-            str(len(plan.stayed_home)),
+            str(sum(op.type not in ("Const", "Placeholder") for op in plan.ops_once)),
+            str(len(plan.unsharded_ops)),
             plan.size_text([move.tensor for move in plan.moves if move.kind not in ("broadcast", "local slice")]),
             format_bytes(self.sent_bytes),
         )
@@ -53,9 +54,9 @@ class SignatureReport:
             return [f"kept as it is: {self.kept}"]
         stayed = [
             f"{op.type} {op.name!r} runs on one device: {reason}; {advice_on(reason, finished=True)}"
-            for op, reason in plan.stayed_home[:6]
+            for op, reason in plan.unsharded_ops[:6]
         ]
-        more = len(plan.stayed_home) - len(stayed)
+        more = len(plan.unsharded_ops) - len(stayed)
         kept = [f"kept as it is: {self.kept}"] if self.kept else [*plan.program.notes, *plan.notes]
         return [*kept, *stayed, *([f"... and {more} more"] if more > 0 else [])]
 

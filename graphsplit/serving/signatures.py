@@ -59,7 +59,7 @@ def plan_signature(
     Args:
       name, function: the signature.
       options: has the split by the names of its arguments.
-      devices: full names; the first is home.
+      devices: full names; the first is the default device.
       replicate_weights: whether variables are replicated: every device has a copy of them, and of large constants.
 
     Raises:
@@ -87,11 +87,12 @@ def plan_signature(
 def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> tuple[Any, int]:
     """Return the signature on several devices, as a `tf.function` that can be saved under the same names.
 
-    With it comes how many bytes go from home to other devices in every request, besides rows of the batch.
+    With it comes how many bytes go from the default device to other devices in every request, besides rows of the
+    batch.
 
     Args:
       planned: the signature.
-      mirrors: where copies of weights on the devices come from; None to send weights from home.
+      mirrors: where copies of weights on the devices come from; None to send weights from the default device.
     """
     trace, plan = planned.trace, planned.plan
     graph = emit(plan)
@@ -249,8 +250,8 @@ def check_only_read(name: str, program: Program, variables: Mapping[str, tf.Vari
 
 
 def sent_bytes(plan: Plan) -> int:
-    """Return how many bytes of whole values, weights above all, go from home to other devices each time."""
-    away = sum(device != plan.home for device in dict.fromkeys(plan.devices))
+    """Return how many bytes of whole values, weights above all, the default device sends to others each time."""
+    away = sum(device != plan.default_device for device in dict.fromkeys(plan.devices))
     return sum(plan.program.bytes(move.tensor) for move in plan.moves if move.kind == "broadcast") * away
 
 

@@ -55,7 +55,7 @@ def transpile_in_place(meta_graph: Any, key: str, options: Options, devices: Seq
     Args:
       meta_graph: the `MetaGraphDef`; it is changed.
       options: `split` and `strict`.
-      devices: full names; the first is home.
+      devices: full names; the first is the default device.
 
     Raises:
       CannotBeSplitError: for TensorFlow 1 control flow on the way from the arguments to the results, and for sparse and

@@ -225,7 +225,7 @@ class PredictedCall:
         """Return the plan for some devices, full names; they need not exist.
 
         Args:
-          devices: the first is home.
+          devices: the first is the default device.
           layout: of the variables; None for as they lie.
           memory: bytes that each device has, if that is known.
           **options: instead of those that the function has, `micro_batches=4`.

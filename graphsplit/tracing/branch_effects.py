@@ -1,7 +1,7 @@
 """Branches whose effects do not depend on the batch are two: one has the effects, the other computes.
 
 `tf.cond(..., lambda: x + tf.random.normal(...), ...)` draws in one of its branches, once. A branch with effects runs
-once, at home, on all of `x`. Here what has effects becomes a branch of its own, which is given what the other was given
+once, on all of `x`. Here what has effects becomes a branch of its own, which is given what the other was given
 and returns what it drew or read; the other one takes that, has no effects, and can be sharded.
 """
 

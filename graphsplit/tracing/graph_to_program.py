@@ -228,8 +228,8 @@ def merge(
 def drop_idle_waits(nodes: Sequence[Any]) -> None:
     """Let operations without effects not wait for such, which orders nothing; edits the nodes.
 
-    (The gradient of a squared difference waits for the gradient that it is given: that would be made whole at home only
-    to be waited for, where it is read in pieces.)
+    (The gradient of a squared difference waits for the gradient that it is given: that would be made whole on the
+    default device only to be waited for, where it is read in pieces.)
     """
     idle: set[str] = set()
     for node in nodes:

@@ -202,7 +202,7 @@ class Resilient(Generic[P, R]):
         programs = function._programs_so_far()
         if len(programs) != self._programs:
             stages = [stage for program in programs for stage in program.all_stages()]
-            if away := [stage for stage in stages if len(stage.devices) > 1 or task_of(stage.home)]:
+            if away := [stage for stage in stages if len(stage.devices) > 1 or task_of(stage.default_device)]:
                 raise UnsupportedError(
                     f"resilient: {away[0]} is a stage by on_device, which names devices that may be lost. Leave out "
                     "on_device, and give parallelize stages= or a mesh with an axis 'stage'."

@@ -247,7 +247,7 @@ def _results(program: Program) -> str:
     options += [f"shares={list(setting.shares)}"] if setting.shares else []
     options += [f"micro_batches={setting.micro_batches}"] if setting.micro_batches > 1 else []
     options += [f'schedule="{setting.schedule}"'] if setting.schedule else []
-    tuning = [f'"default_device": "{setting.home}"'] if setting.home else []
+    tuning = [f'"default_device": "{setting.home}"'] if setting.default_device else []
     tuning += ['"exchange_bytes": 1 << 19'] if setting.at_once else []
     single = "tf.function(f, autograph=False)"
     lines = ["f = gradients(f, variables)"] * setting.inside

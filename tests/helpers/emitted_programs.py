@@ -272,7 +272,7 @@ def loop_that_writes() -> Made:
 
 
 def loop_at_home() -> Made:
-    """Return a loop that goes on until all of the batch is small, which needs a sum in every turn."""
+    """Return a loop that goes on until all of the batch is small, which needs a sum in every iteration."""
 
     def run(x: tf.Tensor) -> tf.Tensor:
         while tf.reduce_sum(tf.abs(x)) > 1.0:

@@ -75,7 +75,7 @@ def at_home() -> dict[str, Any]:
     notes = list(plan.notes)
     return {
         "difference": most,
-        "home": plan.home,
+        "home": plan.default_device,
         "notes": notes,
         "between": traffic(plan).between_hosts,
         "sent": list(sent),

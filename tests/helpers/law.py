@@ -129,7 +129,7 @@ def _assert_law(
     kinds = {op.type for op in plan.sharded_ops}
     assert set(sharded) <= kinds, f"not sharded: {set(sharded) - kinds}\n{plan}"
     if at_home is not None:
-        assert len(plan.stayed_home) + len(plan.rows_kept) == at_home, str(plan)
+        assert len(plan.unsharded_ops) + len(plan.rows_kept) == at_home, str(plan)
     return plan
 
 

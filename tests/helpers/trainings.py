@@ -28,7 +28,7 @@ def assert_training(
         return training.step, training.variables
 
     plan = assert_law(make, [made().inputs(n) for n in rows], at_home=None, tolerance=tolerance, **options)
-    carrying = [*[op.type for op, _ in plan.stayed_home], *[op.type for op in plan.rows_kept]]
+    carrying = [*[op.type for op, _ in plan.unsharded_ops], *[op.type for op in plan.rows_kept]]
     assert sorted(carrying) == sorted(at_home), str(plan)
     return plan
 

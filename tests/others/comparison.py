@@ -219,7 +219,7 @@ class Through:
         self.calls.with_rows += 1
         if plan.sharded_ops and len(plan.devices) > 1:
             self.calls.sharded += 1
-        self.calls.at_home.update({f"{op.type}: {reason}" for op, reason in plan.stayed_home})
+        self.calls.at_home.update({f"{op.type}: {reason}" for op, reason in plan.unsharded_ops})
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def outcome(training: Training, plain: _Run, numbers_of_devices: Sequence[int]) 
         "dtype": dtype,
         "share": sharded / flops if flops else 0.0,
         "whole": whole,
-        "at_home": [f"{op.type}: {reason}" for op, reason in plan.stayed_home],
+        "at_home": [f"{op.type}: {reason}" for op, reason in plan.unsharded_ops],
         "first_call": first_call,
     }
 

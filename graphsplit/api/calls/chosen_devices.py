@@ -27,12 +27,12 @@ class ChosenDevices:
     """The devices of a function's shards, and of whole values that belong to nobody, full names."""
 
     devices: tuple[str, ...]
-    home: str
+    default_device: str
     options: Options
 
     @functools.cached_property
     def _missing(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(missing_devices([*self.devices, self.home])))
+        return tuple(dict.fromkeys(missing_devices([*self.devices, self.default_device])))
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ class ChosenDevices:
                 names = [short_name(name) for name in wanted_devices]
                 wanted_devices = names[0] if argument == "device" and len(names) == 1 else names
             check_existing(self.devices, argument, wanted_devices)
-            check_existing([self.home], "default_device", self.options.tuning["default_device"])
+            check_existing([self.default_device], "default_device", self.options.tuning["default_device"])
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ class ChosenDevices:
         if not self.missing:
             return ()
         names = ", ".join(map(short_name, self.missing))
-        where = "" if self.options.variables is not None else f", with variables on {short_name(self.home)}"
+        where = "" if self.options.variables is not None else f", with variables on {short_name(self.default_device)}"
         return (f"this process does not have {names}: the plan is for a process that does{where}",)
 
 
@@ -78,8 +78,8 @@ def choose_devices(options: Options) -> ChosenDevices:
     if shares is not None and len(shares) != count:
         raise ArgumentError(shares_message(shares, count, "device" if stages is None else "pipeline"))
     default = options.tuning["default_device"]
-    home = devices[0] if default is None else names_of_devices([default], "default_device")[0]
-    return ChosenDevices(devices, home, options)
+    default_device = devices[0] if default is None else names_of_devices([default], "default_device")[0]
+    return ChosenDevices(devices, default_device, options)
 
 
 def stages_asked(options: Options, devices: Sequence[str]) -> StagesAsked | None:

@@ -70,7 +70,8 @@ def trace_and_plan(
 
     Args:
       called: the function.
-      chosen: the devices, which need not exist here, and options. Where these give no home, see `default_home`.
+      chosen: the devices, which need not exist here, and options. Where these give no default device, see
+        `best_default_device`.
       arrange: returns how variables are to lie by what was asked before, also those that the function has just made.
       choices: automatic ones that were made for the function before; a new one is put there.
       find_state: says where variables and tables of a trace live, if not where they lie here.
@@ -93,10 +94,10 @@ def trace_and_plan(
     asks = options.variables not in (None, AUTO)
     state = None if find_state is None else find_state(traced)
     if find_state is None and chosen.missing:
-        lies = lying_elsewhere(lies, traced, devices, mesh, at_home=options.variables is None)
+        lies = lying_elsewhere(lies, traced, devices, mesh, on_first=options.variables is None)
         state = None if asks else State()  # (variables are where a process that has the devices makes them)
     notes_on_layout = lie_as_asked(lies, traced, options.variables, devices, mesh) if asks else ()
-    near = None if options.tuning["default_device"] is None else chosen.home
+    near = None if options.tuning["default_device"] is None else chosen.default_device
     is_automatic = options.variables == AUTO
     where = devices, near, mesh, traced, lies, state, is_automatic
     request = PlanRequest(traced.program, splitting, options, *where)
@@ -164,7 +165,7 @@ def variables_elsewhere(traced: Trace) -> list[str]:
     devices_by_stage: dict[Stage, set[str]] = {}
     for op in program.ops:
         stage = op.stage
-        away = {lives[t.op] for t in op.inputs if t.op in lives} - {stage.home if stage else ""}
+        away = {lives[t.op] for t in op.inputs if t.op in lives} - {stage.default_device if stage else ""}
         if stage and away:
             devices_by_stage.setdefault(stage, set()).update(away)
     return [

@@ -118,9 +118,9 @@ class ParallelFunction(Generic[P, R]):
         return self._chosen.devices
 
     @property
-    def home(self) -> str:
+    def default_device(self) -> str:
         """The device of whole operations and variables' updates; on several hosts plans may choose another one."""
-        return self._chosen.home
+        return self._chosen.default_device
 
     @property
     def function(self) -> Callable[P, R]:
@@ -164,7 +164,7 @@ class ParallelFunction(Generic[P, R]):
 
         def run(planned: PlannedFunction) -> list[tf.Tensor]:
             if not tf.executing_eagerly():
-                warn_of_outer_graph(self._name(), self._traces, (*self.devices, planned.plan.home))
+                warn_of_outer_graph(self._name(), self._traces, (*self.devices, planned.plan.default_device))
             if planned.runs:
                 return planned(tensors)
             check_no_dtensors(self._name(), planned.trace, tensors)
@@ -495,7 +495,11 @@ class ParallelFunction(Generic[P, R]):
 
         In a graph each call is a place of its own, whose kernels begin and end with the graph.
         """
-        if not tf.executing_eagerly() or self._chosen.missing or any(map(host_name, (*self.devices, self.home))):
+        if (
+            not tf.executing_eagerly()
+            or self._chosen.missing
+            or any(map(host_name, (*self.devices, self.default_device)))
+        ):
             return None
         return self._traces.draws.setdefault(Signature(seen, open_scopes()), DrawCounters())
 

@@ -44,7 +44,7 @@ class PlanRequest:
       splitting: how its arguments are cut, and what is to be noted.
       options: all but the devices are taken from here.
       devices: full names. They need not exist here.
-      home: full name of the default device; None for the `default_home`.
+      default_device: full name of the default device; None for the `best_default_device`.
       mesh: the devices as a mesh, if they are one.
       trace: what was traced to the program; None for a graph that has no variables of this process.
       lies: how the variables are to lie; what is learned of them while it is planned is told to it.
@@ -56,7 +56,7 @@ class PlanRequest:
     splitting: Splitting
     options: Options
     devices: Sequence[str]
-    home: str | None = None
+    default_device: str | None = None
     mesh: DeviceMesh | None = None
     trace: Trace | None = None
     lies: Arrangement = field(default_factory=Arrangement)
@@ -88,10 +88,10 @@ class PlanRequest:
         if layout is None and options.variables not in (None, AUTO):
             layout, keep = options.variables, True
         anew = layout is not None and not is_automatic
-        lies = lying_elsewhere(self.lies, self.traced, devices, mesh, at_home=anew and not keep)
+        lies = lying_elsewhere(self.lies, self.traced, devices, mesh, on_first=anew and not keep)
         if anew:
             lie_as_asked(lies, self.traced, layout, devices, mesh)
-        request = replace(self, options=options, devices=devices, home=devices[0], mesh=mesh)
+        request = replace(self, options=options, devices=devices, default_device=devices[0], mesh=mesh)
         return replace(request, lies=lies, state=None, is_automatic=is_automatic)
 
     def planned(self, memory: Callable[[], float | None]) -> tuple[Plan, Arrangement]:
@@ -130,13 +130,13 @@ class PlanRequest:
         planned = partial(
             plan_program,
             mesh=_mesh(splitting, self.options, self.devices),
-            home=self.home or self.devices[0],
+            default_device=self.default_device or self.devices[0],
             input_layouts=splitting.layouts,
             asked=self.options.of_planning,
             stages=stages_asked(self.options, self.devices),
             notes=splitting.notes,
             input_devices=[host_device("")] * len(self.program.inputs),
-            homes=() if self.home else self.devices,
+            default_devices=() if self.default_device else self.devices,
         )
         if self.trace is None:
             return planned(self.program, state=self.state or State())
@@ -153,12 +153,12 @@ class PlanRequest:
         # shapes of gradients may not follow for every batch size where those of the function do (a note says so)
         split = trace.program.symbols == plan.program.symbols
         mesh, layouts = (plan.mesh, layouts) if split else (Mesh(), [SINGLE_DEVICE] * len(layouts))
-        stages = plan.stage_cuts.asked if plan.stage_cuts else None
+        stages = plan.stage_starts.asked if plan.stage_starts else None
         program, left_to_plan, notes = cut_first(trace.program, mesh, layouts, plan.asked, stages)
         planned = partial(
             plan_program,
             mesh=mesh,
-            home=plan.home,
+            default_device=plan.default_device,
             input_layouts=layouts,
             asked=left_to_plan,
             stages=stages,

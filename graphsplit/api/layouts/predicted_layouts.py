@@ -30,30 +30,30 @@ def layout_name(layout: VariableLayouts) -> str:
 
 
 def lying_elsewhere(
-    as_here: Arrangement, trace: Trace, devices: Sequence[str], mesh: DeviceMesh | None = None, at_home: bool = False
+    as_here: Arrangement, trace: Trace, devices: Sequence[str], mesh: DeviceMesh | None = None, on_first: bool = False
 ) -> Arrangement:
     """Return how the variables of a traced function lie on devices that need not exist: as they do here.
 
     Args:
       here: how they lie; the same number of a device is the same device.
       trace: the function.
-      devices: full names, the first is home.
+      devices: full names, the first is the default device.
       mesh: they as a mesh, if there is one: variables that lie along an axis here lie so along that axis there.
-      at_home: whether all are whole, on the first device.
+      on_first: whether all are whole, on the first device.
 
     Raises:
       ArgumentError: for variables on more devices here than there, and for those along axes without that axis.
     """
     variables, elsewhere, number_of = list(trace.variables), Arrangement(devices[0], as_here), _numbers_of_devices()
-    along = [None] * len(variables) if at_home else _elsewhere(as_here, variables, mesh)
+    along = [None] * len(variables) if on_first else _elsewhere(as_here, variables, mesh)
     wrong = list[str]()
     for variable, layout in zip(variables, along, strict=True):
         division = as_here.of(variable).division
-        if at_home:
+        if on_first:
             elsewhere.decide(variable, division=None, stays="", wish=None)
         elif layout is not None:
             elsewhere.decide(variable, division=None)
-        if division is None or at_home or layout is not None:
+        if division is None or on_first or layout is not None:
             continue
         assert isinstance(division, (Cut, Replicate))  # (of others the layout says how they lie)
         every = (*division.devices, *(division.sums if isinstance(division, Replicate) else ()))
@@ -127,7 +127,7 @@ def notes_on_layout(
         lying = [division for kept_layout, division in held if type(division) is kind and kept_layout != "host"]
         if not lying:
             continue
-        number_of, would = _numbers_of_devices(), lying_elsewhere(as_here, trace, devices, at_home=True)
+        number_of, would = _numbers_of_devices(), lying_elsewhere(as_here, trace, devices, on_first=True)
         lie_as_asked(would, trace, what, devices, None)
         used = {0, *[number_of(device) for division in lying for device in division.devices]}
         could = {devices[0], *[device for variable in trace.variables for device in would.devices_of(variable)]}

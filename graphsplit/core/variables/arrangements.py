@@ -64,12 +64,13 @@ class Arrangement:
     """How variables are to lie: as they do, but for those of which something else was decided.
 
     Args:
-      home: where all ordinary variables count as being, on devices that need not exist; "" for where they are.
+      default_device: where all ordinary variables count as being, on devices that need not exist; "" for where they
+        are.
       alike: one in which the same was decided.
     """
 
-    def __init__(self, home: str = "", alike: Arrangement | None = None):
-        self.home = home
+    def __init__(self, default_device: str = "", alike: Arrangement | None = None):
+        self.default_device = default_device
         self.reason: str = "" if alike is None else alike.reason  # what asks for it, if a graph being built cannot
         self._before: dict[int, Lying] = {} if alike is None else dict(alike._before)
         self._decided: dict[int, tuple[tf.Variable, Lying]] = {} if alike is None else dict(alike._decided)
@@ -77,7 +78,7 @@ class Arrangement:
 
     def copy(self) -> Arrangement:
         """Return one in which the same was decided so far."""
-        return Arrangement(self.home, self)
+        return Arrangement(self.default_device, self)
 
     def of(self, variable: tf.Variable) -> Lying:
         """Return how a variable is to lie."""
@@ -86,7 +87,7 @@ class Arrangement:
 
     def device_of(self, variable: tf.Variable) -> str:
         """Return where an ordinary variable is."""
-        return self.home or canonical_name(variable.device)
+        return self.default_device or canonical_name(variable.device)
 
     def devices_of(self, variable: tf.Variable) -> set[str]:
         """Return where a variable is, or its parts are."""
@@ -161,7 +162,7 @@ class Arrangement:
         Args:
           variables: which devices hold besides.
         """
-        moves = [] if self.home else [(v, lying) for v, lying in self.moves if not _only_reshards(v, lying)]
+        moves = [] if self.default_device else [(v, lying) for v, lying in self.moves if not _only_reshards(v, lying)]
         if not moves:
             return None
         every = {id(v): v for v in (*variables, *[v for v, _ in moves])}.values()
@@ -182,7 +183,7 @@ class Arrangement:
 
     def apply(self) -> None:
         """Move what lies otherwise than was decided, while no call runs that uses it."""
-        assert not self.home  # (nothing lies on devices that need not exist)
+        assert not self.default_device  # (nothing lies on devices that need not exist)
         with calls.lock:
             moves = [(v, lying) for v, lying in self.moves if not _reshard(v, lying)]
             wait_for_calls([v for v, _ in moves])

@@ -51,15 +51,15 @@ class Site(NamedTuple):
     """Where sizes are computed and what for.
 
     Attributes:
-      home: the device of whole values.
+      default_device: the device of whole values.
       devices: the device of each shard.
       scope: a prefix for the names of nodes.
       add: takes each node and the shard that it belongs to.
       lengths: references of the sizes of sequences, 64 bits; and of rows, where somebody is told these.
-      counting: the device beside which sizes are computed that are not a shard's; "" for home.
+      counting: the device beside which sizes are computed that are not a shard's; "" for the default device.
     """
 
-    home: str
+    default_device: str
     devices: Mapping[int, str]
     scope: str
     add: AddToShard
@@ -68,7 +68,7 @@ class Site(NamedTuple):
 
 
 class RowCounts:
-    """What emission asks of sizes, at home (None) and on each shard.
+    """What emission asks of sizes, for what runs once (None) and on each shard.
 
     As it is, it is for the one shard that runs the body of a loop by itself, which is told all sizes. (Without rows, it
     does not run it.)
@@ -77,20 +77,20 @@ class RowCounts:
       site: where they are computed.
 
     Attributes:
-      home, writers: what writes arithmetic on sizes, at home and for each shard.
+      once, writers: what writes arithmetic on sizes, on the default device and for each shard.
       numbers, scalars: the sizes that are known beforehand, and references of those that are not.
     """
 
     def __init__(self, site: Site):
-        home, devices, scope, add, lengths, counting = site
-        self.home = NodeWriter(f"{scope}/home", host_of(counting or home), lambda node: add(node, None))
+        default_device, devices, scope, add, lengths, counting = site
+        self.once = NodeWriter(f"{scope}/home", host_of(counting or default_device), lambda node: add(node, None))
         self.writers = {
             d: NodeWriter(f"{scope}/shard_{d}", host_of(device), lambda node, d=d: add(node, d))  # type: ignore[misc]
             for d, device in devices.items()
         }
         self.numbers: dict[int | None, dict[Symbol, int]] = {d: {} for d in (None, *devices)}
         self.scalars: dict[int | None, dict[Symbol, str]] = {d: dict(lengths) for d in (None, *devices)}
-        self._devices: dict[int | None, str] = {None: home, **devices}  # type: ignore[dict-item]
+        self._devices: dict[int | None, str] = {None: default_device, **devices}  # type: ignore[dict-item]
         self._add = add
         self._made: dict[tuple[Any, ...], str] = {}
 
@@ -99,14 +99,14 @@ class RowCounts:
         return False
 
     def present(self, d: int) -> str:
-        """Return the reference of a truth value at home: whether shard `d` has rows."""
+        """Return the reference of a truth value on the default device: whether shard `d` has rows."""
         raise CheckError(f"Shard {d} has rows, and nobody should ask.")
 
     def all_present(self, shards: Sequence[int]) -> str:
-        """Return the reference of a truth value at home: whether all of some shards have rows."""
+        """Return the reference of a truth value on the default device: whether all of some shards have rows."""
         key = "all present", tuple(shards)
         if key not in self._made:
-            self._made[key] = functools.reduce(lambda a, b: self.home("LogicalAnd", a, b), map(self.present, shards))
+            self._made[key] = functools.reduce(lambda a, b: self.once("LogicalAnd", a, b), map(self.present, shards))
         return self._made[key]
 
     def waits_for(self, d: int) -> str:
@@ -185,7 +185,7 @@ class RowCounts:
         return name
 
     def told(self, d: int | None, symbols: Sequence[Symbol]) -> list[str]:
-        """Return the references that the body of a loop is given, on shard `d` or at home."""
+        """Return the references that the body of a loop is given, on shard `d` or (None) for what runs once."""
         return [self.scalars[d][symbol] for symbol in symbols]
 
     def _number(self, name: str, d: int | None, value: np.ndarray, dtype: tf.DType, device: str) -> str:
@@ -196,7 +196,7 @@ class RowCounts:
 
     def _sum(self, d: int | None, value: np.ndarray, dtype: tf.DType) -> str:
         """Write a polynomial, one product for each of its monomials."""
-        w = self.home if d is None else self.writers[d]
+        w = self.once if d is None else self.writers[d]
         total = ""
         for monomial, counts in coefficients(value).items():
             part = w.constant(counts, dtype)
@@ -207,7 +207,7 @@ class RowCounts:
 
     def _scalar(self, d: int | None, monomial: Monomial, dtype: tf.DType) -> str:
         """Write the product of some sizes."""
-        w, key = self.home if d is None else self.writers[d], (d, monomial, dtype)
+        w, key = self.once if d is None else self.writers[d], (d, monomial, dtype)
         if key not in self._made:
             last = w.cast(self.scalars[d][monomial[-1]], tf.int64, dtype)
             before = self._scalar(d, monomial[:-1], dtype) if len(monomial) > 1 else ""
@@ -271,7 +271,7 @@ class MeasuredRows(RowCounts):
           batch: how the user calls these arguments.
           weights: the share of each shard, as whole numbers.
         """
-        w = self.home
+        w = self.once
         rows = sources if isinstance(sources, str) else _equal(w, [measured(w, s) for s in sources], batch)
         sizes, begins = self._borders(rows, weights)
         self._present = [w("Greater", size, w.constant(0), T=tf.int64) for size in sizes]
@@ -283,7 +283,7 @@ class MeasuredRows(RowCounts):
 
     def _borders(self, rows: str, weights: Sequence[int]) -> tuple[list[str], list[str]]:
         """Write the rows of each shard and where they begin: border `d` is the batch times its part, rounded up."""
-        w, count, total = self.home, len(weights), sum(weights)
+        w, count, total = self.once, len(weights), sum(weights)
         upto = w.constant(np.cumsum([0, *weights]))
         rounded_up = w("AddV2", w("Mul", rows, upto, T=tf.int64), w.constant(total - 1), T=tf.int64)
         borders = w("FloorDiv", rounded_up, w.constant(total), T=tf.int64)
@@ -297,15 +297,15 @@ class MeasuredRows(RowCounts):
         return sizes, starts
 
     def _taken(self, d: int, source: str) -> str:
-        """Return a number at home as shard `d` reads it."""
-        return self.home("Switch", source, self._present[d], T=tf.int64) + ":1" if self.may_be_absent(d) else source
+        """Return a number of what runs once as shard `d` reads it."""
+        return self.once("Switch", source, self._present[d], T=tf.int64) + ":1" if self.may_be_absent(d) else source
 
     def may_be_absent(self, d: int) -> bool:
         """Return whether shard `d` may turn out to have no rows: all but the first."""
         return d > 0
 
     def present(self, d: int) -> str:
-        """Return the reference of a truth value at home: whether shard `d` has rows."""
+        """Return the reference of a truth value on the default device: whether shard `d` has rows."""
         return self._present[d]
 
     def waits_for(self, d: int) -> str:
@@ -320,7 +320,7 @@ class MeasuredRows(RowCounts):
             return self._sizes_known(name, layout, (0,) * len(self._present), None, device)
         if layout.blocks == (1,):
             return self._all_sizes
-        w, key = self.home, ("split sizes", repr(layout.blocks))
+        w, key = self.once, ("split sizes", repr(layout.blocks))
         if key not in self._made:
             column = as_entries([*map(Polynomial.of, layout.blocks)]).reshape(-1, 1)
             blocks = self.operand(f"{name}/blocks", None, column, tf.int64)
@@ -333,7 +333,7 @@ class MeasuredRows(RowCounts):
         count = len(self._present)
         if isinstance(layout.partition, EvenCut):
             return self._shares_known(name, layout, (0,) * count, dtype, rank, device, groups)
-        w, double, key = self.home, tf.float64, ("shares", dtype, rank, tuple(groups))
+        w, double, key = self.once, tf.float64, ("shares", dtype, rank, tuple(groups))
         if key not in self._made:
             shard_rows, rows = (
                 w.cast(source, tf.int64, double) for source in (self._all_sizes, self.scalars[None][ROWS])

@@ -228,7 +228,7 @@ def told_sizes(symbols: Sequence[Symbol], *, on_shard: bool) -> list[Symbol]:
 
 
 def write_told(draft: Draft, d: int | None, device: str) -> dict[Symbol, str]:
-    """Write the placeholders by which the body of a loop is told sizes, of shard `d` or at home; return their names."""
+    """Write placeholders for the sizes that a loop tells its body, of shard `d` or once; return their names."""
     symbols = told_sizes(draft.program.symbols, on_shard=d is not None)
     size_arguments = {symbol: f"{draft.scope}/rows/given_{k}" for k, symbol in enumerate(symbols)}
     for name in size_arguments.values():
@@ -237,10 +237,10 @@ def write_told(draft: Draft, d: int | None, device: str) -> dict[Symbol, str]:
 
 
 def write_sizes(draft: Draft, counts: RowCounts, op: Op, name: str, d: int | None) -> None:
-    """Write integers that follow from sizes, which a program has as an operation, as shard `d` or home reads them."""
+    """Write integers that follow from sizes, which a program has as an operation, for shard `d` or once."""
     assert op.yields is not None
     source = counts.operand(f"{name}/{draft.helper}value", d, op.yields, op.out_dtypes[0])
-    device = (counts.home if d is None else counts.writers[d]).device
+    device = (counts.once if d is None else counts.writers[d]).device
     draft.add(make_node(name, "Identity", [source], device, T=op.out_dtypes[0]), Origin(op.index, d, "op"))
 
 
@@ -254,7 +254,7 @@ def bring_loop_inputs(node: Any, draft: Draft, devices: Sequence[str]) -> None:
 
     TensorFlow turns a loop into `Enter`, `Switch`, `Merge` and `NextIteration` nodes, and puts those of each loop
     variable on the device that its first value comes from. A variable that came from elsewhere, be it only weights read
-    at home, would travel there and back in every turn.
+    on the default device, would travel there and back in every iteration.
 
     Args:
       node: the loop or branch; it is changed.

@@ -71,13 +71,13 @@ ADVICE = (
         "draw with tf.random.stateless_normal or stateless_uniform",
     ),
     Advice(
-        "turn once for each|the rows of one batch",
+        "iterate once for each|the rows of one batch",
         "loop over all rows of one batch, as tf.map_fn does, or compute all rows at once without a loop",
     ),
     Advice(
-        "depends on the rows before|turns?\\b|branch|loop variable|the list |of a list in it|adds a list"
+        "depends on the rows before|iterations?\\b|branch|loop variable|the list |of a list in it|adds a list"
         "|list is (read|made) whole|in it[ :]|its value is .*, but it is read",
-        "let each turn keep rows apart, or compute all rows at once without a loop",
+        "let each iteration keep rows apart, or compute all rows at once without a loop",
     ),
     Advice(
         "one list|padded to the longest|vector of examples|only equal once they are dense|sparse list",
@@ -99,7 +99,7 @@ ADVICE = (
 
 
 def advice_on(reason: str, finished: bool = False) -> Advice:
-    """Return what to do about an operation that is at home for a reason, `finished`: in a finished model.
+    """Return what to do about an operation that runs once for a reason, `finished`: in a finished model.
 
     >>> print(advice_on("no rule for TopKUnique"))
     write it in operations that have a rule, or move it into dataset.map

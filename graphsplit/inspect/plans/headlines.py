@@ -46,7 +46,7 @@ def _balance_text(plan: Decisions, shares: Shares) -> str:
 def _alone_text(plan: Decisions, shares: Shares) -> str:
     """Say how many operations work on the batch on one device and have FLOPs, or a reason of their own."""
     following = [op for cause in shares.causes if cause.counts for op in (cause.op, *cause.followers)]
-    count = len({id(op) for op in (*[op for op, _ in plan.stayed_home], *following)})
+    count = len({id(op) for op in (*[op for op, _ in plan.unsharded_ops], *following)})
     runs = "operation on the batch runs" if count == 1 else "operations on the batch run"
     return f"{count} {runs} on one device, " if count else ""
 
@@ -88,9 +88,9 @@ def limits(plan: Decisions, shares: Shares, sends: Traffic) -> dict[str, float]:
 
 
 def _launched(plan: Decisions) -> int:
-    """Return how many operations a device starts in a call, in each turn of a loop at home again."""
+    """Return how many operations a device starts in a call, in each iteration of a loop that runs once again."""
     count = 0
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
-        count += op.type not in NO_WORK and bool(step.home or step.shards)
+        count += op.type not in NO_WORK and bool(step.once or step.shards)
         count += (times_run(op) or 1) * sum(map(_launched, step.bodies.values()))
     return count

@@ -18,7 +18,7 @@ from graphsplit.planning.device_bytes import Alive
 from graphsplit.planning.holdings import ACTIVATIONS, ARGUMENTS, MOVED, VARIABLES, Holding, holdings
 from graphsplit.planning.tasks import Tasks, kept_on
 from graphsplit.program.program import TAPES
-from graphsplit.program.reading.trip_counts import turns_of
+from graphsplit.program.reading.trip_counts import iterations_of
 
 _MOST_ROWS, _MOST_LAYERS = 8, 3
 _JOINED = "tensors moved together"
@@ -63,15 +63,15 @@ def _not_counted(plan: Decisions) -> list[str]:
     """Say what loops keep whose size is not known when planning."""
     lines = []
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
-        if (step.home or step.shards) and has_lists_of_unknown_size(op):
+        if (step.once or step.shards) and has_lists_of_unknown_size(op):
             lines.append(f"    plus lists kept by {op.type} {op.name!r}, whose sizes are not known when planning")
-        if op.bodies and (step.home or step.shards) and turns_of(op) is None:
+        if op.bodies and (step.once or step.shards) and iterations_of(op) is None:
             shards = range(plan.mesh.shards) if step.shards else (None,)
             size = max([sum(kept_on(plan, op, d).values()) for d in shards])
             once = f"{format_bytes(size)} on {short_name(plan.places.once(op)[0])}"
             each = f"at most {format_bytes(size)} on each of {len(shards)} shards"
             kept = each if step.shards else once
-            lines += [f"    plus {kept} for each turn of {op.type} {op.name!r}"] if size else []
+            lines += [f"    plus {kept} for each iteration of {op.type} {op.name!r}"] if size else []
     return lines
 
 

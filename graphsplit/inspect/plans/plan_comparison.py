@@ -54,10 +54,10 @@ def _answers(plan: Decisions) -> list[str]:
     fullest = max(live, key=lambda name: live[name], default="")
     kinds = Counter(move.kind for move in plan.moves)
     return [
-        ", ".join(map(short_name, sharding_devices(plan))) or short_name(plan.home),
+        ", ".join(map(short_name, sharding_devices(plan))) or short_name(plan.default_device),
         str(plan.mesh.shards),
         str(len(plan.sharded_ops)),
-        str(len(plan.home_ops)),
+        str(len(plan.ops_once)),
         str(len(plan.state.divisions)),
         ", ".join(map(str, plan.program.all_stages())) or "none",
         f"{plan.schedule.kind}" if plan.schedule else "none",

@@ -79,12 +79,12 @@ def describe(plan: Decisions) -> str:
     once = [*_for_rows(plan), *_rows_kept(plan)]
     how = "sharded" if is_divided(plan) else "in one shard, on one device"
     nothing = [f"  all {'other ' * bool(once)}work on the batch is {how}"] if plan.mesh.shards else []
-    at_home = [*once, *([*_at_home(plan), *_following(plan, shares)] or nothing), *_without_rows(plan, shares)]
+    run_once = [*once, *([*_run_once(plan), *_following(plan, shares)] or nothing), *_without_rows(plan, shares)]
     burden = burden_of_variables(plan, tasks)
     more = [f"  {burden}"] if burden is not None else []
     named = [*rows_in_place_text(plan), *whole_sums_text(plan)]
-    lines = [*_header(plan, shares, sends), *_communication(plan, sends), *named, *more, *at_home]
-    return "\n".join([*lines, *_turns(plan), *_held(plan, tasks), *_split_turns(plan), *notes])
+    lines = [*_header(plan, shares, sends), *_communication(plan, sends), *named, *more, *run_once]
+    return "\n".join([*lines, *_turns(plan), *_held(plan, tasks), *_split_loops(plan), *notes])
 
 
 _LONG_CHAIN = 20  # exchanges: of some 20 us each over GPUs' links that is a tenth of a step of 4 ms
@@ -143,16 +143,16 @@ def _header(plan: Decisions, shares: Shares, sends: Traffic) -> list[str]:
     for name, position, layout in zip(program.input_names, program.inputs, plan.input_layouts, strict=True):
         shape, dtype = program.ops[position].out_shapes[0], program.ops[position].out_dtypes[0].name
         device = plan.places.once(program.ops[position])[0]
-        lies = f", from {short_name(device)}" if device != plan.home else ""
+        lies = f", from {short_name(device)}" if device != plan.default_device else ""
         lines.append(f"  argument {name}: {dtype}{list(shape) if shape is not None else ''} {layout}{lies}")
-    live = [op for op, step in zip(program.ops, steps, strict=True) if step.home or step.shards]
+    live = [op for op, step in zip(program.ops, steps, strict=True) if step.once or step.shards]
     operations_of_stage = Counter(op.stage for op in live if op.stage)
     lines += [f"  stage {stage}: {count_text(count, 'operation')}" for stage, count in operations_of_stage.items()]
     lines += [*stages_text(plan), *_in_parts(plan), *_only_held(plan, sends)]
-    elsewhere = ", outside of loops and branches" if plan.turns_split else ""
+    elsewhere = ", outside of loops and branches" if plan.loops_split else ""
     lines.append(f"  on every shard: {_count(plan.sharded_ops)}{elsewhere}")
     for device, ops in _once(plan).items():
-        if not _working(ops) and device != plan.home:  # it only has arguments
+        if not _working(ops) and device != plan.default_device:  # it only has arguments
             continue
         lines.append(f"  once, on {short_name(device)}: {_count(ops)}")
     lines += compiled_text(plan)
@@ -248,7 +248,7 @@ def _only_held(plan: Decisions, sends: Traffic) -> list[str]:
     """Say what devices hold that compute nothing else, the hosts of GPUs, and what they send and receive for that."""
     lines, computing = [], plan.places.computing(plan.program)
     held: dict[str, dict[str, int]] = {}
-    for device, part in state_on(plan.program, plan.state, plan.home):
+    for device, part in state_on(plan.program, plan.state, plan.default_device):
         if device not in computing and part.placeholder in plan.state.divisions:
             bytes_by_variable = held.setdefault(device, {})
             bytes_by_variable[part.placeholder] = bytes_by_variable.get(part.placeholder, 0) + part.bytes
@@ -294,7 +294,7 @@ def _length_cut(plan: Decisions, name: str) -> int:
 
 def _counts(plan: Decisions) -> str:
     """Return how many operations there are, and how many of them are where; the parts add up."""
-    live = [op for op, step in zip(plan.program.ops, plan.steps, strict=True) if step.home or step.shards]
+    live = [op for op, step in zip(plan.program.ops, plan.steps, strict=True) if step.once or step.shards]
     once = [(len(_working(ops)), f"once on {short_name(device)}") for device, ops in _once(plan).items()]
     shards = "on the shard" if plan.mesh.shards == 1 else f"on each of {plan.mesh.shards} shards"
     parts = [(len(_working(plan.sharded_ops)), shards), *once]
@@ -306,18 +306,21 @@ def _counts(plan: Decisions) -> str:
 
 
 def _once(plan: Decisions) -> dict[str, tuple[Op, ...]]:
-    """Return what runs once and not on the shards, by device, home first.
+    """Return what runs once and not on the shards, by device, the default device first.
 
-    What is beside a variable, wherever that is, counts as home.
+    What is beside a variable, wherever that is, counts as on the default device.
     """
     sharded = {op.index for op in plan.sharded_ops}
-    ops_by_device: dict[str, list[Op]] = {plan.home: []}
-    for op in plan.home_ops:
+    ops_by_device: dict[str, list[Op]] = {plan.default_device: []}
+    for op in plan.ops_once:
         if op.index not in sharded:
             devices = plan.places.once(op)
             where = f"each of {', '.join(map(short_name, devices))}" if len(devices) > 1 else devices[0]
             ops_by_device.setdefault(where, []).append(op)
-    return {device: tuple(ops_by_device[device]) for device in [plan.home, *sorted(set(ops_by_device) - {plan.home})]}
+    return {
+        device: tuple(ops_by_device[device])
+        for device in [plan.default_device, *sorted(set(ops_by_device) - {plan.default_device})]
+    }
 
 
 def _working(ops: Iterable[Op]) -> list[Op]:
@@ -367,9 +370,9 @@ def _sent(sends: Traffic, kind: str) -> str:
 
 
 def _along_axes(plan: Decisions, sends: Traffic) -> list[str]:
-    """Say what moves along each axis that is not the batch's, and in each turn of the loops that run in columns."""
+    """Say what moves along each axis that is not the batch's, and in iterations of the loops that run in columns."""
     axes = [axis for axis, _ in plan.mesh.others]
-    live = [op for op, step in zip(plan.program.ops, plan.steps, strict=True) if step.home or step.shards]
+    live = [op for op, step in zip(plan.program.ops, plan.steps, strict=True) if step.once or step.shards]
     lines = []
     for axis in axes:
         text = _sent(sends, along(axis)) if not plan.program.symbols else "of unknown size"
@@ -380,7 +383,7 @@ def _along_axes(plan: Decisions, sends: Traffic) -> list[str]:
         inside = [inner for body in op.bodies.values() for inner in body.ops]
         kinds = [(axis, text) for axis in axes if (text := _kinds_of_moves(inside, axis))]
         named = [f"{text} {along(axis)}" if len(axes) > 1 else text for axis, text in kinds]
-        when = "in each turn of" if CONTROL_FLOW[op.type].loops else "in"
+        when = "in each iteration of" if CONTROL_FLOW[op.type].loops else "in"
         lines.append(f"    {when} {op.label}: {', '.join(named) or 'no moves'}")
     return lines
 
@@ -414,9 +417,9 @@ def _by_hosts(plan: Decisions, kind: str) -> str:
 
 
 def _hosts(plan: Decisions) -> set[str]:
-    """Return the hosts of the shards, of home, of arguments and of variables."""
+    """Return the hosts of the shards, of the default device, of arguments and of variables."""
     held = devices_of_handles(plan.program, plan.state)
-    devices = [plan.home, *plan.devices, *plan.places.all_once, *plan.state.devices.values(), *held]
+    devices = [plan.default_device, *plan.devices, *plan.places.all_once, *plan.state.devices.values(), *held]
     return {host_name(device) for device in devices if device}
 
 
@@ -427,8 +430,8 @@ def _rows_text(mesh: Mesh, shards: Sequence[int]) -> str:
     return "all rows" if share == 1 else f"{share} of the rows"
 
 
-def _at_home(plan: Decisions) -> list[str]:
-    stayed = sorted(plan.stayed_home, key=lambda pair: -plan.gathered_bytes(pair[0]))
+def _run_once(plan: Decisions) -> list[str]:
+    stayed = sorted(plan.unsharded_ops, key=lambda pair: -plan.gathered_bytes(pair[0]))
     if not stayed:
         return []
     lines = [f"  operations on the batch that run on one device: {len(stayed)}"]
@@ -479,7 +482,7 @@ def run_for_rows(plan: Decisions) -> list[tuple[Op, str]]:
 
 def _following(plan: Decisions, shares: Shares) -> list[str]:
     """Say what follows on one device from each operation that has rows there, where it is any work."""
-    named = {id(op) for op, _ in plan.stayed_home}
+    named = {id(op) for op, _ in plan.unsharded_ops}
     causes = [cause for cause in shares.causes if cause.counts and (cause.followers or id(cause.op) not in named)]
     lines = [
         line
@@ -488,10 +491,10 @@ def _following(plan: Decisions, shares: Shares) -> list[str]:
     ]
     more = len(causes) - _MOST_LISTED
     lines += [f"    ... and {more} more"] if more > 0 else []
-    if not shares.at_home and not shares.are_most:
+    if not shares.run_once and not shares.are_most:
         return []
     bound = "at least " * shares.are_most
-    total = f"  {bound}{100 * shares.at_home:.4g} % of the FLOPs work on the batch and run on one device"
+    total = f"  {bound}{100 * shares.run_once:.4g} % of the FLOPs work on the batch and run on one device"
     return [f"{total}:", *lines] if lines else [total]
 
 
@@ -501,7 +504,7 @@ _MOSTLY = 0.9  # of what runs once: if one device runs less than that, it is div
 
 
 def _without_rows(plan: Decisions, shares: Shares) -> list[str]:
-    """Say how much runs once and follows from no rows at home."""
+    """Say how much runs once and follows from no rows there."""
     total = sum(shares.without_rows.values())
     if not plan.mesh.shards or total <= _LEAST_SUM * shares.flops:
         return []
@@ -532,26 +535,26 @@ def _held(plan: Decisions, tasks: Tasks) -> list[str]:
         return []
     alive, giving = alive_on(plan, tasks), giving_devices(plan)
     working = [device for device in alive if device not in giving]
-    beside_default = [device for device in working if device != plan.home]
-    fullest = max(beside_default, key=lambda device: alive[device].bytes, default=plan.home)
-    shown = [device for device in working if device in (plan.home, fullest)]
+    beside_default = [device for device in working if device != plan.default_device]
+    fullest = max(beside_default, key=lambda device: alive[device].bytes, default=plan.default_device)
+    shown = [device for device in working if device in (plan.default_device, fullest)]
     most = [f"{format_bytes(alive[device].bytes)} on {short_name(device)}" for device in shown]
     most += [f"no more on {count_text(len(working) - len(shown), 'other')}"] if len(working) > len(shown) else []
     return [*([f"  peak of activations: {', '.join(most)}"] if most else []), *held_text(plan, tasks, alive)]
 
 
-def _split_turns(plan: Decisions) -> list[str]:
-    """Say which loops and branches run once for all shards, and why; what a turn of each runs on shards, and moves."""
+def _split_loops(plan: Decisions) -> list[str]:
+    """Say which loops and branches run once for all shards and why, and what an iteration runs on shards and moves."""
     lines = []
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
-        if step.home and step.bodies and step.reason:
-            lines.append(f"  runs once for all shards, which synchronize in every turn: {op.label}; {step.reason}")
+        if step.once and step.bodies and step.reason:
+            lines.append(f"  runs once for all shards, which synchronize in every iteration: {op.label}; {step.reason}")
             body = _run_most(op, step.bodies)
             sends = traffic_of_call(body)
             moved = "" if body.program.symbols else f"; {_sent_in_all(sends)} sent"
             moves = Counter(move.kind for move in body.moves)
             kinds = ", ".join([count_text(moves[kind], kind) for kind in _SENT if kind in moves]) or "no moves"
-            lines.append(f"    {_each_turn(op)}: {_count(body.sharded_ops)} on every shard; {kinds}{moved}")
+            lines.append(f"    {_each_iteration(op)}: {_count(body.sharded_ops)} on every shard; {kinds}{moved}")
     return lines
 
 
@@ -562,11 +565,13 @@ def _run_most(op: Op, bodies: Mapping[str, Decisions]) -> Decisions:
     return max(bodies.values(), key=lambda body: len(body.sharded_ops))
 
 
-def _each_turn(op: Op) -> str:
+def _each_iteration(op: Op) -> str:
     times = times_run(op)
     if not CONTROL_FLOW[op.type].loops:
         return "one of its branches"
-    return "each turn, of which nobody knows how many there are" if times is None else f"each of {times} turns"
+    return (
+        "each iteration, of which nobody knows how many there are" if times is None else f"each of {times} iterations"
+    )
 
 
 def _sent_in_all(sends: Traffic) -> str:

@@ -25,7 +25,7 @@ from graphsplit.program.stages import Stage
 
 def stages_text(plan: Decisions) -> list[str]:
     """Return lines for the printed plan; none if no stages were asked for."""
-    cuts = plan.stage_cuts
+    cuts = plan.stage_starts
     if cuts is None:
         return []
     if not cuts.stages:
@@ -117,7 +117,7 @@ def rows_in_place_text(plan: Decisions) -> list[str]:
     lines = []
     for types, what in ((_LOOKUPS, "looked up"), (_WRITES, "written")):
         ops_by_name: dict[str, list[Op]] = {}
-        for op in plan.home_ops:
+        for op in plan.ops_once:
             if op.device and op.type.startswith(types) and _is_of_variable(plan, op.inputs[0]):
                 ops_by_name.setdefault(op.provenance.origin or op.name, []).append(op)
         named = {name: ops for name, ops in ops_by_name.items() if len({op.device for op in ops}) > 1}
@@ -165,16 +165,16 @@ def compiled_text(plan: Decisions) -> list[str]:
     """Return what is compiled, what is not and why, and what unknown sizes cost; nothing unless XLA was asked for."""
     if not plan.jit_compile:
         return []
-    kind = "GPU" if "GPU" in "".join((*plan.devices, plan.home)) else "CPU"
+    kind = "GPU" if "GPU" in "".join((*plan.devices, plan.default_device)) else "CPU"
     functions = {function.signature.name: function for function in plan.program.library.function}
-    ops = [op for op in (*plan.sharded_ops, *plan.home_ops) if op.type not in _NO_WORK and not is_compiled(op.node)]
-    split = plan.turns_split
+    ops = [op for op in (*plan.sharded_ops, *plan.ops_once) if op.type not in _NO_WORK and not is_compiled(op.node)]
+    split = plan.loops_split
     left: Counter[tuple[str, str]] = Counter()
     for op in ops:
         if why := why_not_compiled(op.node, functions, kind):
             left[op.type, why] += 1
         elif op.index in split:
-            left[op.type, "the devices exchange data in each of its turns"] += 1
+            left[op.type, "the devices exchange data in each of its iterations"] += 1
     lines = [f"  compiled by XLA between moves: {len(ops) - left.total()} of {len(ops)} operations that compute"]
     lines += [f"    not compiled: {count} x {name}: {why}" for (name, why), count in left.most_common()]
     if plan.program.symbols:

@@ -30,7 +30,7 @@ def why_refused(plan: Decisions, stayed: Sequence[tuple[Op, str]], largest_share
     worst = shares.causes[:_MOST_CAUSES]
     causes = [_with_advice(cause_text(plan, cause, shares), cause.reason, finished) for cause in worst]
     return (
-        f"strict=True, but {100 * shares.at_home:.4g} % of the floating-point operations work on the batch and "
+        f"strict=True, but {100 * shares.run_once:.4g} % of the floating-point operations work on the batch and "
         f"would run on one device, more than {100 * largest_share:.2g} %:\n"
         f"{bullet_list(causes)}\n{_INSTEAD}"
     )

@@ -116,11 +116,13 @@ def lanes_of(ops: Iterable[PlacedOp]) -> dict[str, Lane]:
         if op.shard is not None and not _serves(op):
             working.setdefault((op.device, op.stage), set()).add(op.shard)
     lanes = {key: Lane(key[0], tuple(sorted(shards)), key[1]) for key, shards in working.items()}
-    home, first = home_device(ops), dict[str, Lane]()
+    default_device, first = default_device_of(ops), dict[str, Lane]()
     for lane in in_order(lanes.values()):
         first.setdefault(lane.device, lane)
     return {
-        op.name: first[op.device] if op.shard is None and op.device in first.keys() - {home} else _lane(op, lanes)
+        op.name: first[op.device]
+        if op.shard is None and op.device in first.keys() - {default_device}
+        else _lane(op, lanes)
         for op in ops
     }
 
@@ -130,7 +132,7 @@ def in_order(lanes: Iterable[Lane]) -> list[Lane]:
     return sorted(set(lanes), key=lambda lane: lane.order)
 
 
-def home_device(ops: Iterable[PlacedOp]) -> str:
+def default_device_of(ops: Iterable[PlacedOp]) -> str:
     """Return the device on which most operations run that run once; "" if none does."""
     counts = Counter(op.device for op in ops if op.shard is None)
     return min(counts, key=lambda device: (-counts[device], natural_order(device)), default="")
@@ -171,9 +173,13 @@ def alike_lanes(placement: PlacementGraph, lane_of: Mapping[str, Lane]) -> list[
     together: dict[object, list[Lane]] = defaultdict(list)
     for lane in in_order(lane_of.values()):
         together[(lane.stage, frozenset(work[lane])) if lane in work else lane].append(lane)
-    home = home_device(placement.ops.values())
-    at_home = {lane.shards for lane in work if lane.device == home}  # (one pipeline is shown, in all of its stages)
-    return [Alike(max(lanes, key=lambda lane: lane.shards not in at_home), tuple(lanes)) for lanes in together.values()]
+    default_device = default_device_of(placement.ops.values())
+    of_default = {
+        lane.shards for lane in work if lane.device == default_device
+    }  # (one pipeline is shown, in all of its stages)
+    return [
+        Alike(max(lanes, key=lambda lane: lane.shards not in of_default), tuple(lanes)) for lanes in together.values()
+    ]
 
 
 # Okabe and Ito's palette, made for colour-blind readers (jfly.uni-koeln.de/color), then Tableau's for more devices.

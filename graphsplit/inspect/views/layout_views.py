@@ -148,7 +148,7 @@ def _pictures_of_arguments(plan: Plan) -> Iterator[str]:
         shape = None if op.out_shapes[0] is None else tuple(d if isinstance(d, int) else None for d in op.out_shapes[0])
         title = f"{name} {shape_text(shape, op.out_dtypes[0].name)}"
         if not isinstance(layout, Shard):
-            yield _whole(f"{title}, whole", [plan.home])
+            yield _whole(f"{title}, whole", [plan.default_device])
             continue
         title += f", sharded along axis {layout.axis} over {count_text(len(set(plan.devices)), 'device')}"
         lengths = [layout.own(plan.rows, d) for d in range(len(plan.devices))] if plan.rows else []

@@ -160,7 +160,7 @@ def _label(op: PlacedOp, called: Mapping[str, str]) -> str:
 def folded_scopes(placement: PlacementGraph, paths: Mapping[str, list[str]]) -> dict[str, str]:
     """Return the outermost scopes of arithmetic that updates variables, as optimizers do; and what to call each.
 
-    Nothing in them works on the rows of a shard or on rows gathered at home, so that nobody looks for much there.
+    Nothing in them works on the rows of a shard or on rows gathered on one device, so that nobody looks for much there.
     """
     inside: dict[str, list[PlacedOp]] = defaultdict(list)
     for op in placement.ops.values():
@@ -169,7 +169,7 @@ def folded_scopes(placement: PlacementGraph, paths: Mapping[str, list[str]]) -> 
     label_by_scope = {}
     for scope, ops in inside.items():
         updates = sum(op.type.startswith(_UPDATES) for op in ops)
-        if updates and all(op.shard is None and not op.home_reason for op in ops):
+        if updates and all(op.shard is None and not op.unsharded_reason for op in ops):
             label_by_scope[scope] = f"{scope}: {count_text(updates, 'update')}"
     return label_by_scope
 

@@ -1,4 +1,4 @@
-"""Where the variables of models under a distribution live: as Keras' distribution says of each, and home again.
+"""Where the variables of models under a distribution live: as Keras' distribution says of each, and back again.
 
 Keras is asked for the layout of each variable: its patterns are regular expressions, searched for in one version and
 matched in full in another, and two that match are an error. No variable is marked, since Keras prefers such a mark to

@@ -2,10 +2,10 @@
 
 A copy between devices costs some microseconds whatever it carries, and two nodes in the graph that TensorFlow prepares.
 Biases and scales, and their gradients, are many and small. What the shards read whole and is known before any of them
-has run is joined at home and sent once; what is reduced and then read at home only is joined on each shard and reduced
-as one. Neither waits for the other way round: that is why only the first and the last of a step are put into buckets.
-Among the last are numbers that an owner sends to all owners: those of one bucket have as many such ways before them, so
-none follows from another.
+has run is joined on the default device and sent once; what is reduced and then read on the default device only is
+joined on each shard and reduced as one. Neither waits for the other way round: that is why only the first and the last
+of a step are put into buckets. Among the last are numbers that an owner sends to all owners: those of one bucket have
+as many such ways before them, so none follows from another.
 
 A bucket of sums waits for its last one. So they are put into buckets as they become ready, and a bucket that is full is
 reduced while the backward pass goes on. (DDP calls its size `bucket_cap_mb`.)
@@ -49,7 +49,7 @@ def find_buckets(
       program, steps: what runs where.
       moves: all moves.
       leading: see `leading_to_shards`.
-      devices: those of the shards, and home; where they are one, nothing travels.
+      devices: those of the shards, and the default device; where they are one, nothing travels.
       most: of how many bytes a bucket of sums is full; 0 for no buckets, None for as many as pay between the devices.
       few_bytes: see `Mesh.few_bytes`; that many bytes are in a bucket of sums that the shards send each other.
       levels: how often all shards have waited before each operation, by position.
@@ -152,7 +152,7 @@ def check_buckets(program: Program, steps: Sequence[Step], buckets: Iterable[Col
 def _reads_whole(op: Op, step: Step, tensor: Tensor) -> bool:
     wants = step.shards.wants if step.shards else (PARTIAL_SUM,) * len(op.inputs)
     read = [want for t, want in zip(op.inputs, wants, strict=True) if t == tensor]
-    return bool(read) and (step.home or any(want != PARTIAL_SUM for want in read))
+    return bool(read) and (step.once or any(want != PARTIAL_SUM for want in read))
 
 
 def _alike(program: Program, moves: Iterable[Move]) -> list[list[Move]]:
@@ -193,7 +193,7 @@ def _sent_to_owners(program: Program, moves: Iterable[Move]) -> list[list[Move]]
 
 
 def _reduced_last(moves: Iterable[Move], leading: Collection[Tensor]) -> list[Move]:
-    """Return the sums over the shards that are read at home, with nothing following on the shards."""
+    """Return the sums over the shards that are read on the default device, with nothing following on the shards."""
     sums = [move for move in moves if move.source == PARTIAL_SUM and _is_added_up_whole(move.target)]
     return [move for move in sums if move.tensor not in leading]
 
@@ -215,7 +215,7 @@ def leading_to_shards(program: Program, steps: Sequence[Step]) -> set[Tensor]:
             for tensor, want in zip(op.inputs, shards.wants, strict=True):
                 if want is not PARTIAL_SUM and (type(want) is not Partial or want != PARTIAL_SUM):
                     leading.add(tensor)
-        if steps[op.index].home and op.index in before:
+        if steps[op.index].once and op.index in before:
             leading.update(op.inputs)
         if shards or op.index in before or steps[op.index].bodies:
             before.update(op.sources)

@@ -141,7 +141,7 @@ class _ValueWriter:
         return self._copies[near]
 
     def _devices_of(self, layout: Layout) -> Sequence[str]:
-        """Return the devices that have a value in a layout; of what a loader puts somewhere, home, which moves it."""
+        """Return the devices that have a value in a layout; the default one moves what a loader puts somewhere."""
         return self._places.having(self._op, layout)
 
     def _owns(self, layout: Layout, shards: Iterable[int] | None = None) -> list[int]:

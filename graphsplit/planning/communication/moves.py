@@ -89,7 +89,7 @@ def is_added_up_by_each(program: Program, mesh: Mesh, tensor: Tensor, copies: Re
 
 def reads_of(op: Op, step: Step, places: Places) -> Iterable[tuple[Tensor, Layout]]:
     """Return what an op reads, in which layouts: once, where it runs once, and on the shards."""
-    if step.home:
+    if step.once:
         yield from ((tensor, places.layout(op)) for tensor in op.inputs)
     if step.shards:
         for i, (tensor, want) in enumerate(zip(op.inputs, step.shards.wants, strict=True)):
@@ -99,7 +99,7 @@ def reads_of(op: Op, step: Step, places: Places) -> Iterable[tuple[Tensor, Layou
 
 def made_in(op: Op, step: Step, output: int, places: Places) -> list[Layout]:
     """Return the layouts in which an output is made."""
-    layouts: list[Layout] = [places.layout(op)] if step.home else []
+    layouts: list[Layout] = [places.layout(op)] if step.once else []
     if step.shards:
         layouts.append(step.shards.gives[output])
     return layouts

@@ -1,7 +1,7 @@
 """Buffers: which operations take memory of their own for what they make, and what loops keep in lists of tensors.
 
-A loop whose turns put tensors into a list returns all of them, for a gradient's loop to take out again. Such a list has
-no shape and is never sent; what it holds is on the device of the loop.
+A loop whose iterations put tensors into a list returns all of them, for a gradient's loop to take out again. Such a
+list has no shape and is never sent; what it holds is on the device of the loop.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _THERE = frozenset({"Const", "ReadVariableOp"})
 """Operations whose result was there before, in the graph or in a variable."""
 
 
-def kept_each_turn(op: Op, size_of: Callable[[Program, Op, int], int]) -> dict[int, int]:
-    """Return the bytes that each turn of a loop puts into the lists that it returns, by output.
+def kept_each_iteration(op: Op, size_of: Callable[[Program, Op, int], int]) -> dict[int, int]:
+    """Return the bytes that each iteration of a loop puts into the lists that it returns, by output.
 
     Args:
       op: the operation; of one that is no loop nothing is returned.
@@ -66,7 +66,7 @@ def has_lists_of_unknown_size(op: Op) -> bool:
 
 
 def _put(body: Program, output: Tensor) -> Iterator[tuple[Op, int]]:
-    """Yield what is put into a list in a turn: the operations that do, and which of their operands it is."""
+    """Yield what is put into a list in an iteration: the operations that do, and which of their operands it is."""
     while True:
         op = body.ops[output.op]
         if op.type in _ELEMENT:
@@ -77,10 +77,10 @@ def _put(body: Program, output: Tensor) -> Iterator[tuple[Op, int]]:
 
 
 def _made(body: Program, tensor: Tensor) -> Tensor | None:
-    """Return what a turn makes that a tensor is the buffer of; None if it is there before: lists hold no copies.
+    """Return what an iteration makes that a tensor is the buffer of; None if it is there before: lists hold no copies.
 
-    (What is the same in all turns, the weights of a recurrent layer, and rows of what the loop runs over.) What a value
-    was before a turn is what the turn before has made.
+    (What is the same in all iterations, the weights of a recurrent layer, and rows of what the loop runs over.) What a
+    value was before an iteration is what the iteration before has made.
     """
     seen = set()
     while tensor not in seen:

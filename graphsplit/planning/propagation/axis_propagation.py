@@ -59,25 +59,25 @@ class AxisForward(ForwardPropagation):
         elif asked_layout is not None:
             self._append_sharded(op, Sharded((asked_layout,), (asked_layout,)))
         elif all(map(is_whole, layouts)):
-            self._append_home(op, "")
+            self._append_once(op, "")
         else:
             answer = self._answer(op, [REPLICATE if is_whole(layout) else layout for layout in layouts])
             if isinstance(answer, Sharded):
                 self._append_sharded(op, answer)
             else:
-                self._append_home(op, answer.reason)
+                self._append_once(op, answer.reason)
 
     def tensors_wanted_whole(self) -> set[Tensor]:
         """Return the outputs that somebody reads whole."""
         wanted = self._read_whole(self.whole_outputs)
         return wanted | forks(self.program, wanted, lambda _: True)
 
-    def _append_home(self, op: Op, reason: str) -> None:
+    def _append_once(self, op: Op, reason: str) -> None:
         self._append(None, reason, tuple([self._seen_whole(op, k) for k in range(len(op.out_shapes))]))
 
     def _answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         """Answer for loops and branches, too, that are given handles."""
-        if op.bodies and op.index not in self.kept_home:  # whose handles may be of whole variables, which do not move
+        if op.bodies and op.index not in self.kept_once:  # whose handles may be of whole variables, which do not move
             types = map(self.program.dtype, op.inputs)
             pairs = zip(op.inputs, layouts, types, strict=True)
             return self.control_flow(
@@ -110,7 +110,7 @@ class AxisBackward(WholeBackwardPropagation):
         if self.state.is_everywhere(op):
             if any(isinstance(layout, Partial) for layout in wanted):  # a sum has it once, from one device
                 return self._once(op, True)
-            return self._step_at_home(op, required, None)
+            return self._step_once(op, required, None)
         remade = self._in_pieces(op)
         if remade is None or any(map(is_whole, wanted)):
             pieces = [(tensor, layout) for tensor, layout in self._demanded(op) if remade and isinstance(layout, Shard)]
@@ -154,4 +154,4 @@ class AxisBackward(WholeBackwardPropagation):
     def _once(self, op: Op, is_needed: bool) -> Step:
         for tensor in op.inputs if is_needed else ():
             self._demand(tensor, SINGLE_DEVICE)
-        return self._step_at_home(op, is_needed, None)
+        return self._step_once(op, is_needed, None)

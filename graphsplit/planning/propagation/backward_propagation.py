@@ -127,33 +127,33 @@ class BackwardPropagation:
     def _visit_whole(self, op: Op) -> Step:
         """Visit an op whose natural form is whole: read whole, cut, or made in pieces from the start."""
         remade: Sharded | None = None
-        home = op.index in self._required
+        once = op.index in self._required
         if any(layout == REPLICATE for _, layout in self._demanded(op)) and op.index in self._following_sums:
             self._demand_inputs(op, remade := self._on_every_shard(op))
-            return self._step_at_home(op, False, remade)
+            return self._step_once(op, False, remade)
         for tensor, layout in self._demanded(op):
             if isinstance(layout, Shard):
                 if op.type == "Const":
                     continue
                 if remade is None or remade.gives[tensor.index] != layout:
                     in_pieces = self._remake_if_cheap(tensor, layout) if remade is None else None
-                    home, remade = home or in_pieces is None, remade or in_pieces
+                    once, remade = once or in_pieces is None, remade or in_pieces
             elif layout == REPLICATE and remade is None and self._is_remade_whole(op):
                 remade = self._on_every_shard(op)
             elif layout != REPLICATE or not self.state.is_everywhere(op):
-                home = True
+                once = True
         if remade is not None:
             self._demand_inputs(op, remade)
-        if home:
+        if once:
             for tensor in op.inputs:
                 self._demand(tensor, self.natural.whole)
-        return self._step_at_home(op, home, remade)
+        return self._step_once(op, once, remade)
 
     def _on_every_shard(self, op: Op) -> Sharded:
         return Sharded((REPLICATE,) * len(op.inputs), (REPLICATE,) * len(op.out_shapes))
 
-    def _step_at_home(self, op: Op, home: bool, remade: Sharded | None) -> Step:
-        return Step(home, remade, self.natural.reasons[op.index])
+    def _step_once(self, op: Op, once: bool, remade: Sharded | None) -> Step:
+        return Step(once, remade, self.natural.reasons[op.index])
 
     def _remake(self, tensor: Tensor, layout: Layout, depth: int = 0) -> tuple[Sharded, int] | None:
         """Return how to make a whole tensor in pieces, and the bytes that travel for that; None if it cannot be."""
@@ -193,7 +193,7 @@ class BackwardPropagation:
 
     def _may_repeat(self, op: Op) -> bool:
         """Return whether an op may run on every shard instead of once: nobody could tell the difference."""
-        return not (op.stateful or op.controls or op.index in self._inputs or op.index in self.natural.kept_home)
+        return not (op.stateful or op.controls or op.index in self._inputs or op.index in self.natural.kept_once)
 
     def _is_remade_whole(self, op: Op, depth: int = 0) -> bool:
         """Return whether each shard makes a whole value by itself.
@@ -259,10 +259,10 @@ class BackwardPropagation:
 
 @dataclass(eq=False)
 class WholeBackwardPropagation(BackwardPropagation):
-    """Of a whole program, or of what a loop at home does in each turn.
+    """Of a whole program, or of what a loop that runs once does in each iteration.
 
     Args:
-      plan_bodies: plans the functions of a loop or branch that stays at home, given the layouts of its inputs.
+      plan_bodies: plans the functions of a loop or branch that runs once, given the layouts of its inputs.
       once: what moves for operations, by position, that run once, though they could run on the shards.
     """
 
@@ -274,15 +274,15 @@ class WholeBackwardPropagation(BackwardPropagation):
             return super()._visit(op)
         for tensor in op.inputs:
             self._demand(tensor, self.natural.whole)
-        return Step(home=True, for_rows=self.once[op.index])
+        return Step(once=True, for_rows=self.once[op.index])
 
-    def _step_at_home(self, op: Op, home: bool, remade: Sharded | None) -> Step:
+    def _step_once(self, op: Op, once: bool, remade: Sharded | None) -> Step:
         reason = self.natural.reasons[op.index]
-        if home and op.bodies and (reason or op.has_columns):
+        if once and op.bodies and (reason or op.has_columns):
             bodies = self.plan_bodies(op, [self.natural.layout(tensor) for tensor in op.inputs])
             if op.has_columns or any(body.sharded_ops for body in bodies.values()):  # type: ignore[attr-defined]
-                return Step(home, remade, reason, bodies)
-        return Step(home, remade, reason)
+                return Step(once, remade, reason, bodies)
+        return Step(once, remade, reason)
 
 
 @dataclass(eq=False)
@@ -299,9 +299,9 @@ class LocalBackwardPropagation(BackwardPropagation):
 
     def _visit(self, op: Op) -> Step:
         step = super()._visit(op)
-        if step.home and op.stateful:
+        if step.once and op.stateful:
             self.obstacles.append(f"{op.type} in it has side effects, which happen once")
-        elif step.home and step.reason:
+        elif step.once and step.reason:
             self.obstacles.append(f"{op.type} in it: {step.reason}")
         return step
 
@@ -318,7 +318,7 @@ class LocalBackwardPropagation(BackwardPropagation):
             and isinstance(wanted[0], Shard)
         ):
             self.wishes[self.program.inputs.index(op.index)] = wanted[0]
-        return Step(home=True)
+        return Step(once=True)
 
     def _is_remade_whole(self, op: Op, depth: int = 0) -> bool:  # noqa: ARG002
         return False  # it is made on every shard anyway

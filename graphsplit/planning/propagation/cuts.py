@@ -1,9 +1,9 @@
 """Cuts: which whole values are split, because the work that follows pays for it.
 
 Rows flow from the sharded arguments. But rows are also born inside of a function (noise, labels), come out of an
-operation at home (an augmentation without a rule), or belong to another batch than the one that made the shards. Any
-split of any value is exact, so whether to split is a question of cost. A hypothetical pass splits whatever could be;
-what runs on the shards in addition falls into components that share nothing but whole values, and each component is
+operation that runs once (an augmentation without a rule), or belong to another batch than the one that made the shards.
+Any split of any value is exact, so whether to split is a question of cost. A hypothetical pass splits whatever could
+be; what runs on the shards in addition falls into components that share nothing but whole values, and each component is
 kept if it spreads more work than its moves cost.
 """
 
@@ -46,7 +46,7 @@ def with_cuts(program: Program, mesh: Mesh, make: Pass) -> NaturalForms:
       make: see `Pass`.
     """
     natural = _reduced_in_pieces(program, mesh, make, make(ForwardPropagation).run())
-    if mesh.shards < 2 or _share_at_home(program, natural) < LEAST_SHARE:
+    if mesh.shards < 2 or _share_once(program, natural) < LEAST_SHARE:
         return natural
     known = natural.wanted_whole
     hope = make(_Hopeful, settled=natural.answers, wanted_whole=known, mesh=mesh)
@@ -64,7 +64,7 @@ def _reduced_in_pieces(program: Program, mesh: Mesh, make: Pass, natural: Natura
     return natural if again is None or again.tensors_wanted_whole() == natural.wanted_whole else again.run()
 
 
-def _share_at_home(program: Program, natural: NaturalForms) -> float:
+def _share_once(program: Program, natural: NaturalForms) -> float:
     """Return the share of all floating-point operations that is naturally done whole: an optimizer's, mostly."""
     work = [flops_of(op) for op in program.ops]
     whole = [flops for flops, answer in zip(work, natural.answers, strict=True) if answer is None]
@@ -110,10 +110,10 @@ class _Hopeful(ForwardPropagation):
         axes = [axis for axis, size in enumerate(shape or ()) if is_same(size, self.mesh.batch)]
         return [Shard(axis) for axis in axes if axis != layout.axis]
 
-    def _append_home(self, op: Op, reason: str) -> None:
+    def _append_once(self, op: Op, reason: str) -> None:
         if reason and self.mesh.rows:  # it reads rows; what it makes of them are rows, as many as there may be
             self.lengths.update(shape[0] for shape in op.out_shapes if shape and shape[0] is not None)
-        super()._append_home(op, reason)
+        super()._append_once(op, reason)
 
     def _seen_whole(self, op: Op, output: int) -> Layout:
         return self._cut(op, output) or self.whole
@@ -281,7 +281,7 @@ class _Components:
                 component_by_root[self._root(tensor.op)].bytes += after - before
 
     def _read_whole(self) -> Sequence[Tensor]:
-        """Return what is read by operations at home, or returned."""
+        """Return what is read by operations that run once, or returned."""
         answers = self.hopeful.answers
         read = [tensor for op in self.program.ops if answers[op.index] is None for tensor in op.inputs]
         return [*read, *self.program.outputs]

@@ -58,8 +58,8 @@ class Flow:
         op = self.program.ops[position]
         for i in op.sources:
             step = self.steps[i]
-            if step.home or step.shards:
-                yield Source(i, not step.home, not step.home)
+            if step.once or step.shards:
+                yield Source(i, not step.once, not step.once)
 
     def _read(self, tensor: Tensor, layout: Layout) -> Iterator[Source]:
         op, step = self.program.ops[tensor.op], self.steps[tensor.op]
@@ -67,14 +67,14 @@ class Flow:
             yield Source(tensor.op, True, False)
         elif (op.type == "Const" and isinstance(layout, Shard)) or (is_whole(layout) and self.state.is_everywhere(op)):
             return
-        elif step.home:
+        elif step.once:
             yield Source(tensor.op, False, False)
         elif step.shards:
             yield Source(tensor.op, True, True)
 
     def _ended(self, position: int) -> Iterator[Source]:
         step = self.steps[position]
-        if step.home:
+        if step.once:
             yield Source(position, False, False)
         elif step.shards:
             yield Source(position, True, False)
@@ -87,7 +87,7 @@ def meeting_points(flow: Flow) -> list[Op]:
     for op in reversed(flow.program.ops):
         step = flow.steps[op.index]
         sources = list(flow.of_shard(op.index)) if step.shards else []
-        sources += flow.of_whole(op.index) if step.home and op.index in leading else ()
+        sources += flow.of_whole(op.index) if step.once and op.index in leading else ()
         for source in sources:
             meets = source.of_all and source.on_shards
             meeting.update([source.op] if meets else ())

@@ -1,6 +1,7 @@
 """Forward propagation: rows flow from the sharded arguments through the rules, and give every op its natural form.
 
-Some operations at home have results with rows of the batch, which are cut again: strings, tables, ragged and sparse.
+Some operations that run once have results with rows of the batch, which are cut again: strings, tables, ragged and
+sparse.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def scattered_layout(
 
     Args:
       program: what is planned.
-      op: one of its operations, that runs at home.
+      op: one of its operations, that runs once.
       layout_of: the layout in which readers meet a tensor.
       batch: the number of rows; with less than 2, what is made dense stays whole.
     """
@@ -91,9 +92,9 @@ class NaturalForms:
 
     Attributes:
       answers: for each op how it runs on the shards, or None if it is naturally run whole.
-      reasons: why an op that carries rows is at home.
+      reasons: why an op that carries rows runs once.
       seen: for each op, the layouts of its outputs.
-      kept_home: ops that must run at home, with the reason.
+      kept_once: ops that must run once, with the reason.
       wanted_whole: the outputs that somebody reads whole.
       whole: what whole values are, of ops that run on whole tensors.
     """
@@ -101,7 +102,7 @@ class NaturalForms:
     answers: Sequence[Sharded | None]
     reasons: Sequence[str]
     seen: Sequence[tuple[Layout, ...]]
-    kept_home: Mapping[int, str]
+    kept_once: Mapping[int, str]
     wanted_whole: Collection[Tensor]
     whole: Layout
 
@@ -119,7 +120,7 @@ class ForwardPropagation:
       input_layouts: the layouts of its arguments.
       control_flow: answers for ops that have bodies.
       whole_outputs: the outputs that are wanted whole.
-      kept_home: ops that must run at home, with the reason.
+      kept_once: ops that must run once, with the reason.
       batch: the number of rows.
       cuts: whole values whose readers meet them in pieces.
       settled: how operations run on the shards that have been decided upon, by position; None where nothing has.
@@ -132,7 +133,7 @@ class ForwardPropagation:
     input_layouts: Sequence[Layout]
     control_flow: ControlFlowRule
     whole_outputs: Collection[Tensor]
-    kept_home: Mapping[int, str] = field(default_factory=dict)
+    kept_once: Mapping[int, str] = field(default_factory=dict)
     batch: int = 0
     cuts: Mapping[Tensor, Shard] = field(default_factory=dict)
     settled: Sequence[Sharded | None] = ()
@@ -165,7 +166,7 @@ class ForwardPropagation:
                 self._append(None, "", (self._seen_whole(op, 0) if argument_layout == self.whole else argument_layout,))
             else:
                 self._visit(op)
-        return NaturalForms(self._answers, self._reasons, self._seen, self.kept_home, self.wanted_whole, self.whole)
+        return NaturalForms(self._answers, self._reasons, self._seen, self.kept_once, self.wanted_whole, self.whole)
 
     def _arguments(self) -> dict[int, Layout]:
         return dict(zip(self.program.inputs, self.input_layouts, strict=True))
@@ -200,7 +201,7 @@ class ForwardPropagation:
             self._append_sharded(op, of_parts)
             return
         if all(map(is_whole, layouts)) or op.device or self.program.copies_beside(op):
-            self._append_home(op, "")
+            self._append_once(op, "")
             return
         sharding = self._answer(op, [REPLICATE if is_whole(layout) else layout for layout in layouts])
         if op.merged == "difference" and isinstance(sharding, Sharded):
@@ -212,7 +213,7 @@ class ForwardPropagation:
             self._append_sharded(op, turned)
         elif isinstance(sharding, Declined):
             carries_rows = any(isinstance(layout, Shard) for layout in layouts)
-            self._append_home(op, sharding.reason if carries_rows else "")
+            self._append_once(op, sharding.reason if carries_rows else "")
         else:
             self._append_sharded(op, sharding)
 
@@ -261,7 +262,7 @@ class ForwardPropagation:
         cut = [tensor for tensor in op.inputs if not is_whole(self.layout(tensor))] if self._staying else []
         return bool(cut) and self._staying.issuperset(cut)
 
-    def _append_home(self, op: Op, reason: str) -> None:
+    def _append_once(self, op: Op, reason: str) -> None:
         rows = scattered_layout(self.program, op, self.layout, self.batch)
         if rows is None:
             self._append(None, reason, tuple([self._seen_whole(op, k) for k in range(len(op.out_shapes))]))
@@ -270,8 +271,8 @@ class ForwardPropagation:
             self._append(None, reason or why, (layout,))
 
     def _answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
-        if op.index in self.kept_home:
-            return Declined(self.kept_home[op.index])
+        if op.index in self.kept_once:
+            return Declined(self.kept_once[op.index])
         if op.type == "LookupTableFindV2":
             return Declined("its table lives on one device")
         if op.stateful:
@@ -364,7 +365,7 @@ class LocalForwardPropagation(ForwardPropagation):
     whole = REPLICATE
     may_grow = True
 
-    def _append_home(self, op: Op, reason: str) -> None:
+    def _append_once(self, op: Op, reason: str) -> None:
         self._append(None, reason, (REPLICATE,) * len(op.out_shapes))
 
     def tensors_wanted_whole(self) -> set[Tensor]:
@@ -376,7 +377,7 @@ def forks(program: Program, wanted: Collection[Tensor], behind_moves: Callable[[
     """Return the tensors that are reduced for no more than what linear readers make of them.
 
     A partial sum stays partial through linear ops and is reduced behind them. Behind a fork that is more than once (a
-    BatchNormalization reads its mean in three shapes); behind ops that only reshape it, once at home is less than once
+    BatchNormalization reads its mean in three shapes); behind ops that only reshape it, once is less than once
     on every shard. (What is taken apart because a variable lies in parts is reduced behind that, each part where its
     part of the variable is.)
 

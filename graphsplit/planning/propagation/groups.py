@@ -63,7 +63,7 @@ class _GroupFinder:
 
     def _beside(self, op: Op) -> Replicate | None:
         """Return the group of a variable with copies that an operation reads or writes."""
-        is_one = op.device or not self.steps[op.index].home
+        is_one = op.device or not self.steps[op.index].once
         return None if is_one else self.program.copies_beside(op)
 
     def _chosen(self, op: Op) -> Replicate | None:
@@ -82,7 +82,7 @@ class _GroupFinder:
         return group if self._cost(large, group) <= size + sum(map(self._added_up, inputs)) else None
 
     def _may_repeat(self, op: Op) -> bool:
-        if not self.steps[op.index].home:
+        if not self.steps[op.index].once:
             return False
         read = sum(map(self.program.bytes, op.inputs)) if self.waits and op.type in _NORMS else 0
         return may_repeat(self.program, op, sum(op.out_bytes) + read)

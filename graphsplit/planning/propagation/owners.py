@@ -1,9 +1,9 @@
 """Owners: on which device whole values are made. Arithmetic for a variable runs where the variable is.
 
 What only leads to changes of one device's variables belongs to that device: an optimizer's momentum never travels.
-What serves several devices (a global norm), or nobody, runs where most of what it reads already is, or at home. On a
-device that only holds variables, the host of GPUs, also runs what serves another one and makes no more than it reads
-there: of the slots in the host's memory none is sent, but the update that follows from them.
+What serves several devices (a global norm), or nobody, runs where most of what it reads already is, or on the default
+device. On a device that only holds variables, the host of GPUs, also runs what serves another one and makes no more
+than it reads there: of the slots in the host's memory none is sent, but the update that follows from them.
 
 Arguments belong to the device on which the caller has them. There they are cut, and nothing else runs for their sake.
 """
@@ -40,24 +40,29 @@ def find_owners(
       program, steps: what runs, and how.
       places: of its shards, columns and stages.
       state: where lives what the program does not compute.
-      input_devices: where each argument lies that the caller gives; empty if all are at home.
+      input_devices: where each argument lies that the caller gives; empty if all are on the default device.
     """
-    mesh, home = places.mesh, places.home
-    pinned, lying, groups = _pinned(program, state, home), _lying(program, input_devices), {}
+    mesh, default_device = places.mesh, places.default_device
+    pinned, lying, groups = _pinned(program, state, default_device), _lying(program, input_devices), {}
     groups = find_groups(program, steps, state, mesh.few_bytes > 0)
-    if not groups and not program.stages and not mesh.columns and all(d in (home, "") for d in pinned.values()):
+    if (
+        not groups
+        and not program.stages
+        and not mesh.columns
+        and all(d in (default_device, "") for d in pinned.values())
+    ):
         pinned |= lying
-        return Owners(tuple([pinned.get(op.index, home) for op in program.ops]))
+        return Owners(tuple([pinned.get(op.index, default_device) for op in program.ops]))
     return _OwnerFinder(program, steps, places, pinned, lying, groups).owners()
 
 
 def _lying(program: Program, input_devices: Sequence[str]) -> dict[int, str]:
-    """Return where arguments lie, by position. Handles and lists stay at home, as not every device may have them."""
+    """Return where arguments lie, by position. (Not every device may have handles and lists)."""
     input_places = zip(program.inputs, input_devices, strict=False)  # (what gradients are given besides comes last)
     return {i: device for i, device in input_places if program.ops[i].out_dtypes[0] not in (tf.resource, tf.variant)}
 
 
-def _pinned(program: Program, state: State, home: str) -> dict[int, str]:
+def _pinned(program: Program, state: State, default_device: str) -> dict[int, str]:
     """Return the ops that must run on one device: those that touch a variable or table, which cannot be sent.
 
     So must those that a program gives a place, for a copy of a variable.
@@ -65,11 +70,11 @@ def _pinned(program: Program, state: State, home: str) -> dict[int, str]:
     A loop or branch may touch several, on several devices: it runs where most of them are. (TensorFlow
     has a step counter of int32 on the host, where everything else is on a GPU.)
 
-    And what calls back into Python, or prints, does so in this process, where home may be a worker: there it would find
-    no such function, and nobody who reads.
+    And what calls back into Python, or prints, does so in this process, where the default device may be a worker: there
+    it would find no such function, and nobody who reads.
     """
     device_by_op = {op.index: op.device for op in program.ops if op.device}
-    is_away = task_of(home) is not None
+    is_away = task_of(default_device) is not None
     held = {op.index: state.devices[op.name] for op in program.ops if op.name in state.devices}
     held |= {i: device_by_op[i] for i in program.captures if i in device_by_op}
     for op in program.ops:
@@ -81,7 +86,7 @@ def _pinned(program: Program, state: State, home: str) -> dict[int, str]:
             continue
         if read := dict.fromkeys([tensor.op for tensor in op.inputs if tensor.op in held]):
             touched = Counter(held[i] for i in read)
-            device_by_op[op.index] = max(touched, key=lambda device: (touched[device], device == home))
+            device_by_op[op.index] = max(touched, key=lambda device: (touched[device], device == default_device))
     return device_by_op
 
 
@@ -103,7 +108,7 @@ class _OwnerFinder:
         self._places = places
         self._mesh = places.mesh
         self._steps = steps
-        self._home = places.home
+        self._default_device = places.default_device
         self._pinned = pinned
         self._lying = lying
         self._groups = groups
@@ -115,14 +120,14 @@ class _OwnerFinder:
             of_ops.append(self._lying.get(op.index) or self._device(op, of_ops, gathered))
             group = self._groups.get(op.index)
             if group is not None:
-                of_ops[-1] = group.nearest(self._home)
+                of_ops[-1] = group.nearest(self._default_device)
             shards = self._steps[op.index].shards
-            for k in range(len(op.out_shapes) if shards and not self._steps[op.index].home else 0):
+            for k in range(len(op.out_shapes) if shards and not self._steps[op.index].once else 0):
                 assert shards is not None
                 if not is_whole(shards.gives[k]):
                     gathered[Tensor(op.index, k)] = self._where_gathered(op, Tensor(op.index, k), shards.gives[k])
         shared = self._shared(of_ops, gathered)
-        of_ops = [shared[i].nearest(self._home) if i in shared else device for i, device in enumerate(of_ops)]
+        of_ops = [shared[i].nearest(self._default_device) if i in shared else device for i, device in enumerate(of_ops)]
         return Owners(tuple(of_ops), gathered, {**self._groups, **shared})
 
     def _shared(self, of_ops: Sequence[str], gathered: Mapping[Tensor, str]) -> dict[int, Replicate]:
@@ -131,7 +136,7 @@ class _OwnerFinder:
             return {}
         places = dict(gathered)
         for op in self._program.ops:
-            if self._steps[op.index].home and not op.is_constant and op.index not in self._groups:
+            if self._steps[op.index].once and not op.is_constant and op.index not in self._groups:
                 places.update({Tensor(op.index, k): of_ops[op.index] for k in range(len(op.out_shapes))})
         shared_ops = shared_numbers(self._program, self._steps, places, self._served, self._mesh.exchange_bytes)
         return {i: group for i, group in shared_ops.items() if i not in self._groups}
@@ -141,13 +146,13 @@ class _OwnerFinder:
         """Those that read a tensor whole and run once."""
         readers: dict[Tensor, list[int]] = {}
         for op in self._program.ops:
-            for tensor in dict.fromkeys(op.inputs) if self._steps[op.index].home else ():
+            for tensor in dict.fromkeys(op.inputs) if self._steps[op.index].once else ():
                 readers.setdefault(tensor, []).append(op.index)
         return readers
 
     @functools.cached_property
     def _served(self) -> list[frozenset[str]]:
-        """For each op the devices of what it leads to: variables, stages, or home for what is returned.
+        """For each op the devices of what it leads to: variables, stages, or the default device for what is returned.
 
         A reader that makes much less of it (a norm, whether all numbers are finite) may lead to all devices. It does
         not count if all others lead to one.
@@ -161,10 +166,10 @@ class _OwnerFinder:
                 served[op.index] = of_large[op.index] = fixed
                 continue
             readers = [i for k in range(len(op.out_shapes)) for i in self._readers.get(Tensor(op.index, k), ())]
-            home = frozenset([self._home] if op.index in returned else [])
-            served[op.index] = self._near(op, home.union(*[served[i] for i in readers]))
+            returning = frozenset([self._default_device] if op.index in returned else [])
+            served[op.index] = self._near(op, returning.union(*[served[i] for i in readers]))
             large = [of_large[i] for i in readers if self._counts(op, self._program.ops[i])]
-            of_large[op.index] = self._near(op, home.union(*large)) if large else frozenset()
+            of_large[op.index] = self._near(op, returning.union(*large)) if large else frozenset()
             if len(served[op.index]) > 1 and len(of_large[op.index]) == 1:
                 served[op.index] = of_large[op.index]
         return served
@@ -174,7 +179,7 @@ class _OwnerFinder:
         if op.index in self._groups:
             return frozenset(self._groups[op.index].devices)
         own_place = self._own_place(op)
-        return None if own_place is None else frozenset([own_place or self._home])
+        return None if own_place is None else frozenset([own_place or self._default_device])
 
     def _counts(self, op: Op, reader: Op) -> bool:
         """Return whether a reader has a place of its own, or makes about as much as the op: more than an eighth."""
@@ -206,16 +211,16 @@ class _OwnerFinder:
         for_rows = self._steps[op.index].for_rows
         if for_rows and not for_rows.adds:
             return of_ops[for_rows.table.op]
-        home = next(iter(self._places.column(op)), self._home)
-        votes = {home: 0}
+        usual = next(iter(self._places.column(op)), self._default_device)
+        votes = {usual: 0}
         for tensor in dict.fromkeys(op.inputs):
             if not self._program.ops[tensor.op].is_constant:
-                made_on = self._home if tensor.op in self._lying else of_ops[tensor.op]
-                device = gathered.get(tensor, made_on) or home
+                made_on = self._default_device if tensor.op in self._lying else of_ops[tensor.op]
+                device = gathered.get(tensor, made_on) or usual
                 votes[device] = votes.get(device, 0) + self._program.bytes(tensor)
         near = self._near(op, frozenset(votes))
         may = [device for device in votes if device in near]
-        most = max(may, key=lambda device: (votes[device], device == home))
+        most = max(may, key=lambda device: (votes[device], device == usual))
         if len(self._served[op.index]) != 1:
             return most
         [device] = self._served[op.index]
@@ -235,13 +240,13 @@ class _OwnerFinder:
         if sums:
             return sums[0]
         column = self._places.column(op) if isinstance(layout, Partial) else ()
-        home = column[0] if column else self._home
+        usual = column[0] if column else self._default_device
         votes: dict[str, int] = {}
         for reader in self._readers.get(tensor, ()):
             if len(self._served[reader]) == 1:
                 [device] = self._served[reader]
                 votes[device] = votes.get(device, 0) + 1
         if tensor in self._program.outputs:
-            votes[self._home] = votes.get(self._home, 0) + 1
+            votes[self._default_device] = votes.get(self._default_device, 0) + 1
         may = [device for device in votes if not column or device in column]
-        return max(may, key=lambda device: (votes[device], device == home), default=home)
+        return max(may, key=lambda device: (votes[device], device == usual), default=usual)

@@ -107,12 +107,12 @@ def check_size(program: Program, tensor: Tensor, layout: Layout, mesh: Mesh) -> 
 
 
 def misplaced_lists(program: Program, steps: Sequence[Step], moves: Sequence[Move], batch: int) -> dict[int, str]:
-    """Return the ops that must stay at home for lists' sake, with the reason."""
+    """Return the ops that must run once for lists' sake, with the reason."""
     return {**_unmovable(program, steps, moves), **_ill_fitting(program, steps, batch)}
 
 
 def _unmovable(program: Program, steps: Sequence[Step], moves: Sequence[Move]) -> dict[int, str]:
-    """Return the ops that must stay at home because lists cannot be gathered or cut: they are opaque to other ops."""
+    """Return the ops that must run once because lists cannot be gathered or cut: they are opaque to other ops."""
     why_by_op = {}
     for move in moves:
         tensor = move.tensor
@@ -160,6 +160,6 @@ def _fits(shape: Shape | None, layout: Shard, batch: int, is_cut: bool) -> bool:
 
 def _by_whom(program: Program, steps: Sequence[Step], move: Move) -> str:
     for op, step in zip(program.ops, steps, strict=True):
-        if step.home and step.reason and move.tensor in op.inputs:
+        if step.once and step.reason and move.tensor in op.inputs:
             return f" by {op.type}: {step.reason}"
     return ""

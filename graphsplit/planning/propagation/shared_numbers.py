@@ -36,7 +36,7 @@ def shared_numbers(
     for op in program.ops:
         if (
             behind[op.index]
-            and steps[op.index].home
+            and steps[op.index].once
             and len(served[op.index]) > 1
             and _is_small(program, op, len(served[op.index]), exchange_bytes)
         ):

@@ -93,7 +93,7 @@ def stage_units(program: Program, steps: Sequence[Step], batch: int) -> StageUni
     sharded = [op.index for op in program.ops if steps[op.index].shards]
     running_backward = backward_ops(program, set(sharded))
     backward = {i for i in sharded if i in running_backward}
-    live = [op for op, step in zip(program.ops, steps, strict=True) if step.shards or step.home]
+    live = [op for op, step in zip(program.ops, steps, strict=True) if step.shards or step.once]
     data = data_in(program, batch)
     work = [
         op.index for op in live if data[op.index] and op.index not in running_backward and seconds_of(program, op) > 0
@@ -172,7 +172,7 @@ class StagesAsked:
 
 
 @dataclass(frozen=True)
-class StageCut:
+class StageStart:
     """A stage, and why it is where it is.
 
     Attributes:
@@ -194,7 +194,7 @@ class StageCut:
 
 
 @dataclass(frozen=True)
-class StageCuts:
+class StageStarts:
     """All stages into which a program was cut.
 
     Attributes:
@@ -203,7 +203,7 @@ class StageCuts:
     """
 
     asked: StagesAsked
-    stages: tuple[StageCut, ...] = ()
+    stages: tuple[StageStart, ...] = ()
 
     @property
     def balance(self) -> float:
@@ -211,7 +211,7 @@ class StageCuts:
         return max((stage.share for stage in self.stages), default=1.0) * max(len(self.stages), 1)
 
 
-def cut_into_stages(
+def start_stages(
     program: Program, steps: Sequence[Step], mesh: Mesh, stages_asked: StagesAsked, schedule: str
 ) -> Program:
     """Return the program with its stages.
@@ -302,7 +302,7 @@ def _asked_starts(units: StageUnits, begins: Beginnings) -> dict[int, str]:
     Those are missing of whose layers, and of all behind them, nothing runs that another stage does not begin with.
     """
     names = [units.program.ops[i].name for i in units.work]
-    name_by_start: dict[int, str] = {0: ""}  # among all work; some of it may be at home
+    name_by_start: dict[int, str] = {0: ""}  # among all work; some of it may run once
     wrong = []
     for name, layers in zip(begins.names, begins.operations, strict=True):
         of_layers = ((layer, w) for layer in layers for w, op_name in enumerate(names) if re.search(layer, op_name))
@@ -370,7 +370,7 @@ def _place(op: Op, stages: Sequence[Stage]) -> int:
     return 2 * len(stages) - 1 - number if op.provenance.backward else number
 
 
-def cuts_of(program: Program, steps: Sequence[Step], stages_asked: StagesAsked) -> StageCuts:
+def cuts_of(program: Program, steps: Sequence[Step], stages_asked: StagesAsked) -> StageStarts:
     """Return the stages of a program that was cut, with what each does and is sent."""
     sharded = [op for op in program.ops if steps[op.index].shards]
     ops_of_stage = {stage: [op for op in sharded if op.stage == stage] for stage in program.stages}
@@ -378,16 +378,16 @@ def cuts_of(program: Program, steps: Sequence[Step], stages_asked: StagesAsked) 
     total = sum(seconds.values()) or 1.0
     stage_of = {op.index: op.stage for op in sharded if op.stage}
 
-    def cut(stage: Stage) -> StageCut:
+    def cut(stage: Stage) -> StageStart:
         read = dict.fromkeys([tensor for op in ops_of_stage[stage] for tensor in op.inputs])
         received = tuple([tensor for tensor in read if stage_of.get(tensor.op, stage) != stage])
         first = next(op.index for op in ops_of_stage[stage] if not op.provenance.backward)
-        return StageCut(stage, first, seconds[stage] / total, received)
+        return StageStart(stage, first, seconds[stage] / total, received)
 
-    return StageCuts(stages_asked, tuple(map(cut, program.stages)))
+    return StageStarts(stages_asked, tuple(map(cut, program.stages)))
 
 
-def check_stage_cuts(program: Program, steps: Sequence[Step], cuts: StageCuts) -> None:
+def check_stage_starts(program: Program, steps: Sequence[Step], cuts: StageStarts) -> None:
     """Raise `CheckError` unless what runs on the shards is of one stage each, and follows only from those before it."""
     stages, sharded = program.stages, {i for i, step in enumerate(steps) if step.shards}
     place: dict[int, int] = {}

@@ -62,7 +62,7 @@ class _Levels:
     def _copies(self, op: Op) -> Iterator[tuple[bool, list[Source]]]:
         """Return how an operation runs, on the shards or once, and what it then depends on."""
         step = self._flow.steps[op.index]
-        if step.home:
+        if step.once:
             yield False, list(self._flow.of_whole(op.index))
         if step.shards:
             yield True, list(self._flow.of_shard(op.index))
@@ -184,7 +184,7 @@ def check_phases(flow: Flow, collectives: Sequence[Collective], phases: Sequence
         if steps[op.index].shards:
             for source in flow.of_shard(op.index):
                 _check_source(flow, op, phases, number, source, whole)
-        if steps[op.index].home:
+        if steps[op.index].once:
             levels = [phases[number[s.op]].level if s.on_shards else whole[s.op] for s in flow.of_whole(op.index)]
             whole[op.index] = max(levels, default=-1)
     sums = _sums(number, collectives)

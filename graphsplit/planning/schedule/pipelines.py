@@ -53,10 +53,10 @@ def make_schedules(kind: str, program: Program, mesh: Mesh) -> dict[int, Schedul
             "into some by stages=, give layers or functions that it calls devices of their own with "
             "graphsplit.on_device, or drop schedule."
         )
-    devices = list(dict.fromkeys(stage.home for stage in stages))
+    devices = list(dict.fromkeys(stage.default_device for stage in stages))
     chunks = len(stages) // len(devices) if kind == "interleaved" else 1
     in_turns = [devices[number % len(devices)] for number in range(len(stages))]
-    if kind == "interleaved" and (chunks < 2 or in_turns != [stage.home for stage in stages]):
+    if kind == "interleaved" and (chunks < 2 or in_turns != [stage.default_device for stage in stages]):
         lines = [f"stage {number}: {stage}" for number, stage in enumerate(stages)]
         raise ArgumentError(
             "schedule='interleaved' needs several stages on each device, which take turns: CPU:0, CPU:1, CPU:0, CPU:1. "

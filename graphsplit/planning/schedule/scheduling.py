@@ -1,9 +1,10 @@
 """Ordering: of two operations that could run now, first the one that other devices wait for; and what waits itself.
 
 Backward, a convolution's input and its filter get their gradients from the same tensor. The input's leads on, to sums
-over the whole batch for which all devices wait (a BatchNormalization's); the filter's is added up at home, some time.
-TensorFlow may run either first. With the filter's first, every device in turn is late and the others idle: a training
-step of MiniGoogLeNet with BatchNormalization on 2 logical devices of 2 cores takes 0.95 of the time in this order.
+over the whole batch for which all devices wait (a BatchNormalization's); the filter's is added up on the default
+device, some time. TensorFlow may run either first. With the filter's first, every device in turn is late and the others
+idle: a training step of MiniGoogLeNet with BatchNormalization on 2 logical devices of 2 cores takes 0.95 of the time in
+this order.
 
 What could run long before it is read waits, so that its result is not held meanwhile. A BatchNormalization's backward
 pass has `x - mean`, which is ready in the forward pass; an optimizer with momentum begins with `momentum * 0.9`, which
@@ -151,7 +152,7 @@ def _sent_to_shards(program: Program, steps: Sequence[Step]) -> set[int]:
             behind.add(op.index)
     for op in reversed(program.ops):
         if steps[op.index].shards or op.index in sent:
-            sent.update([t.op for t in op.inputs if steps[t.op].home and t.op not in behind])
+            sent.update([t.op for t in op.inputs if steps[t.op].once and t.op not in behind])
     return sent
 
 
@@ -174,7 +175,7 @@ def _first_readers(program: Program, steps: Sequence[Step]) -> dict[int, int]:
     """Return the first operation that reads what each one makes, or hands it on to one that does."""
     reader_by_op: dict[int, int] = {}
     for op in reversed(program.ops):
-        if steps[op.index].home or steps[op.index].shards:
+        if steps[op.index].once or steps[op.index].shards:
             reader = reader_by_op.get(op.index) if op.type in SAME_BUFFER else op.index
             reader_by_op.update(
                 dict.fromkeys([tensor.op for tensor in op.inputs], reader) if reader is not None else {}
@@ -208,4 +209,4 @@ def _holds_more(program: Program, op: Op, freed: Iterable[Tensor]) -> bool:
 def _may_follow(op: Op, step: Step, first: Op, before: Step) -> bool:
     """Return whether an operation may wait for another one: on the same column and stage, its shard for its shard."""
     same = first.provenance.column in (None, op.provenance.column) and first.stage == op.stage
-    return same and (bool(before.shards) or before.home) and (not step.shards or not before.home)
+    return same and (bool(before.shards) or before.once) and (not step.shards or not before.once)

@@ -1,7 +1,7 @@
 """The functions that loops and branches call, as programs, and what is known of what they are given.
 
 TensorFlow says nothing of sizes behind a loop that was traced with unknown ones, nor of what is in its lists. A
-loop is read with the sizes that it begins with, and those that it no longer has after a turn are dropped.
+loop is read with the sizes that it begins with, and those that it no longer has after an iteration are dropped.
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ class Bodies:
     def of_loop(
         self, node: Any, arguments: KnownArguments, out_shapes: Sequence[Shape | None]
     ) -> tuple[dict[str, Program], KnownArguments]:
-        """Return the programs of a loop's condition and body, and what is known of what it carries from turn to turn.
+        """Return the programs of a loop's condition and body, and what is known of what all iterations are given.
 
-        That has sizes that follow from unknown ones where it has them before, and still has after a turn. A list has
-        the elements that the body puts into it.
+        That has sizes that follow from unknown ones where it has them before, and still has after an iteration. A list
+        has the elements that the body puts into it.
         """
         condition, body_name = function_names(node)
         shapes = [with_sizes(shape, hint) for shape, hint in zip(out_shapes, arguments.shapes, strict=True)]
@@ -208,7 +208,7 @@ def _at(value: np.ndarray, point: SizesAt) -> list[int]:
 
 
 def _passed_on(function: Any) -> list[int]:
-    """Return which arguments of a loop's body each turn hands on as they are."""
+    """Return which arguments of a loop's body each iteration hands on as they are."""
     results = [function.ret[result.name] for result in function.signature.output_arg]
     return [i for i, argument in enumerate(function.signature.input_arg) if results[i] == argument.name]
 
@@ -219,7 +219,7 @@ def _are_elements_same(before: Mapping[int, Elements], after: Mapping[int, Eleme
 
 
 def _elements(body: Program, i: int, carried: KnownArguments) -> Shape | None:
-    """Return the shape of the elements of the list that a loop carries as number `i`, after a turn."""
+    """Return the shape of the elements of the list that a loop carries as number `i`, after an iteration."""
     shape, put = carried.elements[i][1], _put_into(body, i)
     if shape is None and i in carried.empty and has_sizes(put):
         return put
@@ -233,7 +233,7 @@ def _put_into(body: Program, i: int) -> Shape | None:
 
 
 def _pushed(body: Program, i: int) -> np.ndarray | None:
-    """Return the integers that each turn of a loop adds to the list that it carries as number `i`, if it is known."""
+    """Return the integers that an iteration adds to the list that a loop carries as number `i`, if they are known."""
     op = _last_change(body, i)
     if op.type != "TensorListPushBack" or op.inputs[0].op != body.inputs[i]:
         return None
@@ -244,7 +244,7 @@ def _pushed(body: Program, i: int) -> np.ndarray | None:
 
 
 def _is_as_long(body: Program, i: int) -> bool:
-    """Return whether the list that a loop carries as number `i` has as many elements after a turn as before."""
+    """Return whether the list that a loop carries as number `i` has as many elements after an iteration as before."""
     op = _last_change(body, i)
     before = op.inputs if op.type == "AddN" else op.inputs[: op.type == "TensorListSetItem"]  # (one length is added)
     return not grows(op) and body.inputs[i] in [op.index, *[origin(body, tensor).op for tensor in before]]

@@ -78,7 +78,7 @@ def untile(op: Op, ops: Sequence[Op]) -> list[Op]:
     Arithmetic on a tiled tensor is done before it is tiled, or instead. The gradient of a mean tiles what it is given
     to the size of what was averaged, and then divides by the count: for a BatchNormalization whole activations are
     written several times over to say one number for each channel. Scaling first gives the same bits; and a product that
-    broadcasts needs no tiling. What is then small runs once, at home.
+    broadcasts needs no tiling. What is then small runs once.
 
     Args:
       op: an operation that follows `ops`.

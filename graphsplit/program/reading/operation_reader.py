@@ -32,7 +32,7 @@ from graphsplit.program.reading.function_bodies import Bodies
 from graphsplit.program.reading.node_simplification import SIMPLIFIED, is_known, simplified, untile
 from graphsplit.program.reading.shape_inference import HELPER, Findings, Integers, known_shape, rows_made
 from graphsplit.program.reading.tensor_lists import Lists
-from graphsplit.program.reading.trip_counts import pushed_counters, turns_of
+from graphsplit.program.reading.trip_counts import iterations_of, pushed_counters
 from graphsplit.program.row_numbers import NUMBERED, InOrder, RowNumbers
 from graphsplit.program.stages import StageCalls
 
@@ -79,7 +79,7 @@ class OperationReader:
         self._known: dict[Tensor, np.ndarray] = {}
         self.found = Findings()
         self._lists = Lists(self.found)
-        self._counting: dict[Tensor, InOrder] = {}  # lists that loops made, onto which each turn pushed its number
+        self._counting: dict[Tensor, InOrder] = {}  # lists that loops made, onto which each iteration pushed its number
         self._row_numbers = RowNumbers(self.ops, self._known)
         self._guessed: set[Tensor] = set()  # what follows from unknown sizes, and no polynomial says how
         self._doubted: set[Tensor] = set()  # what follows from tensors of which too much was known
@@ -212,7 +212,7 @@ class OperationReader:
         elif values is None:
             self.ops.append(op)
             self._read_through(op)
-            self._read_turns(op)
+            self._read_iterations(op)
             if op.name in self._values_of_inputs:
                 self._append_value(op, 0, self._values_of_inputs[op.name])
             if op.type == "Const" and op.out_dtypes[0].is_integer and op.out_bytes[0] <= 8192:
@@ -250,14 +250,14 @@ class OperationReader:
         if reduces_nothing or is_same or (op.type == "GatherV2" and self._row_numbers.takes_all(op)):
             self._replaced[Tensor(op.index, 0)] = op.inputs[0]
 
-    def _read_turns(self, op: Op) -> None:
+    def _read_iterations(self, op: Op) -> None:
         """Take what a loop counts for known once it ends, if that is known; and note which lists have the numbers."""
-        turns = turns_of(op)
-        if turns is not None:
-            for k in pushed_counters(op, turns):
-                self._counting[Tensor(op.index, k)] = InOrder(as_exact(turns.number))
-            for k in sorted(turns.counters):
-                self._append_value(op, k, _entry(turns.number, op.out_dtypes[k].as_numpy_dtype))
+        iterations = iterations_of(op)
+        if iterations is not None:
+            for k in pushed_counters(op, iterations):
+                self._counting[Tensor(op.index, k)] = InOrder(as_exact(iterations.number))
+            for k in sorted(iterations.counters):
+                self._append_value(op, k, _entry(iterations.number, op.out_dtypes[k].as_numpy_dtype))
 
     def _pop(self, op: Op, value: np.ndarray) -> None:
         """Append the op that takes the last element off a list; that element is known."""

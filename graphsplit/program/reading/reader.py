@@ -161,8 +161,8 @@ def _in_order(ops: Sequence[Op], calls: StageCalls) -> tuple[Stage, ...]:
 def _claims(nodes: Sequence[Any]) -> dict[str, tuple[Shape | None, ...]]:
     """Return the branches and loops that name shapes of their results, with nothing said of these.
 
-    Where one is differentiated, TensorFlow names what the first branch's results would have, and what a turn would:
-    which another branch does not, nor a loop that never turns.
+    Where one is differentiated, TensorFlow names what the first branch's results would have, and what an iteration
+    would: which another branch does not, nor a loop that never iterates.
     """
     counts = {n.name: len(n.attr["output_shapes"].list.shape) for n in nodes if n.op in CONTROL_FLOW}
     return {name: (None,) * count for name, count in counts.items() if count}

@@ -1,6 +1,6 @@
-"""Loops whose number of turns is known: counters from 0, one more in each turn, that end at a known bound.
+"""Loops whose number of iterations is known: counters from 0, one more in each iteration, that end at a known bound.
 
-It may follow from unknown sizes: a loop over the rows of a batch turns once for each.
+It may follow from unknown sizes: a loop over the rows of a batch iterates once for each.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from graphsplit.program.graph.graph import reached
 _PASSES = frozenset({"Identity"})
 
 
-class Turns(NamedTuple):
+class Iterations(NamedTuple):
     """What is known of a loop.
 
     Attributes:
       number: how often its body runs; a `Size` if that follows from unknown ones.
-      counters: which of the carried values count the turns before.
+      counters: which of the carried values count the iterations before.
       carried_bounds, constant_bounds: what they are compared with: positions of carried values, and operations of the
         condition.
     """
@@ -46,8 +46,8 @@ def number_at(op: Any, operand: int) -> int | None:
     return None if value is None or np.ndim(value) else as_size(value.item())
 
 
-def turns_of(op: Any) -> Turns | None:
-    """Return what is known of the turns of a loop, or None."""
+def iterations_of(op: Any) -> Iterations | None:
+    """Return what is known of the iterations of a loop, or None."""
     if not op.bodies or not CONTROL_FLOW[op.type].loops:
         return None
     condition_name, body_name = function_names(op.node)
@@ -72,15 +72,15 @@ def turns_of(op: Any) -> Turns | None:
             return None
         bounds.append(value)
     number = _least(bounds)
-    return None if number is None else Turns(number, counters, tuple(carried), tuple(constant))
+    return None if number is None else Iterations(number, counters, tuple(carried), tuple(constant))
 
 
 def times_run(op: Any) -> int | None:
-    """Return how often an operation runs what it calls: a loop's turns, as planned with; None if nobody knows."""
+    """Return how often an operation runs what it calls: a loop's iterations, as planned with; None if nobody knows."""
     if not op.bodies or not CONTROL_FLOW[op.type].loops:
         return 1
-    turns = turns_of(op)
-    return None if turns is None else int(turns.number)
+    iterations = iterations_of(op)
+    return None if iterations is None else int(iterations.number)
 
 
 def _least(bounds: Sequence[int]) -> int | None:
@@ -94,7 +94,7 @@ def _least(bounds: Sequence[int]) -> int | None:
 
 
 def _counts(op: Any, body: Any, k: int) -> bool:
-    """Return whether a carried value is 0 before the first turn, and one more after each."""
+    """Return whether a carried value is 0 before the first iteration, and one more after each."""
     end = origin(body, body.outputs[k])
     if number_at(op, k) != 0:
         return False
@@ -108,12 +108,12 @@ def _counts(op: Any, body: Any, k: int) -> bool:
 
 
 def _unchanged(op: Any, body: Any, k: int) -> int | None:
-    """Return a carried number that is known, and the same in every turn; else None."""
+    """Return a carried number that is known, and the same in every iteration; else None."""
     return number_at(op, k) if origin(body, body.outputs[k]).op == body.inputs[k] else None
 
 
 def _comparisons(condition: Any) -> list[Any]:
-    """Return the comparisons that must all hold for another turn; none if it asks anything else."""
+    """Return the comparisons that must all hold for another iteration; none if it asks anything else."""
 
     def asked_by(position: int) -> list[int]:
         op = condition.ops[position]
@@ -124,10 +124,10 @@ def _comparisons(condition: Any) -> list[Any]:
     return comparisons if all(op.type in ("Less", "LogicalAnd") for op in conditions) else []
 
 
-def pushed_counters(op: Any, turns: Turns) -> list[int]:
-    """Return the carried lists onto which each turn pushes its number."""
+def pushed_counters(op: Any, iterations: Iterations) -> list[int]:
+    """Return the carried lists onto which each iteration pushes its number."""
     body, lists = op.bodies[function_names(op.node)[1]], []
-    counters = {body.inputs[k] for k in turns.counters}
+    counters = {body.inputs[k] for k in iterations.counters}
     for k, tensor in enumerate(body.outputs):
         last = body.ops[origin(body, tensor).op]
         pushes = last.type == "TensorListPushBack" and origin(body, last.inputs[0]).op == body.inputs[k]

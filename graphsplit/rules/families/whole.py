@@ -38,5 +38,5 @@ WHY = {
 
 @register(*WHY)
 def needs_all_rows(op: Op) -> Declined:
-    """It runs at home."""
+    """It runs once."""
     return Declined(WHY[op.type])

@@ -34,9 +34,9 @@ from graphsplit.planning.plan import Plan
 from graphsplit.runtime.executable import Function, make_executable
 from graphsplit.runtime.failures import Located
 from graphsplit.runtime.feeding import make_fed_executable
-from graphsplit.runtime.gradients.cutting import CutGraph, cut_graph
 from graphsplit.runtime.gradients.joint_trace import JointTrace, differentiable_outputs, gradients_only, joint_trace
 from graphsplit.runtime.gradients.kept_values import KeptValues
+from graphsplit.runtime.gradients.separation import SeparatedGraph, separate_graph
 from graphsplit.runtime.handles import Layouts, LayoutsChangedError, captured, held_captures, origins_of, watches
 from graphsplit.tracing.trace import Trace
 
@@ -252,7 +252,7 @@ class ForwardAndBackward:
     single: PlannedFunction
     plan: Plan
     joint: JointTrace
-    cut: CutGraph
+    cut: SeparatedGraph
     again: dict[int, PlannedFunction] = field(default_factory=dict)
     whole: dict[int | None, Any] = field(default_factory=dict)
 
@@ -475,7 +475,7 @@ class ForwardAndBackward:
         trace = gradients_only(self.single.trace, self.joint, g)
         layouts = [_layout_of(self.single, k) for k in self.joint.groups[g]]
         plan = self.single.request.plan_like(self.single.plan, trace, (*self.single.plan.input_layouts, *layouts))
-        live = {op.index for op in (*plan.home_ops, *plan.sharded_ops)}
+        live = {op.index for op in (*plan.ops_once, *plan.sharded_ops)}
         changed = _variables_of(self.single.trace, self.single.plan, self.single.plan.program.writes)
         if plan.program.writes & live or _variables_of(trace, plan, live) & changed:
             raise UnsupportedError(
@@ -494,7 +494,7 @@ def _forward_and_backward(single: PlannedFunction, watched: Sequence[bool]) -> F
     graph, known = emit(plan), {program.ops[i].name for i in program.captures} | joint.trace.counters
     names = zip(origins_of(joint.trace, plan), graph.captures, strict=True)
     late = [name for (origin, _), name in names if origin not in known]
-    cut = cut_graph(graph, len(program.inputs), len(program.outputs), joint.sizes(), single.name, late)
+    cut = separate_graph(graph, len(program.inputs), len(program.outputs), joint.sizes(), single.name, late)
     return ForwardAndBackward(single, plan, joint, cut)
 
 

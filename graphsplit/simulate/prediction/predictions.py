@@ -350,7 +350,7 @@ def predict_plan(
       ArgumentError: for variables in the memory of a host of which the machine's file does not say how fast it is.
     """
     costs = Costs(machine.device, unknown_size)
-    state = state_bytes(plan.program, plan.state, plan.home)
+    state = state_bytes(plan.program, plan.state, plan.default_device)
     on_host = _on_hosts(machine, state)
     tasks = machine_tasks(plan, machine, costs)
     schedule = replay(tasks.tasks, tasks.resources)

@@ -1,6 +1,7 @@
 """Task costs: how long each task of a plan takes on its device; what is alike is asked once.
 
-Loops and branches take what their bodies do, turn by turn, and so do the bytes of the lists that their turns fill.
+Loops and branches take what their bodies do, iteration by iteration, and so do the bytes of the lists that their
+iterations fill.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from graphsplit.emission.kernels import Kernel, Kernels
 from graphsplit.emission.shards.sizes import described_on
 from graphsplit.planning.alike_shards import kinds_of_shards
 from graphsplit.planning.communication.transfers import Concatenation, Slice
-from graphsplit.planning.costs.buffers import kept_each_turn
+from graphsplit.planning.costs.buffers import kept_each_iteration
 from graphsplit.planning.costs.families import FREE, PASSED_ON, family_of
 from graphsplit.planning.costs.seconds import Costs, sample_key
 from graphsplit.planning.costs.work import Described, Work, bytes_of, is_known, work_of
@@ -24,7 +25,7 @@ from graphsplit.planning.plan import Plan
 from graphsplit.planning.tasks import OPERATION, PlannedTask, Result
 from graphsplit.program.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.program import SIZES, Op, Program
-from graphsplit.program.reading.trip_counts import turns_of
+from graphsplit.program.reading.trip_counts import iterations_of
 
 
 class TaskCost(NamedTuple):
@@ -53,7 +54,7 @@ class TaskCosts:
       tasks: all of it.
       costs_on: of single operations on a device.
       note: takes a sentence on what is known only when it runs.
-      seconds_of_turn: how long a turn of a loop takes that is split over the devices.
+      seconds_of_iteration: how long an iteration of a loop takes that is split over the devices.
     """
 
     def __init__(
@@ -62,14 +63,14 @@ class TaskCosts:
         tasks: Sequence[PlannedTask],
         costs_on: Callable[[str], Costs],
         note: Callable[[str], None],
-        seconds_of_turn: Callable[[Plan], float],
+        seconds_of_iteration: Callable[[Plan], float],
     ):
         self._plan = plan
         self._tasks = tasks
         self._costs_on = costs_on
-        self._unknown_size = costs_on(plan.home).unknown_size
+        self._unknown_size = costs_on(plan.default_device).unknown_size
         self._note = note
-        self._seconds_of_turn = seconds_of_turn
+        self._seconds_of_iteration = seconds_of_iteration
         self._kinds = kinds_of_shards(plan)
         self._known: dict[object, TaskCost] = {}
         self._on_host: dict[int, bool] = {}
@@ -194,11 +195,11 @@ class TaskCosts:
         if d is not None or not bodies:
             plans, shard = self._plans(op, d)
             return seconds_of_bodies(op, plans, self._plan.rows, shard, costs)
-        seconds = sum([self._seconds_of_turn(plan) for plan in bodies.values()])  # they are split over the devices
-        turns = turns_of(op)
-        if turns is None:
-            return BodyTime(seconds, f"how often {op.type} {op.name!r} turns is known only when it runs")
-        return BodyTime(int(turns.number) * seconds)
+        seconds = sum([self._seconds_of_iteration(plan) for plan in bodies.values()])  # they are split over the devices
+        iterations = iterations_of(op)
+        if iterations is None:
+            return BodyTime(seconds, f"how often {op.type} {op.name!r} iterates is known only when it runs")
+        return BodyTime(int(iterations.number) * seconds)
 
     def _plans(self, op: Op, d: int | None) -> tuple[Mapping[str, object], int | None]:
         """Return how a shard runs the functions of an operation, and which it is; on whole tensors, none."""
@@ -215,7 +216,7 @@ def _made(op: Op) -> Sequence[Described]:
     return list(zip(op.out_shapes, op.out_dtypes, strict=True))
 
 
-_TURN_OPS = 3  # `Switch`, `Merge` and `NextIteration` of each value that a loop carries, in every turn
+_ITERATION_OPS = 3  # `Switch`, `Merge` and `NextIteration` of each value that a loop carries, in every iteration
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class BodyTime:
     """How long a loop or branch takes.
 
     Attributes:
-      seconds: in all turns.
+      seconds: in all iterations.
       unknown: why that is only the least; "" if it is known.
     """
 
@@ -232,7 +233,7 @@ class BodyTime:
 
 
 def seconds_of_bodies(op: Op, plans: Mapping[str, Any], rows: tuple[int, ...], d: int | None, costs: Costs) -> BodyTime:
-    """Return how long an operation takes that runs functions: all turns of a loop, the longest branch.
+    """Return how long an operation takes that runs functions: all iterations of a loop, the longest branch.
 
     Args:
       op: the loop, branch or call.
@@ -247,12 +248,12 @@ def seconds_of_bodies(op: Op, plans: Mapping[str, Any], rows: tuple[int, ...], d
     if flow is None or not flow.loops:
         branches = flow is not None and len(times) > 1
         return BodyTime((max if branches else sum)([time.seconds for time in times]), unknown)
-    turns = turns_of(op)
-    carried = _TURN_OPS * len(op.inputs) * costs.device.overhead_s
+    iterations = iterations_of(op)
+    carried = _ITERATION_OPS * len(op.inputs) * costs.device.overhead_s
     each = sum([time.seconds for time in times]) + carried
-    if turns is None:
-        return BodyTime(each, f"how often {op.type} {op.name!r} turns is known only when it runs")
-    return BodyTime(int(turns.number) * each, unknown)
+    if iterations is None:
+        return BodyTime(each, f"how often {op.type} {op.name!r} iterates is known only when it runs")
+    return BodyTime(int(iterations.number) * each, unknown)
 
 
 def _seconds_of_body(body: Program, plan: Any, rows: tuple[int, ...], d: int | None, costs: Costs) -> BodyTime:
@@ -274,7 +275,7 @@ class BodyOperation(NamedTuple):
 
     Attributes:
       op: of the function.
-      plans: how it runs functions in turn, by name.
+      plans: how it runs functions in each iteration, by name.
       reads, makes: shapes and dtypes, of the shard's part.
     """
 
@@ -289,7 +290,7 @@ def body_operations(body: Program, plan: Any, rows: tuple[int, ...], d: int | No
     for i, op in enumerate(body.ops):
         step = plan.steps[i] if plan is not None else None
         sharded = step.shards if step is not None else None
-        if step is not None and not (step.home or sharded):
+        if step is not None and not (step.once or sharded):
             continue
         yield BodyOperation(op, sharded.bodies if sharded else {}, *described_on(body, op, sharded, rows, d))
 
@@ -306,8 +307,8 @@ def bytes_in_lists(
       d: which shard; None for whole tensors.
       unknown_size: what sizes count as that are not known.
     """
-    turns = turns_of(op)
-    if turns is None:
+    iterations = iterations_of(op)
+    if iterations is None:
         return {}
     plan = plans.get(function_names(op.node)[1])
 
@@ -316,4 +317,4 @@ def bytes_in_lists(
         reads, _ = described_on(body, reader, sharded, rows, d)
         return bytes_of(reads[operand], unknown_size)
 
-    return {k: int(turns.number) * size for k, size in kept_each_turn(op, size_of).items()}
+    return {k: int(iterations.number) * size for k, size in kept_each_iteration(op, size_of).items()}

@@ -88,8 +88,8 @@ class _MachineTaskWriter:
         self._number = [-1] * len(self._planned)  # of what is written for each of the plan's tasks
         self._uses: dict[tuple[str, str, bool], tuple[tuple[str, ...], tuple[float, ...]]] = {}
         self._unknown: dict[str, None] = {}
-        self._prices = TaskCosts(plan, self._planned, self._costs_on, self._note, self._seconds_of_turn)
-        devices = dict.fromkeys([*plan.devices, *[task.device for task in self._planned], plan.home])
+        self._prices = TaskCosts(plan, self._planned, self._costs_on, self._note, self._seconds_of_iteration)
+        devices = dict.fromkeys([*plan.devices, *[task.device for task in self._planned], plan.default_device])
         self._routes = Routes(machine, [device for device in devices if not machine.is_host(device)])
         self._tasks: list[Task] = []
         self._planned_sides = sides_of_tasks(plan, self._planned)
@@ -218,7 +218,7 @@ class _MachineTaskWriter:
         if unknown:
             self._unknown[unknown] = None
 
-    def _seconds_of_turn(self, plan: Plan) -> float:
+    def _seconds_of_iteration(self, plan: Plan) -> float:
         """Return how long a body takes whose work is split over the devices."""
         inner = machine_tasks(plan, self._machine, self._costs)
         self._unknown.update(dict.fromkeys(inner.unknown))

@@ -103,7 +103,7 @@ class ChosenPlans:
     def laid_out(self, choice: Choice) -> tuple[Plan, Arrangement]:
         """Return the plan that was chosen, and how the variables are to lie for it."""
         chosen, devices, request = choice.chosen, self.request.devices[: choice.chosen.devices], self.request
-        if request.lies.home:  # (the devices are not here)
+        if request.lies.default_device:  # (the devices are not here)
             plan, lies = self._planned_as(devices, chosen)
             return replace(plan, notes=(*plan.notes, *choice.notes)), lies
         options, lies = replace(request.options.as_given(), **chosen.options), request.lies.copy()
@@ -116,7 +116,9 @@ class ChosenPlans:
             ]
             decide(lies, variables, kept, slots, devices if mesh is None else mesh.devices, mesh)
             lies.reason = request.options.asks_for_plan
-        request = replace(request, options=options, devices=devices, home=devices[0], mesh=mesh, lies=lies).in_stages()
+        request = replace(
+            request, options=options, devices=devices, default_device=devices[0], mesh=mesh, lies=lies
+        ).in_stages()
         plan = request.plan()
         return replace(plan, notes=(*plan.notes, *choice.notes)), lies
 

@@ -359,7 +359,7 @@ class AxisTimes:
         return AxisTime(computing * in_turns, sending + along_batch, sent)
 
     def _seconds(self, plan: Plan, op: Op, step: Step) -> float:
-        if not step.home and step.shards is None:
+        if not step.once and step.shards is None:
             return 0.0
         layouts = (step.shards.wants, step.shards.gives) if step.shards is not None else ((), ())
         if (op.name, layouts) not in self._known:

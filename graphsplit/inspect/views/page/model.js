@@ -63,7 +63,7 @@ function devicesText(devices) { // "CPU:0, GPU:0 to 3, 7"
   return spans.map((span) => (span.end > span.start ? span.text + " to " + span.end : span.text)).join(", ");
 }
 
-const atHome = (op) => op.home_reason !== ""; // it carries rows of the batch, and all the same runs once
+const atHome = (op) => op.unsharded_reason !== ""; // it carries rows of the batch, and all the same runs once
 const quiet = (op) => !op.ran || ["Const", "NoOp"].includes(op.type);
 
 function buildTree() {

@@ -86,7 +86,7 @@ function showDetails(item, ops, name) {
   line("source", op.source);
   line("reads", links(inputs.get(item.op)));
   line("feeds", links(outputs.get(item.op)));
-  for (const reason of [op.reason, op.home_reason]) if (reason) element("div", reason, panel, "reason");
+  for (const reason of [op.reason, op.unsharded_reason]) if (reason) element("div", reason, panel, "reason");
 }
 
 function links(others) {

@@ -15,7 +15,7 @@ from graphsplit.runtime.executable import DeadTensors, Function, dead_tensors, r
 
 
 @dataclass(frozen=True, eq=False)
-class CutGraph:
+class SeparatedGraph:
     """An emitted graph of outputs and gradients, as functions that run forward and backward.
 
     Attributes:
@@ -60,14 +60,14 @@ class _BackwardPart(NamedTuple):
     after: set[str]
 
 
-def cut_graph(
+def separate_graph(
     graph: EmittedGraph,
     arguments: int,
     outputs: int,
     groups: Sequence[tuple[int, int]],
     name: str,
     late: Collection[str] = (),
-) -> CutGraph:
+) -> SeparatedGraph:
     """Return an emitted graph of outputs and gradients as functions that run forward and backward.
 
     What depends on a seed (the gradient of an output) runs backward, the rest forward. A forward tensor that is read
@@ -101,7 +101,7 @@ def cut_graph(
     )
     pairs = zip(parts, crossing, strict=True)
     backward = [_backward(graph, constant, part, read, dead, f"{name}_backward") for part, read in pairs]
-    return CutGraph(outputs, inputs, residuals, run_forward, backward)
+    return SeparatedGraph(outputs, inputs, residuals, run_forward, backward)
 
 
 def _parts(
