@@ -16,6 +16,9 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "generated" / "api.md"
+KEPT = frozenset({"Decisions"})
+"""Bases that classes keep for themselves."""
+
 HEAD = """\
 # Public names
 
@@ -55,7 +58,8 @@ def text() -> str:
 def _entry(name: str, what: Any) -> Iterator[str]:
     """Yield the section of a function or class; of a class, what its instances offer as well."""
     yield f"### {name}"
-    yield f"```python\n{name}{_signature(what)}\n```"
+    is_handed_out = inspect.isclass(what) and any(base.__name__ in KEPT for base in what.__mro__)  # (users make none)
+    yield f"```python\n{name}{'' if is_handed_out else _signature(what)}\n```"
     yield _first_paragraph(what)
     if inspect.isclass(what) and (lines := list(_members(what))):
         yield "\n".join(lines)
@@ -63,14 +67,28 @@ def _entry(name: str, what: Any) -> Iterator[str]:
 
 def _members(kind: type) -> Iterator[str]:
     """Yield a line for each method and property that a class of graphsplit documents."""
-    own = [base for base in reversed(kind.__mro__) if base.__module__.startswith("graphsplit")]
-    for name, member in {name: member for base in own for name, member in vars(base).items()}.items():
+    for name, member in members_of(kind).items():
         function = member.fget if isinstance(member, property) else getattr(member, "func", member)
         function = getattr(function, "__func__", function)
-        if name.startswith("_") or not inspect.isfunction(function) or not function.__doc__:
+        if not inspect.isfunction(function) or not function.__doc__:
             continue
         called = _signature(function, own=True) if inspect.isfunction(getattr(member, "__func__", member)) else ""
         yield f"* `{name}{called}`: {_first_sentence(function)}"
+
+
+def members_of(kind: type) -> dict[str, Any]:
+    """Return what a class of graphsplit offers, by name; of a base in `KEPT`, only what its docstring names."""
+    members: dict[str, Any] = {}
+    for base in reversed([base for base in kind.__mro__ if base.__module__.startswith("graphsplit")]):
+        documented = _attributes(kind) if base.__name__ in KEPT else vars(base)
+        members |= {name: vars(base)[name] for name in documented if not name.startswith("_") and name in vars(base)}
+    return members
+
+
+def _attributes(kind: type) -> list[str]:
+    """Return the attributes that a class documents."""
+    section = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2]
+    return [name for names in re.findall(r"^  ([\w, ]+):", section, re.MULTILINE) for name in names.split(", ")]
 
 
 def _signature(what: Any, *, own: bool = False) -> str:

@@ -27,7 +27,15 @@ from graphsplit.program.program import Op, Program, Tensor
 
 
 class Plan(Decisions):
-    """Where every operation of a program runs, and what has to travel: print it, check it."""
+    """Where every operation of a program runs, and what has to travel: print it, check it.
+
+    Attributes:
+      devices, rows: of each shard, the device, and how many rows of the batch it has.
+      batch: how many rows the whole batch has, 0 if nothing is split.
+      schedule: the order in which shards go through stages, if there are any.
+      unsharded_ops: the operations on rows of the batch that run on one device all the same, and why.
+      notes: one sentence for each thing that you might not expect.
+    """
 
     @collection_paused()
     def check(self) -> None:
