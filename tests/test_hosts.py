@@ -20,7 +20,7 @@ from graphsplit.emission import EmittedGraph, check_emitted, emit
 from graphsplit.emission.clusters import graph_def_that_runs
 from graphsplit.planning.communication.transfers import Collective, Relay, Slice, Sum, Value
 from graphsplit.planning.device_bytes import traffic
-from graphsplit.planning.passes import default_home
+from graphsplit.planning.passes import best_default_device
 from graphsplit.planning.variables.in_parts import program_of
 from tests.helpers.exchanges import trained
 from tests.helpers.hosts import (
@@ -282,29 +282,29 @@ def test_home_is_where_the_variables_are():
     step, _ = deep("home", 1)
     trace = gs.parallelize(step, devices=2)._planning((X,), {})[0].trace
     program, state = program_of(trace)
-    assert default_home(program, state, EIGHT) == (
+    assert best_default_device(program, state, EIGHT) == (
         "/device:CPU:0",
         ("default device: CPU:0, where the variables are (19.2 kB)",),
     )
-    assert default_home(program, state, ["/device:CPU:3", "/device:CPU:0"]) == ("/device:CPU:3", ())
+    assert best_default_device(program, state, ["/device:CPU:3", "/device:CPU:0"]) == ("/device:CPU:3", ())
 
     def lying(*devices: str) -> tuple[str, tuple[str, ...]]:
         own = dataclasses.replace(state, devices=dict(zip(state.devices, devices, strict=True)))
-        return default_home(program, own, EIGHT)
+        return best_default_device(program, own, EIGHT)
 
     assert lying(EIGHT[5], EIGHT[5], EIGHT[0]) == (EIGHT[0], ())  # which has half as much
     said = "default device: worker:1/CPU:1, where the variables are (12.8 kB)"
     assert lying(EIGHT[5], EIGHT[5], EIGHT[1]) == (EIGHT[5], (said,))
     assert lying(EIGHT[1], EIGHT[0], EIGHT[2]) == (EIGHT[0], ())
     plain = gs.parallelize(tf.tanh, devices=2)._planning((X,), {})[0].trace
-    assert default_home(*program_of(plain), EIGHT) == (EIGHT[0], ())
+    assert best_default_device(*program_of(plain), EIGHT) == (EIGHT[0], ())
 
 
 @pytest.mark.parametrize("layout", ["replicated", "sharded"])
 def test_home_of_variables_on_all_devices(layout: str):
     step, _ = deep(layout, 5)
     plan, names = plan_on_hosts(step, (2, 3), X), on_hosts(2, 3)
-    assert default_home(plan.program, plan.state, list(names.values())) == (worker_device(0, 0), ())
+    assert best_default_device(plan.program, plan.state, list(names.values())) == (worker_device(0, 0), ())
 
 
 @pytest.fixture(scope="module")

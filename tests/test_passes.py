@@ -19,7 +19,7 @@ from graphsplit.planning import planner
 from tests.helpers.hosts import plan_on_hosts
 
 DECIDES = {
-    "choose_home": {"home", "notes"},
+    "choose_default_device": {"default_device", "notes"},
     "recompute": {"program", "notes"},
     "merge_moments": {"program"},
     "propagate": {"steps", "owners", "moves"},
@@ -188,7 +188,7 @@ def test_turns_of_loops_are_planned_by_the_same_options():
 def test_a_plan_is_printed_between_passes():
     plan = gs.parallelize(training_step(1), devices=2).plan(tf.TensorSpec([ROWS, 12], tf.float64))
     texts = {decide.__name__: planner.text_after(plan, decide.__name__) for decide in planner.PASSES}
-    [before] = [line for line in texts["choose_home"].splitlines() if line.endswith("# matmul: not decided")]
+    [before] = [line for line in texts["choose_default_device"].splitlines() if line.endswith("# matmul: not decided")]
     [after] = [line for line in texts["propagate"].splitlines() if "# matmul:" in line]
     assert after == before.replace("not decided", "shards: (shard(0), replicated) -> shard(0)")
     assert re.search(r"^  reduce of %\d+: partial\(sum\) -> whole on CPU:0$", texts["propagate"], re.MULTILINE)

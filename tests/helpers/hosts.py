@@ -72,17 +72,17 @@ def planning_for(names: Mapping[str, str]) -> Iterator[None]:
         program: Program,
         *,
         mesh: Mesh,
-        home: str,
+        default_device: str,
         input_devices: Sequence[str],
-        homes: Sequence[str],
+        default_devices: Sequence[str],
         **others: Any,
     ) -> gs.inspect.Plan:
         return plan_program(
             program,
             mesh=with_names(mesh),
-            home=names[home],
+            default_device=names[default_device],
             input_devices=renamed(input_devices),
-            homes=renamed(homes),
+            default_devices=renamed(default_devices),
             **others,
         )
 
