@@ -32,7 +32,14 @@ ENVIRONMENT = {
 WHERE = "2026-11-28, graphsplit 1.0.0rc1, TensorFlow 2.21.0, Keras 3.15.1, JAX 0.10.2, 2 cores of AMD EPYC"
 SETTINGS = {"kind": "cpu", "form": "full", "small": False, "rounds": 2, "round_s": 0.3, "fit_round_s": 3.0}
 BATCH_S = {"plain": 0.2, "graphsplit": 0.1, "mirrored": 0.4, "towers": 0.3, "jax": 0.5}
-NOT_TIMES = ("stages", "chains", "many_devices", "updates", "coverage", "mesh_search")  # what these print is counted, not timed
+NOT_TIMES = (
+    "stages",
+    "chains",
+    "many_devices",
+    "updates",
+    "coverage",
+    "mesh_search",
+)  # what these print is counted, not timed
 BY_HAND = ("compiled", "overlap", "choices", "operations", "fitting", "keras_fit", "report")  # no times of CPUs
 
 

@@ -65,7 +65,7 @@ def test_a_broken_order_is_seen(plan: gs.inspect.Plan):
     with pytest.raises(gs.errors.CheckError, match="which follows from it"):
         dataclasses.replace(plan, order={shared.op: first}).check()
     steps = list(plan.steps)
-    steps[first] = Step(home=True)
+    steps[first] = Step(once=True)
     with pytest.raises(gs.errors.CheckError):
         dataclasses.replace(plan, steps=tuple(steps), order={later: first}).check()
 

@@ -161,10 +161,12 @@ def _setting(rng: np.random.Generator, mode: str) -> Setting:
         count = 6 if mode == OPEN_SIZES else 3
         calls = tuple(int(n) for n in rng.choice([1, 2, 3, 4, 5, 7, 8], count, replace=False))
         setting = dataclasses.replace(setting, rows=calls, sizes="retrace" if rng.random() < 0.4 else "signature")
-    home = f"CPU:{rng.integers(5)}" if rng.random() < 0.15 and mode not in (MESH, SEVERAL, EXPERTS, FSDP) else None
+    default_device = (
+        f"CPU:{rng.integers(5)}" if rng.random() < 0.15 and mode not in (MESH, SEVERAL, EXPERTS, FSDP) else None
+    )
     by_default = mode != "axes" and bool(rng.random() < 0.5)
     return dataclasses.replace(
-        setting, home=home, by_default=by_default, in_graph=outside > 0 and bool(rng.random() < 0.2)
+        setting, default_device=default_device, by_default=by_default, in_graph=outside > 0 and bool(rng.random() < 0.2)
     )
 
 

@@ -108,7 +108,7 @@ class Setting:
     sizes: str = "known"
     rows: tuple[int, ...] = (5,)
     shares: tuple[int, ...] | None = None
-    home: str | None = None
+    default_device: str | None = None
     by_default: bool = False
     in_graph: bool = False
     mesh: tuple[tuple[str, int], ...] = ()
@@ -232,7 +232,7 @@ def _layouts(program: Program) -> str:
     names = ", ".join(w.spelled_layout for w in program.variables)
     comma = "," if len(program.variables) == 1 else ""
     return f"""\
-    partitioning._STAYS = 8
+    partitioning.STAYS = 8
     for variable, layout in zip(variables, ({names}{comma})) if parallel else ():
         gs.set_variable_layout(variable, layout, {program.setting.on_devices})
 """
@@ -247,7 +247,7 @@ def _results(program: Program) -> str:
     options += [f"shares={list(setting.shares)}"] if setting.shares else []
     options += [f"micro_batches={setting.micro_batches}"] if setting.micro_batches > 1 else []
     options += [f'schedule="{setting.schedule}"'] if setting.schedule else []
-    tuning = [f'"default_device": "{setting.home}"'] if setting.default_device else []
+    tuning = [f'"default_device": "{setting.default_device}"'] if setting.default_device else []
     tuning += ['"exchange_bytes": 1 << 19'] if setting.at_once else []
     single = "tf.function(f, autograph=False)"
     lines = ["f = gradients(f, variables)"] * setting.inside

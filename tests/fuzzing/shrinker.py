@@ -93,7 +93,7 @@ def _simpler_settings(program: Program) -> Iterator[Program]:
         dataclasses.replace(setting, inside=0, outside=0),
         dataclasses.replace(setting, shares=None),
         dataclasses.replace(setting, shares=None, devices=2),
-        dataclasses.replace(setting, home=None),
+        dataclasses.replace(setting, default_device=None),
         dataclasses.replace(setting, at_once=False),
         dataclasses.replace(setting, by_default=True),
         dataclasses.replace(setting, schedule=None),

@@ -20,7 +20,7 @@ _INK, _GREY, _SOFT = "#1f2328", "#656d76", "#8b949e"
 _LEGEND = "Colour: the device. Coloured line: tensors that are sent, with their bytes. Grey line: on the same device."
 _ALIKE = " \u00d7 n: one of n alike is drawn."
 
-Places = Mapping[tuple[Lane, str], tuple[float, float]]
+PointByLane = Mapping[tuple[Lane, str], tuple[float, float]]
 """The upper left corner of each box."""
 
 
@@ -78,7 +78,7 @@ def _text(
     return f'{white}<text x="{at[0]:g}" y="{at[1]:g}" {looks} fill="{color}">{html.escape(text)}</text>'
 
 
-def _places(summary: Summary, order: Sequence[Box], wide: int) -> Places:
+def _places(summary: Summary, order: Sequence[Box], wide: int) -> PointByLane:
     """Return where boxes are: below the box before it in its lane and the boxes that feed it."""
     left = {group.shown: _LEFT + i * (wide + _GAP) for i, group in enumerate(summary.lanes)}
     feeds: dict[tuple[Lane, str], list[Box]] = {}
@@ -107,7 +107,7 @@ def _box(box: Box, x: float, y: float, color: str, wide: int) -> list[str]:
     ]
 
 
-def _flows(summary: Summary, places: Places, colors: Mapping[str, str], wide: int) -> list[str]:
+def _flows(summary: Summary, places: PointByLane, colors: Mapping[str, str], wide: int) -> list[str]:
     """Return the lines from lane to lane, the thickest first, and labels over them."""
     lines, labels, taken = list[str](), list[str](), list[tuple[float, float]]()
     columns = [[places[box.key][1] for box in boxes] for boxes in summary.lanes.values()]
