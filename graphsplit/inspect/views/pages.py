@@ -94,20 +94,8 @@ def _lanes(placement: PlacementGraph, lane_of: Mapping[str, Lane], index: Mappin
 
 
 _SHOWN = (
-    *(
-        "name",
-        "type",
-        "shard",
-        "stage",
-        "output_bytes",
-        "flops",
-        "variable",
-        "source",
-        "reason",
-        "unsharded_reason",
-        "ran",
-    ),
-    "backward",
+    *("name", "type", "shard", "stage", "output_bytes", "flops", "variable", "source", "reason"),
+    *("unsharded_reason", "ran", "backward"),
 )
 _USUAL = {name: getattr(PlacedOp, name, "") for name in _SHOWN}
 """Of the fields of operations, those that the page shows, and what they usually are."""
