@@ -20,7 +20,7 @@ from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.errors import ArgumentError
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.work_shares import sharding_devices
+from graphsplit.planning.work_shares import devices_of_shards
 from graphsplit.program.graph.compilability import is_of_variables
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Program
@@ -195,7 +195,7 @@ _NOT_WRAPPED = (
 
 def _devices_of(plan: Plan) -> tuple[str, ...]:
     """Return the devices that a plan uses: those of shards; if that is one at most, those of all that runs."""
-    sharding = sharding_devices(plan)
+    sharding = devices_of_shards(plan)
     return sharding if len(sharding) > 1 else tuple(sorted({*sharding, *plan.places.all_once}))
 
 

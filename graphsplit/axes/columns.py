@@ -115,7 +115,7 @@ class _Columned:
 
         Args:
           mesh: with these axes.
-          asked: those along which something else is to lie.
+          wanted_axes: those along which something else is to lie.
         """
         stride = math.prod(size for _, size in mesh.others)
         for axis, size in mesh.others:
@@ -272,9 +272,11 @@ def _gathered(plan: Plan, laid: Mapping[int, Layout]) -> frozenset[str]:
 
 
 def _reads_own(plan: Plan, op: Op, handle: Tensor) -> bool:
-    shards, made_handle = plan.steps[op.index].shards, plan.steps[handle.op].shards
+    shards, shards_of_handle = plan.steps[op.index].shards, plan.steps[handle.op].shards
     pairs = zip(op.inputs, shards.wants if shards else (), strict=False)
-    return made_handle is not None and all(want == made_handle.gives[0] for tensor, want in pairs if tensor == handle)
+    if shards_of_handle is None:
+        return False
+    return all(want == shards_of_handle.gives[0] for tensor, want in pairs if tensor == handle)
 
 
 def _read(plan: Plan, graph: EmittedGraph, resources: HeldShapes, stride: int) -> Program:

@@ -45,7 +45,7 @@ class _LaidProgram:
     caller: tuple[_LaidProgram, Op] | None = None
 
     def outside(self, op: Op) -> list[Tensor] | None:
-        """Return what an argument is in the scope of the caller; None for one that is another in each turn."""
+        """Return what an argument is in the scope of the caller; None for one that is another in each iteration."""
         assert self.caller is not None
         call, number = self.caller[1], self.program.inputs.index(op.index)
         flow = CONTROL_FLOW[call.type]
@@ -201,13 +201,13 @@ class UnitSearch:
 
 def _cost(program: Program, natural: NaturalForms) -> float:
     moved, whole = dict[Tensor, int](), 0
-    for op, answer_given in zip(program.ops, natural.answers, strict=True):
-        whole += sum(op.out_bytes) if answer_given is None or REPLICATE in answer_given.gives else 0
+    for op, natural_answer in zip(program.ops, natural.answers, strict=True):
+        whole += sum(op.out_bytes) if natural_answer is None or REPLICATE in natural_answer.gives else 0
         for i, tensor in enumerate(op.inputs):
             layout = natural.layout(tensor)
-            if isinstance(layout, Shard) and (answer_given is None or answer_given.wants[i] != layout):
+            if isinstance(layout, Shard) and (natural_answer is None or natural_answer.wants[i] != layout):
                 moved.setdefault(tensor, program.bytes(tensor))
-        for k, result_layout in enumerate(answer_given.gives if answer_given is not None else ()):
+        for k, result_layout in enumerate(natural_answer.gives if natural_answer is not None else ()):
             if isinstance(result_layout, Partial) and not isinstance(natural.seen[op.index][k], Partial):
                 moved[Tensor(op.index, k)] = 2 * op.out_bytes[k]
     return _LINK * sum(moved.values()) + whole

@@ -355,8 +355,8 @@ def part_ranges(division: MeshDivision, ranges: Sequence[Sequence[int]]) -> list
     if isinstance(division, Cut) and division.parts == 1:
         return [tuple(ranges)]
     if isinstance(division, Cut):
-        numbers, before = ranges[division.axis], (*ranges[: division.axis],)
-        pieces = [[numbers[entries.start : entries.stop] for entries in blocks] for blocks in division.ranges]
+        of_axis, before = ranges[division.axis], (*ranges[: division.axis],)
+        pieces = [[of_axis[entries.start : entries.stop] for entries in blocks] for blocks in division.ranges]
         joined = [piece[0] if len(piece) == 1 else [*itertools.chain(*piece)] for piece in pieces]
         return [(*before, piece, *ranges[division.axis + 1 :]) for piece in joined]
     columns = zip(division.rows, part_ranges(division.columns, ranges), strict=True)

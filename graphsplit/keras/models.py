@@ -86,7 +86,7 @@ class ModelDevices:
     Attributes:
       devices: the device of each shard.
       options: of its steps in training and evaluation.
-      predict_home: where predictions are merged; None for the first device.
+      predict_device: where predictions are merged; None for the first device.
       variables: the layout of the model's and its optimizer's variables, or layouts by patterns of names. (What is
         chosen automatically is an option of the steps.)
     """

@@ -165,7 +165,7 @@ class Decisions:
 
     @property
     def loops_split(self) -> tuple[int, ...]:
-        """Return the loops and branches that run once and whose turns are split over the devices, by position."""
+        """Return the loops and branches that run once and whose iterations are split over the devices, by position."""
         return tuple(k for k, step in enumerate(self.steps) if step.once and step.bodies)
 
     @property
@@ -194,7 +194,7 @@ class Decisions:
         return tuple(rows_kept(self.program, self.steps, self.moves))
 
     def _all_plans(self) -> Iterable[Decisions]:
-        """Return this and the plans of turns of loops, and of loops in them."""
+        """Return this and the plans of bodies of loops, and of loops in them."""
         yield self
         for step in self.steps:
             for body in step.bodies.values():

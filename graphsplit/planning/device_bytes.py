@@ -357,8 +357,8 @@ class Traffic:
     def with_more(self, other: Traffic, times: int, *, is_least: bool) -> Traffic:
         """Return this and what something sends so many times, or more often (`is_least`)."""
         sent, received, by_kind = (
-            {key: mine.get(key, 0) + times * more.get(key, 0) for key in {**mine, **more}}
-            for mine, more in (
+            {key: present.get(key, 0) + times * added.get(key, 0) for key in {**present, **added}}
+            for present, added in (
                 (self.sent, other.sent),
                 (self.received, other.received),
                 (self.by_kind, other.by_kind),

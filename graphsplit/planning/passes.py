@@ -76,7 +76,7 @@ def merge_moments(plan: Plan) -> Plan:
     return replace(plan, program=with_moments(program, plan.mesh.few_bytes))
 
 
-def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
+def propagate_with(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
     """Decide in which layouts every operation runs and is read, who owns whole values, and what moves.
 
     Forward, every op gets its natural layout: rows flow from the sharded arguments through the rules. Backward, from
@@ -113,7 +113,7 @@ def with_lists_in_place(decide: Callable[[Mapping[int, str]], Plan], in_pieces: 
 
     Args:
       decide: makes a plan in which some operations run once: position -> why.
-      given: the arguments that are given in pieces, by position; such a list may have to be put together all the same.
+      in_pieces: positions of arguments that are given in pieces; such a list may have to be put together all the same.
 
     Raises:
       CheckError: if lists that stay would still have to move.

@@ -137,8 +137,8 @@ def cut_first(
 
 
 def propagate(plan: Plan) -> Plan:
-    """See `passes.propagate`; what a loop that runs once does in each iteration is planned by all passes."""
-    return passes.propagate(plan, lambda op, layouts: _plan_bodies(plan, op, layouts))
+    """See `passes.propagate_with`; what a loop that runs once does in each iteration is planned by all passes."""
+    return passes.propagate_with(plan, lambda op, layouts: _plan_bodies(plan, op, layouts))
 
 
 def gathered_again_or_kept(mesh: Mesh, planned: Callable[[bool], Plan]) -> Plan:
@@ -219,7 +219,7 @@ def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Pla
         return {}  # by XLA, for one device
     passed = range(flow.chooses, len(op.inputs))
     argument_layouts = [
-        layout if isinstance(layout, Shard) and _fit(plan, op, number, layout) else SINGLE_DEVICE
+        layout if isinstance(layout, Shard) and _fits_every_body(plan, op, number, layout) else SINGLE_DEVICE
         for number, layout in enumerate(layouts[flow.chooses :])
     ]
     given_ops = [program.ops[op.inputs[i].op] for i in passed]
@@ -246,8 +246,8 @@ def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Pla
     return plans
 
 
-def _fit(plan: Plan, op: Op, number: int, layout: Layout) -> bool:
-    """Return whether what a loop or branch is given as an argument has the same rows in each turn.
+def _fits_every_body(plan: Plan, op: Op, number: int, layout: Layout) -> bool:
+    """Return whether what a loop or branch is given as an argument has the same rows in each iteration.
 
     (A branch that does not fit what it is given was read for arguments of any shape.)
     """

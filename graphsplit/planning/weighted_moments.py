@@ -197,14 +197,14 @@ def _factors(program: Program, tensor: Tensor, depth: int = 0) -> Product:
     return Counter({factor: 1 if factor[0] in ("kept", "truth") else times for factor, times in product.items()})
 
 
-def _multiplied(one: Product, other: Product) -> Product:
-    """Return a product, which a mask keeps if it keeps both: 0 times what is no number is none, either."""
+def _multiplied(left: Product, right: Product) -> Product:
+    """Return the product. A mask stays one if the other factors are finite; else it multiplies, as 0 * nan is nan."""
 
     def as_it_counts(factor: tuple[Any, ...], beside: Product) -> tuple[Any, ...]:
         is_kept = factor in beside or {kind for kind, *_ in beside} <= _FINITE
         return ("truth", *factor[1:]) if factor[0] == "kept" and not is_kept else factor
 
-    sides = (one, other), (other, one)
+    sides = (left, right), (right, left)
     return Counter([as_it_counts(factor, beside) for product, beside in sides for factor in product.elements()])
 
 

@@ -267,20 +267,20 @@ class _Causes:
         return any(isinstance(count, int) and count > 0 for count in counts)
 
 
-def sharding_devices(plan: Decisions) -> tuple[str, ...]:
+def devices_of_shards(plan: Decisions) -> tuple[str, ...]:
     """Return the devices that run sharded operations: of shards, their columns and their stages."""
     devices: dict[str, None] = {}
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.shards:
             devices.update(dict.fromkeys(_devices_of(op, plan.places)))
         for body in step.bodies.values():
-            devices.update(dict.fromkeys(sharding_devices(body)))
+            devices.update(dict.fromkeys(devices_of_shards(body)))
     return tuple(devices)
 
 
 def computing_devices(plan: Decisions) -> tuple[str, ...]:
     """Return the devices that a plan is for: those that run sharded operations, or those that were asked for."""
-    return sharding_devices(plan) or plan.default_devices
+    return devices_of_shards(plan) or plan.default_devices
 
 
 def balance_of(shares: Shares, devices: Sequence[str]) -> float:

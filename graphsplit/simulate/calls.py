@@ -250,7 +250,7 @@ def predicted_call(
 
     Args:
       fn, args, kwargs: see `predict`.
-      **given: options instead of those that the function has; None: as it has them.
+      **changed: options instead of those that the function has; None: as it has them.
 
     Raises:
       ArgumentError: if it is no function, sizes of arguments are not known, or an option cannot be meant.

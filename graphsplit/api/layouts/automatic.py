@@ -86,11 +86,9 @@ def choose_layouts(
         return "replicated" if is_there and not writes else "sharded"
 
     layouts = tuple(map(layout_of, variables))
-    lying = [
-        lying_now for lying_now in map(lies.of, variables) if lying_now.automatic and lying_now.division is not None
-    ]
-    chosen = {*layouts, *[lying_now.layout for lying_now in lying]}
-    reshards = any(lying_now.reshards for lying_now in lying)
+    chosen_before = [lying for lying in map(lies.of, variables) if lying.automatic and lying.division is not None]
+    chosen = {*layouts, *[lying.layout for lying in chosen_before]}
+    reshards = any(lying.reshards for lying in chosen_before)
     again = " again for the backward pass, to fit into memory" if reshards else " once a call"
     texts = {
         "sharded": f"what the function writes is sharded, and gathered{again}",

@@ -414,13 +414,14 @@ class LayoutOnMesh:
                 return self._along(np.moveaxis(table, 1, -1), axes[1:], shape, in_rows)
             columns = Replicate(firsts, firsts)
         shapes = part_shapes(columns, shape)
-        rows = [self._along(table[:, d], axes[1:], part_shape, in_rows) for d, part_shape in enumerate(shapes)]
-        if isinstance(columns, Cut) and all(row is None for row in rows):
+        divisions = [self._along(table[:, d], axes[1:], part_shape, in_rows) for d, part_shape in enumerate(shapes)]
+        if isinstance(columns, Cut) and all(division is None for division in divisions):
             return columns
         wholes = [
             Cut(0, part_shape[0], 1, devices=(device,)) for part_shape, device in zip(shapes, firsts, strict=True)
         ]
-        return Nested(axes[0], columns, tuple([row or whole for row, whole in zip(rows, wholes, strict=True)]))
+        rows = tuple([division or whole for division, whole in zip(divisions, wholes, strict=True)])
+        return Nested(axes[0], columns, rows)
 
     def _gathered(self, k: int, shape: Sequence[int], devices: Sequence[str]) -> MeshDivision:
         """Return how a dimension is cut over devices that put it together before they use it. None has no part."""

@@ -35,7 +35,7 @@ def lying_elsewhere(
     """Return how the variables of a traced function lie on devices that need not exist: as they do here.
 
     Args:
-      here: how they lie; the same number of a device is the same device.
+      as_here: how they lie; the same number of a device is the same device.
       trace: the function.
       devices: full names, the first is the default device.
       mesh: they as a mesh, if there is one: variables that lie along an axis here lie so along that axis there.

@@ -1,7 +1,7 @@
 """How variables lie, or are to lie: what decides about layouts asks and tells an `Arrangement`, and nothing moves.
 
 What enters: decisions about variables. What leaves: the same decisions, for whoever plans; and, once a call runs, the
-variables as they were decided (`apply`): the only place where a layout is changed.
+variables as they were decided (`apply`): the only place where a call changes a layout.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ def whole_of(values: Iterable[tf.Tensor | None], division: MeshDivision) -> tf.T
         axis, cut = division.axis, division.ranges
         if division.blocks > 1 and len(present) > 1:
             each = [tf.split(value, list(map(len, entries)), axis) for value, entries in zip(present, cut, strict=True)]
-            present = [pieces[k] for k in range(division.blocks) for pieces in each]
+            in_order = [pieces[k] for k in range(division.blocks) for pieces in each]
+            return _joined(in_order, axis)
         return _joined(present, axis)
     columns = [
         whole_of(row_values, rows) for row_values, rows in zip(_by_column(values, division), division.rows, strict=True)

@@ -109,7 +109,7 @@ class RowCounts:
             self._made[key] = functools.reduce(lambda a, b: self.once("LogicalAnd", a, b), map(self.present, shards))
         return self._made[key]
 
-    def waits_for(self, d: int) -> str:
+    def presence_control(self, d: int) -> str:
         """Return the control input that keeps a node of shard `d` from running if it has no rows, or ""."""
         return ""
 
@@ -189,7 +189,7 @@ class RowCounts:
         return [self.scalars[d][symbol] for symbol in symbols]
 
     def _number(self, name: str, d: int | None, value: np.ndarray, dtype: tf.DType, device: str) -> str:
-        wait = "" if d is None else self.waits_for(d)
+        wait = "" if d is None else self.presence_control(d)
         array = values_at(value, {}).astype(dtype.as_numpy_dtype)
         self._add(constant_node(name, array, dtype, device, wait), d)
         return name
@@ -308,7 +308,7 @@ class MeasuredRows(RowCounts):
         """Return the reference of a truth value on the default device: whether shard `d` has rows."""
         return self._present[d]
 
-    def waits_for(self, d: int) -> str:
+    def presence_control(self, d: int) -> str:
         """Return the control input that keeps a node of shard `d` from running if it has no rows; "" for the first."""
         return self.writers[d].control
 

@@ -535,8 +535,8 @@ def _held(plan: Decisions, tasks: Tasks) -> list[str]:
         return []
     alive, giving = alive_on(plan, tasks), giving_devices(plan)
     working = [device for device in alive if device not in giving]
-    beside_default = [device for device in working if device != plan.default_device]
-    fullest = max(beside_default, key=lambda device: alive[device].bytes, default=plan.default_device)
+    others_working = [device for device in working if device != plan.default_device]
+    fullest = max(others_working, key=lambda device: alive[device].bytes, default=plan.default_device)
     shown = [device for device in working if device in (plan.default_device, fullest)]
     most = [f"{format_bytes(alive[device].bytes)} on {short_name(device)}" for device in shown]
     most += [f"no more on {count_text(len(working) - len(shown), 'other')}"] if len(working) > len(shown) else []

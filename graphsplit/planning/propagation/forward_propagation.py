@@ -355,7 +355,7 @@ def read_in_pieces(program: Program, natural: NaturalForms) -> set[Tensor]:
 
 
 def with_operand(rule: Rule, op: Op, layouts: Sequence[Layout], operand: int) -> Answer:
-    """Return how an operation may run with one of its operands where it is."""
+    """Return how an operation runs if the layout of one of its operands is preferred to those of all others."""
     return answer(rule, op, layouts, [_ONLY_THIS if k == operand else 0 for k in range(len(layouts))])
 
 

@@ -181,10 +181,10 @@ class _Pairing:
             sources = [i for i in self._sources[op.index] if i in self._backward]
             if op.index not in number_of_pair or self._candidates[op.index] or len(sources) != 1:
                 continue
-            of_readers = [result[i] for i in self._readers[op.index] if i in number_of_pair]
-            beside = [
+            numbers_of_readers = [result[i] for i in self._readers[op.index] if i in number_of_pair]
+            numbers_beside = [
                 result[i] for i in self._readers[sources[0]] if i in number_of_pair and result[i] < result[op.index]
             ]
-            if of_readers and beside:
-                result[op.index] = min(result[op.index], max(*of_readers, *beside))
+            if numbers_of_readers and numbers_beside:
+                result[op.index] = min(result[op.index], max(*numbers_of_readers, *numbers_beside))
         return result

@@ -60,7 +60,7 @@ def recomputed(program: Program, recompute: Recompute, batch: int) -> tuple[Prog
 
     Args:
       program: of a whole training step, or of a function and its gradients.
-      asked: see `Recompute`.
+      recompute: see `Recompute`.
       batch: the number of rows.
 
     Raises:
@@ -239,8 +239,8 @@ def _entry(passes: _Passes, block: set[int], end: int) -> tuple[int, int] | None
 
     Args:
       passes: of the program.
-      made: operations of the block.
-      end: its last operation.
+      block: its operations.
+      end: the last of them.
     """
     of_block: set[int] = set()  # backward, and of nothing but the block
     for i in sorted(passes.backward):
@@ -251,6 +251,10 @@ def _entry(passes: _Passes, block: set[int], end: int) -> tuple[int, int] | None
                 return late[-1], i
             of_block.add(i)
     return None
+
+
+OpOrCopy = tuple[int, bool]
+"""An operation of the program, by position, and whether its copy is meant."""
 
 
 class _CopyWriter(ProgramWriter):
@@ -267,7 +271,7 @@ class _CopyWriter(ProgramWriter):
         arranged = list(self._arranged())
         number = {entry: k for k, entry in enumerate(arranged)}
         sources = [[number[source] for source in self._sources(*entry)] for entry in arranged]
-        place: dict[tuple[int, bool], int] = {}
+        place: dict[OpOrCopy, int] = {}
         for k in in_order(sources, [self._program.ops[i].name for i, _ in arranged]):
             i, is_copy = arranged[k]
             place[arranged[k]] = self._write(self._program.ops[i], is_copy, place)
@@ -276,7 +280,8 @@ class _CopyWriter(ProgramWriter):
             self._note(op, results, [place[entry] for entry in ((op.index, False), (op.index, True)) if entry in place])
         return self._written()
 
-    def _arranged(self) -> Iterator[tuple[int, bool]]:
+    def _arranged(self) -> Iterator[OpOrCopy]:
+        """Yield each operation, in the order of the program, and the copies of a block before what first reads them."""
         before: dict[int, list[int]] = {}
         for block in self._blocks:
             before.setdefault(block.first, []).extend(block.copied)
@@ -300,12 +305,13 @@ class _CopyWriter(ProgramWriter):
         is_first = kept or not any(copied for _, copied in self._reads(op, True))
         return [*op.controls, *([block.waits_for] if is_first else [])]
 
-    def _sources(self, i: int, is_copy: bool) -> list[tuple[int, bool]]:
+    def _sources(self, i: int, is_copy: bool) -> list[OpOrCopy]:
+        """Return what is written before an operation or its copy: what that reads, and what it waits for."""
         op = self._program.ops[i]
         data_sources = [(tensor.op, copied) for tensor, copied in self._reads(op, is_copy)]
         return [*data_sources, *[(control, False) for control in self._waits(op, is_copy)]]
 
-    def _write(self, op: Op, is_copy: bool, place: Mapping[tuple[int, bool], int]) -> int:
+    def _write(self, op: Op, is_copy: bool, place: Mapping[OpOrCopy, int]) -> int:
         inputs = [Tensor(place[tensor.op, copied], tensor.index) for tensor, copied in self._reads(op, is_copy)]
         controls = [place[control, False] for control in self._waits(op, is_copy)]
         name = self._unused(f"{op.name}/again") if is_copy else op.name

@@ -203,7 +203,7 @@ class _BranchWriter(RowAdder):
         Args:
           op: the branch.
           name: for what is written.
-          given: its operands.
+          operands: what it is given.
           before: the value of each variable, by handle.
           first: the number of the first side that may be taken here. Where more than one other is left, what chooses
             among those is the other side.
@@ -332,7 +332,7 @@ def _used(op: Op, operands: Sequence[Tensor]) -> Iterator[tuple[Tensor, Program,
 
     Args:
       op: the branch.
-      given: its operands, outside of all branches.
+      operands: what it is given, outside of all branches.
     """
     for name in function_names(op.node):
         body = op.bodies[name]

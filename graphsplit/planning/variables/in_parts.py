@@ -37,7 +37,7 @@ def program_of(
       trace: the function.
       state: where its variables and tables live, and how they are several; None: as `state_of` says.
       reshard: see `divide`.
-      given: its program, if some variables are in parts there already, and for each capture the original's, and part.
+      columns: its program, if some variables are in parts there already, and for each capture the original's, and part.
       mesh: the shards, among which variables are used where their parts are that lie so.
     """
     state = replace(state or state_of(trace), captured=captured_by(trace))

@@ -60,6 +60,8 @@ class RowAdder(ProgramWriter):
 def with_sums_of_rows(program: Program, names: Collection[str], shapes: Mapping[str, Sequence[int | None]]) -> Program:
     """Return a program in which rows are added up, and truth values joined, before they are put into a table.
 
+    Rows are where they are more bytes than the table; fewer are sent as they are.
+
     Args:
       program: the function.
       names: of the placeholders of the handles of variables in parts.

@@ -24,7 +24,7 @@ class Lists:
     """Notes on the lists of a program.
 
     Args:
-      found: takes what shape inference is to be told of them.
+      findings: takes what shape inference is to be told of them.
 
     Attributes:
       held: of lists whose elements are all the same known integers: those.

@@ -281,7 +281,7 @@ def rates_of(
     """Return the curves of all families, and FLOPs a second of products of large matrices by dtype.
 
     Args:
-      found: the seconds that work took: see `rate_probes`.
+      seconds_by_work: what work took: see `rate_probes`.
       overhead_s: what an operation takes besides.
       argument_s: what it takes that an operation is given an operand: those that only read and write are.
     """
