@@ -261,9 +261,9 @@ class CollectiveWriter:
         parts = [self._or_neutral(name, value, k, part) if k in begins else part for k, part in enumerate(parts)]
         if value.turn is not None and self._counts.may_be_absent(value.turn):
             present = self._counts.present(value.turn)
-            before = self._add(f"{name}/before", "Switch", [parts[0], present], device)
-            taken = self._added_up(f"{name}/taken", [f"{before}:1", parts[1]], value.reduction, device)
-            return self._add(name, "Merge", [taken, before], device, N=2)
+            switch = self._add(f"{name}/before", "Switch", [parts[0], present], device)
+            taken = self._added_up(f"{name}/taken", [f"{switch}:1", parts[1]], value.reduction, device)
+            return self._add(name, "Merge", [taken, switch], device, N=2)
         total = parts[0]
         if len(parts) == 1 and not value.entries:
             return self._add(name, "Identity", parts, device)

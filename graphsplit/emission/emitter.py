@@ -117,11 +117,11 @@ def _emit_body(
     return name, {**emitter.functions, name: function}, {**graph.bodies, name: (plan, graph)}
 
 
-def _argument(plan: Plan, position: int, axis: int, each: int = 1) -> Measured:
+def _argument(plan: Plan, position: int, axis: int, per_row: int = 1) -> Measured:
     op = plan.program.ops[position]
     device = plan.places.once(op)[0]  # there its shape is known: elsewhere all of it would have to be sent
     return Measured(
-        op.name, axis, each, op.out_dtypes[0], device if plan.input_devices else host_of(plan.default_device)
+        op.name, axis, per_row, op.out_dtypes[0], device if plan.input_devices else host_of(plan.default_device)
     )
 
 

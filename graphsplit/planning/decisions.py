@@ -179,12 +179,12 @@ class Decisions:
         if self.devices == (self.default_device,):
             return ()
         pairs = [pair for plan in self._all_plans() for pair in zip(plan.program.ops, plan.steps, strict=True)]
-        kept = set(map(id, self.rows_kept))
+        kept_ids = set(map(id, self.rows_kept))
         return tuple(
             [
                 (op, step.reason)
                 for op, step in pairs
-                if step.once and step.reason and not step.bodies and id(op) not in kept
+                if step.once and step.reason and not step.bodies and id(op) not in kept_ids
             ]
         )
 

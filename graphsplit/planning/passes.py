@@ -51,12 +51,12 @@ def best_default_device(program: Program, state: State, devices: Sequence[str]) 
     the captured variables; unless the first has half as many: slices of variables are not all of one size.
     """
     first = devices[0]
-    held = state_bytes(program, state, first)
-    most = max([first, *held], key=lambda device: held.get(device, 0))
-    is_one_host = len({host_name(device) for device in (*devices, *held)}) == 1
-    if is_one_host or 2 * held.get(first, 0) >= held.get(most, 0):
+    bytes_held = state_bytes(program, state, first)
+    most = max([first, *bytes_held], key=lambda device: bytes_held.get(device, 0))
+    is_one_host = len({host_name(device) for device in (*devices, *bytes_held)}) == 1
+    if is_one_host or 2 * bytes_held.get(first, 0) >= bytes_held.get(most, 0):
         return first, ()
-    return most, (f"default device: {short_name(most)}, where the variables are ({format_bytes(held[most])})",)
+    return most, (f"default device: {short_name(most)}, where the variables are ({format_bytes(bytes_held[most])})",)
 
 
 def recompute(plan: Plan) -> Plan:

@@ -147,9 +147,9 @@ class RowCounts:
     ) -> str:
         # (of lengths, where blocks are)
         blocks = layout.pieces(rows)
-        each = shards or [(k,) for k in range(len(blocks[0]))]
+        groups = shards or [(k,) for k in range(len(blocks[0]))]
         sizes = [
-            Polynomial.of(sum([block[k] for k in shards_of_device])) for block in blocks for shards_of_device in each
+            Polynomial.of(sum([block[k] for k in shards_of_device])) for block in blocks for shards_of_device in groups
         ]
         return self.operand(f"{name}/sizes", d, as_entries(sizes), tf.int64, device)
 
@@ -210,8 +210,8 @@ class RowCounts:
         w, key = self.once if d is None else self.writers[d], (d, monomial, dtype)
         if key not in self._made:
             last = w.cast(self.scalars[d][monomial[-1]], tf.int64, dtype)
-            before = self._scalar(d, monomial[:-1], dtype) if len(monomial) > 1 else ""
-            self._made[key] = w("Mul", before, last, T=dtype) if before else last
+            product = self._scalar(d, monomial[:-1], dtype) if len(monomial) > 1 else ""
+            self._made[key] = w("Mul", product, last, T=dtype) if product else last
         return self._made[key]
 
 

@@ -125,14 +125,14 @@ class ShardCopies:
         def number(word: str, value: Any) -> str:
             return self._counts.operand(f"{w.scope}/{word}", d, as_entries(value), dtype)
 
-        before = self._counts.before(shift.layout, d)
-        place = [before, *[Polynomial.of(0)] * (shift.columns - 1)] if shift.columns else before
+        begin = self._counts.before(shift.layout, d)
+        place = [begin, *[Polynomial.of(0)] * (shift.columns - 1)] if shift.columns else begin
         local = w("Sub", source, number("before", place), T=dtype)
         if shift.others not in (DROPPED, LEFT_OUT, ZEROS):
             return local, ""
         own_length, end = self._counts.own(shift.layout, d), Polynomial.of(shift.layout.size(0))
         # numbers of no shard's are the first one's
-        low, high = (before, before + own_length) if d else (own_length, end)
+        low, high = (begin, begin + own_length) if d else (own_length, end)
         at_least = w("GreaterEqual", source, number("from", low), T=dtype)
         between = w("LogicalAnd", at_least, w("Less", source, number("upto", high), T=dtype))
         is_own = between if d else w("LogicalNot", between)
@@ -187,7 +187,7 @@ class ShardCopies:
         if self._mesh.axis:  # (the plan of the rows, which is made later, draws them)
             assert isinstance(layout, Shard)
             nodes = [copied(op.node, name, inputs)]
-            begin = sum([layout.own(self._mesh.rows, before) for before in range(d)])
+            begin = sum([layout.own(self._mesh.rows, k) for k in range(d)])
             note_part(nodes[0], PartDrawn(layout.axis, begin, layout.size(0)))
         elif draw and self._draft.program.symbols:
             assert isinstance(layout, Shard)
@@ -217,7 +217,7 @@ class ShardCopies:
         if "output_shapes" in node.attr:  # of the whole; TensorFlow infers them again
             del node.attr["output_shapes"].list.shape[:]
             if self._mesh.axis:  # (or they are told: sizes are known along it)
-                shapes = [self._mesh.shape_on(d, *each) for each in zip(op.out_shapes, sharded.gives, strict=True)]
+                shapes = [self._mesh.shape_on(d, *pair) for pair in zip(op.out_shapes, sharded.gives, strict=True)]
                 node.attr["output_shapes"].list.shape.extend([tf.TensorShape(shape).as_proto() for shape in shapes])
 
 

@@ -98,4 +98,4 @@ class RowWriter(ProgramWriter):
 
 def begin_of(layout: Shard, part: int) -> int:
     """Return how many entries are before those of a part."""
-    return sum([layout.own((), before) for before in range(part)])
+    return sum([layout.own((), k) for k in range(part)])

@@ -439,11 +439,11 @@ class ForwardAndBackward:
         that takes all: that one's gradient by the arguments says all that there is to say, and residuals need none.
         """
         arguments, first, last = len(self.single.trace.inputs), len(function_inputs), len(function_inputs) + len(seeds)
-        held, planned = last + len(residuals), self._as_planned(function_inputs) if self.plan.state.parts else []
-        end = held + len(planned)
+        begin, planned = last + len(residuals), self._as_planned(function_inputs) if self.plan.state.parts else []
+        end = begin + len(planned)
 
         def run(*flat: tf.Tensor) -> list[tf.Tensor]:
-            return self.cut.run_backward(g, flat[held:end] or flat[:first], flat[first:last], flat[last:held])
+            return self.cut.run_backward(g, flat[begin:end] or flat[:first], flat[first:last], flat[last:begin])
 
         taken = [*function_inputs, *seeds, *residuals, *planned, *(kept.tensors if kept else ())]
         flat = self._as_one_call(g, run, taken)
@@ -493,9 +493,9 @@ def _forward_and_backward(single: PlannedFunction, watched: Sequence[bool]) -> F
     program, joint = single.trace.program, joint_trace(single.trace, watched)
     layouts = [_layout_of(single, k) for group in joint.groups for k in group]
     plan = single.plan_now(single.plan, joint.trace, (*single.plan.input_layouts, *layouts))
-    graph, known = emit(plan), {program.ops[i].name for i in program.captures} | joint.trace.counters
+    graph, forward_captures = emit(plan), {program.ops[i].name for i in program.captures} | joint.trace.counters
     names = zip(origins_of(joint.trace, plan), graph.captures, strict=True)
-    late = [name for (origin, _), name in names if origin not in known]
+    late = [name for (origin, _), name in names if origin not in forward_captures]
     cut = separate_graph(graph, len(program.inputs), len(program.outputs), joint.sizes(), single.name, late)
     return ForwardAndBackward(single, plan, joint, cut)
 
