@@ -151,7 +151,7 @@ PARTS = (
     ),
     Part(
         "predictions",
-        6,
+        9,
         "benchmarks.prediction --workloads mlp,transformer,resnet50 --modes training --devices 1,4 --micro-batches 1 "
         "--seconds 1 --output {folder}/predictions.json",
         "benchmarks.prediction --workloads polyfit --modes training --devices 2 --layouts home --micro-batches 1 "
