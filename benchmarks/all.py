@@ -93,14 +93,14 @@ PARTS = (
     ),
     Part(
         "layouts",
-        4,
+        7,
         "benchmarks.layouts --steps-only --rounds 5",
         "benchmarks.layouts --workload mlp --devices 2 --small --rounds 1 --ways graphsplit,layout_sharded "
         "--steps-only",
     ),
     Part(
         "layouts_predicted",
-        2,
+        3,
         "benchmarks.layouts --predict 8xA100-SXM4-80GB 4xV100-PCIE-16GB",
         "benchmarks.layouts --workload mlp --devices 2 --small --bytes-only",
     ),
@@ -119,20 +119,20 @@ PARTS = (
     ),
     Part(
         "workers_over_links",
-        3,
+        5,
         "benchmarks.workers --widths 512,1024 --rounds 5 --mbit 1000",
         "benchmarks.workers --workers 2 --widths 32 --rows 8 --rounds 1",
         page="several_machines.md",
     ),
     Part(
         "recomputation",
-        3,
+        5,
         "benchmarks.recomputation --rounds 3",
         "benchmarks.recomputation --models transformer --rounds 1 --small",
     ),
     Part(
         "micro_batches",
-        3,
+        5,
         "benchmarks.microbatches --counts 1,8",
         "benchmarks.microbatches --small --models mlp --counts 1,2 --rounds 1",
     ),
@@ -151,7 +151,7 @@ PARTS = (
     ),
     Part(
         "predictions",
-        6,
+        9,
         "benchmarks.prediction --workloads mlp,transformer,resnet50 --modes training --devices 1,4 --micro-batches 1 "
         "--seconds 1 --output {folder}/predictions.json",
         "benchmarks.prediction --workloads polyfit --modes training --devices 2 --layouts home --micro-batches 1 "

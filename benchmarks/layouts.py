@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--ways", default=",".join([*LAYOUTS, "mirrored"]), help="who is timed; the first is 1")
     parser.add_argument("--steps-only", action="store_true", help="time, and count no bytes")
     parser.add_argument("--bytes-only", action="store_true", help="count bytes, and time nothing")
-    parser.add_argument("--predict", nargs="+", metavar="MACHINE", help="predict steps on these, and run nothing")
+    parser.add_argument("--predict", nargs="+", metavar="MACHINE", help="predict steps on these, run nothing")
     options = parser.parse_args()
     if options.predict:
         show_predicted(options.predict, options.devices)
@@ -82,18 +82,19 @@ def show_predicted(machines: list[str], devices: int) -> None:
     import graphsplit as gs
     from benchmarks.steps import make_parts, single_device_step
     from benchmarks.workloads import data, workload
+    from graphsplit.planning.costs.machine_files import machine as machine_of
 
     layouts = ["home", "replicated", "sharded", {"slots of *": "sharded", "*": "replicated"}, "auto"]
     for name, rows in PREDICTED.items():
         found = workload(name, small=False, batch=rows)
         step = single_device_step(make_parts(found), "training")
         specs = [tf.TensorSpec((rows, *array.shape[1:]), array.dtype) for array in data(found, 1)]
-        for machine in machines:
-            made = [gs.predict(step, *specs, machine=machine, devices=devices, variables=layout) for layout in layouts]
+        for machine, count in [(machine, min(devices, machine_of(machine).devices)) for machine in machines]:
+            made = [gs.predict(step, *specs, machine=machine, devices=count, variables=layout) for layout in layouts]
             seconds = [one.step_s for one in made]
             text = ", ".join(f"{1e3 * own:.3f}" for own in seconds)
             print(
-                f"{name}, {rows} rows, {devices} devices of {machine}: home, replicated, sharded, ZeRO-1, auto: "
+                f"{name}, {rows} rows, {count} devices of {machine}: home, replicated, sharded, ZeRO-1, auto: "
                 f"{text} ms; auto {seconds[-1] / min(seconds[:-1]):.3f} of the best other",
                 flush=True,
             )

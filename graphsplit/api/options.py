@@ -294,8 +294,8 @@ def check_micro_batches(count: object) -> None:
 def check_schedule(schedule: str | None) -> None:
     """Raise `ArgumentError` unless there is such a schedule."""
     if schedule is not None and schedule not in KINDS:
-        known = ", ".join(map(repr, KINDS))
-        raise ArgumentError(f"Unknown schedule {schedule!r}. Schedules: {known}, or None for no pipeline.")
+        schedules = ", ".join(map(repr, KINDS))
+        raise ArgumentError(f"Unknown schedule {schedule!r}. Schedules: {schedules}, or None for no pipeline.")
 
 
 def check_stages(stages: object) -> None:

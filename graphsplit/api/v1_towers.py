@@ -32,12 +32,12 @@ def make_parallel_in_graph(
     pieces = {name: _split(tensor, len(names)) for name, tensor in tensors.items()}
     towers = []
     for i, device in enumerate(names):
-        before = {id(variable) for variable in v1.global_variables()}
+        ids_before = {id(variable) for variable in v1.global_variables()}
         reuse = v1.AUTO_REUSE if i == 0 else True
         with tf.device(device), v1.variable_scope(v1.get_variable_scope(), reuse=reuse), v1.name_scope(f"tower_{i}"):
             towers.append(fn(**{name: pieces[name][i] for name in tensors}))
         if i:
-            _check_shared([variable.name for variable in v1.global_variables() if id(variable) not in before])
+            _check_shared([variable.name for variable in v1.global_variables() if id(variable) not in ids_before])
     flat = [[tf.convert_to_tensor(output) for output in tf.nest.flatten(tower)] for tower in towers]
     _check_have_rows(flat[0])
     joined = [tf.concat(parts, axis=0) for parts in zip(*flat, strict=True)]

@@ -20,7 +20,7 @@ from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.errors import ArgumentError
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.work_shares import sharding_devices
+from graphsplit.planning.work_shares import devices_of_shards
 from graphsplit.program.graph.compilability import is_of_variables
 from graphsplit.program.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import Program
@@ -195,7 +195,7 @@ _NOT_WRAPPED = (
 
 def _devices_of(plan: Plan) -> tuple[str, ...]:
     """Return the devices that a plan uses: those of shards; if that is one at most, those of all that runs."""
-    sharding = sharding_devices(plan)
+    sharding = devices_of_shards(plan)
     return sharding if len(sharding) > 1 else tuple(sorted({*sharding, *plan.places.all_once}))
 
 
@@ -212,9 +212,9 @@ def _gives_other_results(program: Program) -> bool:
     )
 
 
-def _explained(before: float, by: Difference) -> float:
+def _explained(explained_before: float, by: Difference) -> float:
     """Return how far rounding explains, given another run: one that overflows tells nothing of finite numbers."""
-    return max(before, MARGIN * by.relative) if math.isfinite(by.relative) else before
+    return max(explained_before, MARGIN * by.relative) if math.isfinite(by.relative) else explained_before
 
 
 _JUMPS = frozenset({"ArgMax", "ArgMin", "Bucketize", "Ceil", "Floor", "Rint", "Round", "Sign", "TopKV2", "Where"})
@@ -240,7 +240,7 @@ class _Runs:
     def __init__(self, function: ParallelFunction[..., Any], args: Any, kwargs: Any):
         self._function = function
         self._variables = function.variables(*args, **kwargs)  # traces, which may make variables
-        self._before = [tf.identity(variable) for variable in self._variables]
+        self._values_before = [tf.identity(variable) for variable in self._variables]
         self._tensors, self._tree = structures.flatten((args, kwargs))
         planned = function._planned(args, kwargs, runs=False)
         self.plan, self.draws = planned.plan, planned.trace.draws
@@ -265,7 +265,7 @@ class _Runs:
         with self._state_restored(), tf.device(self._function.default_device):
             if rng is None:
                 return self._results(self._single, self._tensors)
-            for variable, value in zip(self._variables, self._before, strict=True):
+            for variable, value in zip(self._variables, self._values_before, strict=True):
                 variable.assign(self._moved(value, rng))
             return self._results(self._single, [self._moved(tensor, rng) for tensor in self._tensors])
 
@@ -286,7 +286,7 @@ class _Runs:
         try:
             yield
         finally:
-            for variable, value in zip(self._variables, self._before, strict=True):
+            for variable, value in zip(self._variables, self._values_before, strict=True):
                 variable.assign(value)
 
 

@@ -104,7 +104,7 @@ class _Columned:
             name for name, division in state.divisions.items() if isinstance(division, Nested) or not axis_of(division)
         }
         self._program = branches_apart(trace, in_rows)
-        self._held: HeldShapes = held_by(trace)
+        self._held_shapes: HeldShapes = held_by(trace)
         names = [trace.program.ops[i].name for i in trace.program.captures]
         self._divisions = {name: division for name, division in state.divisions.items() if name not in whole}
         self._captures = [_PartOfCapture(n, k, n, division=self._divisions.get(n)) for k, n in enumerate(names)]
@@ -115,7 +115,7 @@ class _Columned:
 
         Args:
           mesh: with these axes.
-          asked: those along which something else is to lie.
+          wanted_axes: those along which something else is to lie.
         """
         stride = math.prod(size for _, size in mesh.others)
         for axis, size in mesh.others:
@@ -131,7 +131,7 @@ class _Columned:
         if not lying and not is_asked:
             return {}
         laid = {placeholder: layout_along_axis(division) for placeholder, division in lying.items()}
-        columns = in_columns(self._program, axis, size, laid, self._held, stride)
+        columns = in_columns(self._program, axis, size, laid, self._held_shapes, stride)
         names = {c.placeholder: c.name for c in self._captures}
         if columns.obstacles:
             return {names[placeholder]: why for placeholder, why in columns.obstacles.items()}
@@ -140,18 +140,18 @@ class _Columned:
         placeholders = [columns.program.ops[i].name for i in columns.program.captures]
         pairs = zip(placeholders, columns.origins, strict=True)
         self._captures = [self._part(name, self._captures[k], axis, d) for name, (k, d) in pairs]
-        self._program, self._held = columns.program, columns.held
+        self._program, self._held_shapes = columns.program, columns.held
         return {}
 
-    def _part(self, placeholder: str, before: _PartOfCapture, axis: str, d: int) -> _PartOfCapture:
+    def _part(self, placeholder: str, origin: _PartOfCapture, axis: str, d: int) -> _PartOfCapture:
         """Return what a capture is in a column along an axis."""
-        division = before.division
+        division = origin.division
         if division is None or axis_of(division) != axis:
-            return before._replace(placeholder=placeholder)
+            return origin._replace(placeholder=placeholder)
         if isinstance(division, Nested):
-            first = before.part + division.firsts[d]
-            return before._replace(placeholder=placeholder, part=first, division=division.rows[d])
-        return before._replace(placeholder=placeholder, part=before.part + d, device=division.devices[d], division=None)
+            first = origin.part + division.firsts[d]
+            return origin._replace(placeholder=placeholder, part=first, division=division.rows[d])
+        return origin._replace(placeholder=placeholder, part=origin.part + d, device=division.devices[d], division=None)
 
     @property
     def given(self) -> tuple[Program, list[tuple[int, int]]]:
@@ -238,8 +238,8 @@ def in_columns(
         for capture, name, d in parts
         if name in held
     }
-    read = replace(_read(plan, graph, resources, stride), stages=stages)
-    return Columns(read, tuple(origins), {}, _gathered(plan, positions), resources)
+    cut_program = replace(_read(plan, graph, resources, stride), stages=stages)
+    return Columns(cut_program, tuple(origins), {}, _gathered(plan, positions), resources)
 
 
 def _obstacles(plan: Plan, laid: Mapping[int, Layout]) -> dict[str, str]:
@@ -272,14 +272,16 @@ def _gathered(plan: Plan, laid: Mapping[int, Layout]) -> frozenset[str]:
 
 
 def _reads_own(plan: Plan, op: Op, handle: Tensor) -> bool:
-    shards, made_handle = plan.steps[op.index].shards, plan.steps[handle.op].shards
+    shards, shards_of_handle = plan.steps[op.index].shards, plan.steps[handle.op].shards
     pairs = zip(op.inputs, shards.wants if shards else (), strict=False)
-    return made_handle is not None and all(want == made_handle.gives[0] for tensor, want in pairs if tensor == handle)
+    if shards_of_handle is None:
+        return False
+    return all(want == shards_of_handle.gives[0] for tensor, want in pairs if tensor == handle)
 
 
 def _read(plan: Plan, graph: EmittedGraph, resources: HeldShapes, stride: int) -> Program:
     """Return what was written for the axis as a program."""
-    before, shapes = plan.program, _shapes(plan, graph)
+    program, shapes = plan.program, _shapes(plan, graph)
     split = {name: body for name, body in graph.bodies.items() if body[0].default_device}  # (others are in one column)
     provenances = {name: _provenance(*body, _arguments(body[1]), stride) for name, body in split.items()}
     _decide_once(graph)
@@ -297,15 +299,15 @@ def _read(plan: Plan, graph: EmittedGraph, resources: HeldShapes, stride: int) -
     )
     known = KnownBefore(
         resources=resources,
-        shapes={name: before.ops[i].out_shapes[0] for name, i in zip(graph.inputs, before.inputs, strict=True)},
-        symbols=before.symbols,
+        shapes={name: program.ops[i].out_shapes[0] for name, i in zip(graph.inputs, program.inputs, strict=True)},
+        symbols=program.symbols,
         results=shapes,
     )
     labels = Labels(
-        input_names=before.input_names,
-        seeds=before.seeds,
-        notes=before.notes,
-        locate=before.locate,
+        input_names=program.input_names,
+        seeds=program.seeds,
+        notes=program.notes,
+        locate=program.locate,
         provenance=_provenance(plan, graph, {}, stride),
         provenances=provenances,
     )
@@ -347,8 +349,8 @@ def _provenance(
         origin = graph.origins[source_of(name)]
         came_from = Provenance() if origin.op is None else plan.program.ops[origin.op].provenance
         is_one = origin.shard is not None or origin.role not in ("op", "constant")
-        along, before = column_of.get(name) if is_one else None, came_from.column
-        column = before if along is None else along + (before or 0)
+        along, column_before = column_of.get(name) if is_one else None, came_from.column
+        column = column_before if along is None else along + (column_before or 0)
         moves = (came_from.role, came_from.axis) if origin.role == "op" else (origin.role, plan.mesh.axis)
         return replace(came_from, column=column, role=moves[0], axis=moves[1])
 

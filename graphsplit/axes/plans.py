@@ -56,7 +56,7 @@ class AxisPlanner:
 
     axis: str
     columns: int
-    _known: dict[tuple[Op, tuple[Layout, ...]], Answer] = field(default_factory=dict, init=False)
+    _answers: dict[tuple[Op, tuple[Layout, ...]], Answer] = field(default_factory=dict, init=False)
 
     @functools.cached_property
     def mesh(self) -> Mesh:
@@ -87,8 +87,8 @@ class AxisPlanner:
             forward = functools.partial(self.forward, program, laid, outputs)
             natural, cuts = forward(kept_once) if kept_once else first, dict[Tensor, Shard]()
             best, wishes = backward(plan, natural)
-            while more := {tensor: layout for tensor, layout in wishes.items() if tensor not in cuts}:
-                cuts |= more  # (a gradient of which a norm is taken is written in parts, and has never to be whole)
+            while new_cuts := {tensor: layout for tensor, layout in wishes.items() if tensor not in cuts}:
+                cuts |= new_cuts  # (a gradient of which a norm is taken is written in parts, and has never to be whole)
                 other, wishes = backward(plan, forward(kept_once, cuts))
                 if _sent(other) > _sent(best) + COPY_BYTES * len(cuts):
                     break
@@ -138,9 +138,9 @@ class AxisPlanner:
         if any(body.symbols for body in op.bodies.values()):
             return Declined("the number of rows is only known when it runs")  # of which a column's body has others
         key = op, tuple(layouts)
-        if key not in self._known:
-            self._known[key] = self._found(op, layouts)
-        return self._known[key]
+        if key not in self._answers:
+            self._answers[key] = self._found(op, layouts)
+        return self._answers[key]
 
     def _found(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         flow, apart = CONTROL_FLOW[op.type], Declined("it has side effects, which happen once")
@@ -155,8 +155,8 @@ class AxisPlanner:
         condition_name, body_name = function_names(op.node)
         body, condition = op.bodies[body_name], op.bodies[condition_name]
 
-        def attempt(known: dict[int, str]) -> tuple[Answer, dict[int, str]]:
-            whole = {*known}
+        def attempt(reasons: dict[int, str]) -> tuple[Answer, dict[int, str]]:
+            whole = {*reasons}
             carried = self._settled(body, layouts, whole)
             if not any(isinstance(layout, Shard) for layout in carried):
                 return Declined("none of its loop variables stays cut"), {}
@@ -205,8 +205,8 @@ class AxisPlanner:
         """Return in which layouts a loop carries its values; those that do not settle are added to what is `whole`."""
         carried = [_given(body, i, layout, whole) for i, layout in enumerate(layouts)]
         while True:
-            natural, before = self.forward(body, _laid(body, carried)), list(carried)
-            for i, layout in enumerate(before):
+            natural, carried_before = self.forward(body, _laid(body, carried)), list(carried)
+            for i, layout in enumerate(carried_before):
                 after, is_list = natural.layout(body.outputs[i]), _dtype(body, i) == tf.variant
                 if _dtype(body, i) == tf.resource or i in whole or after == layout:
                     continue
@@ -216,7 +216,7 @@ class AxisPlanner:
                 elif isinstance(after, Shard) and self.mesh.fits(body, Tensor(body.inputs[i], 0), after):
                     carried[i] = after
             carried = [_given(body, i, layout, whole) for i, layout in enumerate(carried)]
-            if carried == before:
+            if carried == carried_before:
                 return carried
 
     def _plan_function(self, program: Program, argument_layouts: Sequence[Layout], outputs: Sequence[Layout]) -> Plan:

@@ -45,7 +45,7 @@ class _LaidProgram:
     caller: tuple[_LaidProgram, Op] | None = None
 
     def outside(self, op: Op) -> list[Tensor] | None:
-        """Return what an argument is in the scope of the caller; None for one that is another in each turn."""
+        """Return what an argument is in the scope of the caller; None for one that is another in each iteration."""
         assert self.caller is not None
         call, number = self.caller[1], self.program.inputs.index(op.index)
         flow = CONTROL_FLOW[call.type]
@@ -149,27 +149,27 @@ class UnitSearch:
         """Return how captures are to be cut for what is made of them to be cut so, where they can be."""
         cuts: dict[int, Shard] = {}
         for wish in wishes:
-            cuts_of_wish, left, seen = dict[int, Shard](), [wish], set[Wish]()
-            while left:
-                scope, tensor, way = left.pop()
+            cuts_of_wish, pending, seen = dict[int, Shard](), [wish], set[Wish]()
+            while pending:
+                scope, tensor, way = pending.pop()
                 op, caller = scope.program.ops[tensor.op], scope.caller
                 if not isinstance(way.partition, EvenCut) or len(set(way.blocks)) != 1:
-                    more = None  # it has no units, or of several sizes
+                    next_wishes = None  # it has no units, or of several sizes
                 elif caller is None and op.index in self.alike:
                     if way.axis == self._axis(op) and cuts_of_wish.setdefault(op.index, way) == way:
                         continue
-                    more = None
+                    next_wishes = None
                 elif caller is not None and op.index in scope.program.inputs:
                     outside = scope.outside(op)
-                    more = None if outside is None else [(caller[0], outer, way) for outer in outside]
+                    next_wishes = None if outside is None else [(caller[0], outer, way) for outer in outside]
                 else:
-                    read = self._read(op, tensor.index, way, scope.natural)
-                    more = None if read is None else [(scope, *pair) for pair in read]
-                if more is None:
+                    pairs = self._read(op, tensor.index, way, scope.natural)
+                    next_wishes = None if pairs is None else [(scope, *pair) for pair in pairs]
+                if next_wishes is None:
                     cuts_of_wish = {}
                     break
-                left += [other for other in more if other not in seen]
-                seen.update(more)
+                pending += [other for other in next_wishes if other not in seen]
+                seen.update(next_wishes)
             cuts |= {k: way for position, way in cuts_of_wish.items() for k in self.alike[position]}
         return cuts
 
@@ -201,13 +201,13 @@ class UnitSearch:
 
 def _cost(program: Program, natural: NaturalForms) -> float:
     moved, whole = dict[Tensor, int](), 0
-    for op, answer_given in zip(program.ops, natural.answers, strict=True):
-        whole += sum(op.out_bytes) if answer_given is None or REPLICATE in answer_given.gives else 0
+    for op, natural_answer in zip(program.ops, natural.answers, strict=True):
+        whole += sum(op.out_bytes) if natural_answer is None or REPLICATE in natural_answer.gives else 0
         for i, tensor in enumerate(op.inputs):
             layout = natural.layout(tensor)
-            if isinstance(layout, Shard) and (answer_given is None or answer_given.wants[i] != layout):
+            if isinstance(layout, Shard) and (natural_answer is None or natural_answer.wants[i] != layout):
                 moved.setdefault(tensor, program.bytes(tensor))
-        for k, result_layout in enumerate(answer_given.gives if answer_given is not None else ()):
+        for k, result_layout in enumerate(natural_answer.gives if natural_answer is not None else ()):
             if isinstance(result_layout, Partial) and not isinstance(natural.seen[op.index][k], Partial):
                 moved[Tensor(op.index, k)] = 2 * op.out_bytes[k]
     return _LINK * sum(moved.values()) + whole
@@ -236,10 +236,10 @@ def _ways(rule: Rule, op: Op, layouts: Sequence[Layout]) -> Iterator[tuple[int, 
 
 def _fitting(rule: Rule, op: Op, layouts: Sequence[Layout]) -> Iterator[tuple[int, Shard]]:
     """Yield how each operand would be cut to fit one of the others that stays where it is."""
-    known = [REPLICATE if is_whole(layout) else layout for layout in layouts]
+    shard_layouts = [REPLICATE if is_whole(layout) else layout for layout in layouts]
     cut = [i for i, layout in enumerate(layouts) if isinstance(layout, Shard)]
     for k in cut:
-        fitting_answer = with_operand(rule, op, known, k)
+        fitting_answer = with_operand(rule, op, shard_layouts, k)
         pairs = [(i, fitting_answer.wants[i]) for i in cut if i != k] if isinstance(fitting_answer, Sharded) else []
         yield from [(i, want) for i, want in pairs if isinstance(want, Shard) and want != layouts[i]]
 
@@ -255,10 +255,10 @@ def _for_output(op: Op, output: int, way: Shard, natural_answer: Sharded | None)
     )
     if by_factors is not None or natural_answer is None or not isinstance(natural_layout, Shard):
         return by_factors
-    each, cut = len(natural_layout.blocks), [want for want in natural_answer.wants if isinstance(want, Shard)]
-    if any(len(want.blocks) % each for want in cut):
+    count, cut = len(natural_layout.blocks), [want for want in natural_answer.wants if isinstance(want, Shard)]
+    if any(len(want.blocks) % count for want in cut):
         return None
-    way_by_want = {want: way.along(want.axis).repeated(len(want.blocks) // each) for want in cut}
+    way_by_want = {want: way.along(want.axis).repeated(len(want.blocks) // count) for want in cut}
     wants = [way_by_want[want] if isinstance(want, Shard) else want for want in natural_answer.wants]
     again = answer(rule, op, wants, [0] * len(wants))
     return again if isinstance(again, Sharded) and again.gives[output] == way else None
@@ -288,8 +288,8 @@ class Partners:
     def of(self, cuts: Mapping[int, Shard]) -> dict[int, Shard]:
         """Return how variables are cut, and with them their partners."""
         all_cuts = dict(cuts)
-        while more := {i: cut for i, cut in self._wishes(all_cuts).items() if i not in all_cuts}:
-            all_cuts |= self._in_units({k: cut for i, cut in more.items() for k in self.alike[i]})
+        while new_cuts := {i: cut for i, cut in self._wishes(all_cuts).items() if i not in all_cuts}:
+            all_cuts |= self._in_units({k: cut for i, cut in new_cuts.items() for k in self.alike[i]})
         return all_cuts
 
     def laid(self, cuts: Mapping[int, Shard]) -> dict[str, Layout]:
@@ -306,13 +306,13 @@ class Partners:
     def _wishes(self, cuts: Mapping[int, Shard]) -> dict[int, Shard]:
         """Return how variables would be cut that lie whole, for what is read of them to be in parts."""
         natural = self.planner.forward(self.program, self.laid(cuts))
-        wished_cuts, left = dict[int, Shard](), list[tuple[Tensor, Shard]]()
+        wished_cuts, pending = dict[int, Shard](), list[tuple[Tensor, Shard]]()
         for op, needed in zip(self.program.ops, natural.answers, strict=True):
             pairs = zip(op.inputs, needed.wants if needed is not None else (), strict=False)
-            left += [(t, want) for t, want in pairs if isinstance(want, Shard) and is_whole(natural.layout(t))]
-        seen = set(left)
-        while left:
-            tensor, way = left.pop()
+            pending += [(t, want) for t, want in pairs if isinstance(want, Shard) and is_whole(natural.layout(t))]
+        seen = set(pending)
+        while pending:
+            tensor, way = pending.pop()
             op = self.program.ops[tensor.op]
             if op.type in READS and (cut := self._of_variable(op.inputs[0].op, way)) is not None:
                 wished_cuts.setdefault(op.inputs[0].op, cut)
@@ -321,9 +321,9 @@ class Partners:
                 continue
             needed = answer_for_output(rule, op, tensor.index, way)
             pairs = zip(op.inputs, needed.wants if needed is not None else (), strict=False)
-            more = [(t, want) for t, want in pairs if isinstance(want, Shard) and (t, want) not in seen]
-            seen.update(more)
-            left += more
+            next_wishes = [(t, want) for t, want in pairs if isinstance(want, Shard) and (t, want) not in seen]
+            seen.update(next_wishes)
+            pending += next_wishes
         return wished_cuts
 
     def _of_variable(self, position: int, way: Shard) -> Shard | None:

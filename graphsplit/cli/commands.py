@@ -78,13 +78,13 @@ def _quiet_start() -> Iterator[None]:
         return
     sys.stderr.flush()
     terminal = os.dup(2)
-    with tempfile.TemporaryFile() as kept:
-        os.dup2(kept.fileno(), 2)
+    with tempfile.TemporaryFile() as output:
+        os.dup2(output.fileno(), 2)
         try:
             yield
         except BaseException:
-            kept.seek(0)
-            os.write(terminal, kept.read())
+            output.seek(0)
+            os.write(terminal, output.read())
             raise
         finally:
             os.dup2(terminal, 2)

@@ -74,7 +74,7 @@ def points_in(path: str) -> np.ndarray:
 
 
 def batches(points: np.ndarray, steps: int, batch: int) -> list[np.ndarray]:
-    """Return a batch of points for each step, in turns through all; the last one of a turn may have fewer."""
+    """Return a batch of points for each step, over and over through all; the last one of a pass may have fewer."""
     cuts = [points[k : k + batch] for k in range(0, len(points), batch)]
     return [cuts[k % len(cuts)] for k in range(steps)]
 

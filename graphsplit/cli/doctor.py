@@ -91,8 +91,8 @@ def _gpus() -> str:
     for gpu in gpus:
         details = tf.config.experimental.get_device_details(gpu)
         capability = details.get("compute_capability")
-        known = f", compute capability {'.'.join(map(str, capability))}" if capability else ""
-        models.append(f"{details.get('device_name', 'a model that TensorFlow does not name')}{known}")
+        capability_text = f", compute capability {'.'.join(map(str, capability))}" if capability else ""
+        models.append(f"{details.get('device_name', 'a model that TensorFlow does not name')}{capability_text}")
     return _grouped([gpu.name.rpartition(":")[2] for gpu in gpus], models)
 
 
@@ -203,9 +203,9 @@ def _peak(devices: Sequence[str]) -> str:
 @contextmanager
 def _whole_float32() -> Iterator[None]:
     """Multiply float32 numbers as such: TensorFloat-32, the default on GPUs, keeps 10 of their 23 bits."""
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    was_enabled = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(False)
     try:
         yield
     finally:
-        tf.config.experimental.enable_tensor_float_32_execution(before)
+        tf.config.experimental.enable_tensor_float_32_execution(was_enabled)

@@ -154,12 +154,12 @@ def _example_rows(specs: Sequence[tf.TensorSpec]) -> list[tf.TensorSpec] | None:
     Bytes and FLOPs of a signature for any number of rows are then those of some.
     """
     is_open = [bool(spec.shape.rank) and spec.shape[0] is None for spec in specs]
-    known = [spec.shape[1:] if rows else spec.shape for rows, spec in zip(is_open, specs, strict=True)]
-    if not any(is_open) or not all(shape.is_fully_defined() for shape in known):
+    shapes = [spec.shape[1:] if rows else spec.shape for rows, spec in zip(is_open, specs, strict=True)]
+    if not any(is_open) or not all(shape.is_fully_defined() for shape in shapes):
         return None
     return [
         tf.TensorSpec([_ROWS, *shape] if rows else shape, spec.dtype, spec.name)
-        for rows, shape, spec in zip(is_open, known, specs, strict=True)
+        for rows, shape, spec in zip(is_open, shapes, specs, strict=True)
     ]
 
 
@@ -196,8 +196,8 @@ def parse_spec(text: str) -> tf.TensorSpec:
     sizes = [size.strip() for size in match["sizes"].split(",")] if match and match["sizes"].strip() else []
     try:
         if match is not None and all(size in ("?", "None") or size.isdecimal() for size in sizes):
-            known = [None if size in ("?", "None") else int(size) for size in sizes]
-            return tf.TensorSpec(known, tf.as_dtype(match["dtype"]))
+            shape = [None if size in ("?", "None") else int(size) for size in sizes]
+            return tf.TensorSpec(shape, tf.as_dtype(match["dtype"]))
     except (TypeError, ValueError, OverflowError):
         pass  # no dtype, or more than a size can be
     raise ArgumentError(f"--spec {text!r} is not understood; write it like 'float32[64,784]'.")

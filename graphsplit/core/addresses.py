@@ -90,9 +90,9 @@ def free_ports(count: int) -> list[int]:
     """Return ports that nobody listened on a moment ago."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(contextlib.closing(socket.socket())) for _ in range(count)]
-        for each in sockets:
-            each.bind(("", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for sock in sockets:
+            sock.bind(("", 0))
+        return [sock.getsockname()[1] for sock in sockets]
 
 
 def is_free(port: int) -> bool:

@@ -98,8 +98,8 @@ class MeshAxes:
         """Return the axes with so many devices along that one, which is the first if it is new."""
         sizes = dict(self.sizes)
         new = {self.growing: size} if size > 1 and self.growing not in sizes else {}
-        known = {name: size if name == self.growing else known_size for name, known_size in sizes.items()}
-        return replace(self, sizes=(*new.items(), *known.items()))
+        grown_sizes = {name: size if name == self.growing else known_size for name, known_size in sizes.items()}
+        return replace(self, sizes=(*new.items(), *grown_sizes.items()))
 
     @property
     def count(self) -> int | None:
@@ -112,8 +112,8 @@ class MeshAxes:
         >>> MeshAxes((("batch", 2),), stages=2).of_stages("abcd")
         (('a', 'b'), ('c', 'd'))
         """
-        count, each = max(self.stages, 1), math.prod(size for _, size in self.sizes[self.stage_at :])
-        numbered = [(k // each % count, device) for k, device in enumerate(devices)]
+        count, per_stage = max(self.stages, 1), math.prod(size for _, size in self.sizes[self.stage_at :])
+        numbered = [(k // per_stage % count, device) for k, device in enumerate(devices)]
         return tuple(
             [
                 tuple([device for stage_of_device, device in numbered if stage_of_device == stage])

@@ -110,7 +110,7 @@ def resolve_devices(
       devices: how many, or their names in any of TensorFlow's spellings (`"GPU:0"`, `"/gpu:0"`,
         `"/job:worker/task:1/device:GPU:0"`), or None for all there are.
       argument: how the user calls the option, for messages.
-      said: what says a number of devices, if it is not that option.
+      as_said: what says a number of devices, if it is not that option.
 
     Warns:
       UserWarning: if all there are is one.

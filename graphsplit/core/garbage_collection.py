@@ -35,8 +35,8 @@ def living_objects(*kinds: type) -> list[Any]:
     a builtin, while no other thread runs. (`gc.get_referrers` visits what objects hold, of which extensions have some
     that are half made: it ended the process by SIGSEGV, once in a run of all tests.)
     """
-    each = chain.from_iterable(map(gc.get_objects, (None,)))
-    twice = chain.from_iterable(map(repeat, each, repeat(2)))  # (`tee` would hold the last ones until it is dropped)
+    objects = chain.from_iterable(map(gc.get_objects, (None,)))
+    twice = chain.from_iterable(map(repeat, objects, repeat(2)))  # (`tee` would hold the last ones until it is dropped)
     return list(compress(twice, map(frozenset(kinds).__contains__, map(type, twice))))
 
 

@@ -39,8 +39,8 @@ def gpu_memory_bytes(devices: Sequence[str]) -> int | None:
         return None
     gpus = tf.config.get_visible_devices("GPU")
     limits = [cut.memory_limit for gpu in gpus for cut in tf.config.get_logical_device_configuration(gpu) or ()]
-    known = min(limits) if limits and None not in limits else smallest_memory_mb()
-    return None if known is None else known * 2**20
+    memory_mb = min(limits) if limits and None not in limits else smallest_memory_mb()
+    return None if memory_mb is None else memory_mb * 2**20
 
 
 def cut_gpus(count: int, memory_mb: int) -> tuple[str, ...]:
@@ -251,11 +251,11 @@ def _constrained(op_type: str) -> tuple[str, ...]:
 @functools.cache
 def _devices(op_type: str, label: str, types: tuple[tuple[int, ...], ...]) -> frozenset[str]:
     """Return the kinds of device with a kernel for these types of `_constrained`: a step has hundreds of each."""
-    held = dict(zip(_constrained(op_type), types, strict=True))
+    types_of = dict(zip(_constrained(op_type), types, strict=True))
     fitting = {
         kernel.kind
         for kernel in _kernels(op_type)
-        if kernel.label == label and all(allowed.issuperset(held[name]) for name, allowed in kernel.constraints)
+        if kernel.label == label and all(allowed.issuperset(types_of[name]) for name, allowed in kernel.constraints)
     }
     return frozenset(kind for kind in _KINDS if kind in fitting or _DEFAULT in fitting)
 

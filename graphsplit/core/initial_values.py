@@ -154,9 +154,9 @@ def initial_value(value: Any, dtype: Any, shape: Any) -> InitialValue | Callable
     if callable(value):
         with tf.device(_HOST):
             value = value()
-    known = [known_shape for known_shape in (shape, getattr(value, "shape", None)) if known_shape is not None]
+    shapes = [known_shape for known_shape in (shape, getattr(value, "shape", None)) if known_shape is not None]
     if hasattr(value, "checkpoint_position") or not all(
-        tf.TensorShape(known_shape).is_fully_defined() for known_shape in known
+        tf.TensorShape(known_shape).is_fully_defined() for known_shape in shapes
     ):
         return lambda: value
     with tf.device(_HOST):

@@ -133,8 +133,8 @@ def names_in_optimizers(optimizer: Any, names: Sequence[str]) -> Iterator[str]:
     """
     keras: Any = sys.modules["keras"]
     kinds = [kind for kind in vars(keras.optimizers).values() if isinstance(kind, type)]
-    known = [re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower() for kind in kinds]
-    for optimizer_name in known if optimizer is None else [optimizer.name]:
+    kind_names = [re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower() for kind in kinds]
+    for optimizer_name in kind_names if optimizer is None else [optimizer.name]:
         yield from (f"{optimizer_name}/iteration", f"{optimizer_name}/learning_rate")
         yield from [f"{optimizer_name}/{name.replace('/', '_')}_{slot}" for name in names for slot in _SLOTS]
 

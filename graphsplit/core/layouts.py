@@ -49,8 +49,8 @@ class Replicate:
     def nearest(self, device: str) -> str:
         """Return the device of the group whose value another device reads: its own, one of its host, or the first."""
         named = [copy for copy, readers in zip(self.devices, self.readers, strict=False) if device in readers]
-        near = [copy for copy in self.devices if host_name(copy) == host_name(device)]
-        return device if device in self.devices else [*named, *near, self.devices[0]][0]
+        on_same_host = [copy for copy in self.devices if host_name(copy) == host_name(device)]
+        return device if device in self.devices else [*named, *on_same_host, self.devices[0]][0]
 
     def cut(self, shape: Sequence[int | None] | None) -> Shard | None:
         """Return how a sum of this shape is cut that is added up in parts: along its longest axis; None if it is not.
@@ -96,8 +96,8 @@ class EvenCut:
         (3, 3, 2, 2)
         """
         count = len(self.devices) or shards
-        each, more = divmod(self.length, count)
-        return tuple(each + (d < more) for d in range(count))
+        share, remainder = divmod(self.length, count)
+        return tuple(share + (d < remainder) for d in range(count))
 
     def __str__(self) -> str:
         return f" of {self.length}"
@@ -355,10 +355,10 @@ def part_ranges(division: MeshDivision, ranges: Sequence[Sequence[int]]) -> list
     if isinstance(division, Cut) and division.parts == 1:
         return [tuple(ranges)]
     if isinstance(division, Cut):
-        numbers, before = ranges[division.axis], (*ranges[: division.axis],)
-        pieces = [[numbers[entries.start : entries.stop] for entries in blocks] for blocks in division.ranges]
+        of_axis, ranges_before = ranges[division.axis], (*ranges[: division.axis],)
+        pieces = [[of_axis[entries.start : entries.stop] for entries in blocks] for blocks in division.ranges]
         joined = [piece[0] if len(piece) == 1 else [*itertools.chain(*piece)] for piece in pieces]
-        return [(*before, piece, *ranges[division.axis + 1 :]) for piece in joined]
+        return [(*ranges_before, piece, *ranges[division.axis + 1 :]) for piece in joined]
     columns = zip(division.rows, part_ranges(division.columns, ranges), strict=True)
     return [part for row_division, column in columns for part in part_ranges(row_division, column)]
 

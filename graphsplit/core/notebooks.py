@@ -18,10 +18,10 @@ def text_html(text: str, title: str = "", good: bool | None = None) -> str:
     >>> text_html("PASS: equal bit by bit")
     '<div style="font-weight:600">PASS: equal bit by bit</div>'
     """
-    first, _, rest = text.partition("\n")
+    first, _, other_lines = text.partition("\n")
     color = "" if good is None else f";color:{_GOOD if good else _OPEN}"
     head = f'<div style="font-weight:600{color}">{html.escape(first.strip())}</div>'
-    if not rest:
+    if not other_lines:
         return head
-    lines = f'<pre style="margin:.4em 0;overflow-x:auto">{html.escape(rest)}</pre>'
+    lines = f'<pre style="margin:.4em 0;overflow-x:auto">{html.escape(other_lines)}</pre>'
     return f"{head}<details><summary>{html.escape(title or 'more')}</summary>{lines}</details>"

@@ -178,7 +178,7 @@ def scopes_and_names(names: Iterable[str]) -> list[str]:
 
 def suggesting_options(function: Callable[P, R]) -> Callable[P, R]:
     """Return a public function whose `TypeError` for an option that it does not have names those that it has."""
-    known = [
+    options = [
         name
         for name, parameter in inspect.signature(function).parameters.items()
         if parameter.kind != parameter.VAR_KEYWORD
@@ -186,22 +186,22 @@ def suggesting_options(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        wrong = {name: value for name, value in kwargs.items() if name not in known}
+        wrong = {name: value for name, value in kwargs.items() if name not in options}
         if wrong:
-            raise TypeError(f"{function.__name__}() has no option {_said(wrong, known)}")
+            raise TypeError(f"{function.__name__}() has no option {_said(wrong, options)}")
         return function(*args, **kwargs)
 
     return call
 
 
-def _said(wrong: Mapping[str, object], known: list[str]) -> str:
+def _said(wrong: Mapping[str, object], options: list[str]) -> str:
     """Name the wrong options, and how they are written now, what is near them or says the same, or all there are."""
-    now = {name: renamed(name, value) for name, value in wrong.items()}
-    unknown = [name for name, text in now.items() if not any(f" {option}=" in text for option in known)]
-    sentences = [text for name, text in now.items() if name not in unknown]
-    ours = {name: [option for option in _OURS.get(name, ()) if option in known] for name in unknown}
-    alike = [similar for name in unknown for similar in (ours[name] or near(name, known, cutoff=_NEAR_OPTION))[:1]]
+    spellings = {name: renamed(name, value) for name, value in wrong.items()}
+    unknown = [name for name, text in spellings.items() if not any(f" {option}=" in text for option in options)]
+    sentences = [text for name, text in spellings.items() if name not in unknown]
+    ours = {name: [option for option in _OURS.get(name, ()) if option in options] for name in unknown}
+    alike = [similar for name in unknown for similar in (ours[name] or near(name, options, cutoff=_NEAR_OPTION))[:1]]
     sentences += [f"Did you mean {', '.join(f'{name}=' for name in dict.fromkeys(alike))}?"] if alike else []
     sentences += dict.fromkeys(_ELSEWHERE[name] for name in wrong if name in _ELSEWHERE)
     names = ", ".join(f"{name}=" for name in wrong)
-    return f"{names}. {' '.join(sentences) or 'It has ' + ', '.join(f'{name}=' for name in known[1:]) + '.'}"
+    return f"{names}. {' '.join(sentences) or 'It has ' + ', '.join(f'{name}=' for name in options[1:]) + '.'}"

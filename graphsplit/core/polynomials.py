@@ -64,9 +64,9 @@ class Polynomial:
         """Return what follows if some sizes are known."""
         terms: dict[Monomial, int] = {}
         for monomial, count in self.terms.items():
-            rest = tuple([symbol for symbol in monomial if symbol not in point])
-            known = math.prod([point[symbol] for symbol in monomial if symbol in point])
-            terms[rest] = terms.get(rest, 0) + count * known
+            other_symbols = tuple([symbol for symbol in monomial if symbol not in point])
+            factor = math.prod([point[symbol] for symbol in monomial if symbol in point])
+            terms[other_symbols] = terms.get(other_symbols, 0) + count * factor
         return Polynomial(terms)
 
     @property
@@ -127,14 +127,14 @@ class Polynomial:
         ((below, by),) = divisor.terms.items()
         terms = {}
         for monomial, count in self.terms.items():
-            rest = list(monomial)
+            symbols = list(monomial)
             for symbol in below:
-                if symbol not in rest:
+                if symbol not in symbols:
                     raise UndecidedError(f"whether {self} is a multiple of {divisor}")
-                rest.remove(symbol)
+                symbols.remove(symbol)
             if count % by:
                 raise UndecidedError(f"whether {self} is a multiple of {divisor}")
-            terms[tuple(rest)] = count // by
+            terms[tuple(symbols)] = count // by
         return plain(Polynomial(terms))
 
     def __eq__(self, other: object) -> bool:

@@ -113,10 +113,10 @@ def functions_named(nodes: Iterable[Any], library: Mapping[str, Any]) -> list[st
 
 def set_inputs(node: Any, inputs: Iterable[str]) -> None:
     """Let a node read something else: tensors first, and each wait once."""
-    read = in_order_of_inputs(inputs)
-    if read != node.input:  # (to write costs more than to look)
+    ordered_inputs = in_order_of_inputs(inputs)
+    if ordered_inputs != node.input:  # (to write costs more than to look)
         del node.input[:]
-        node.input.extend(read)
+        node.input.extend(ordered_inputs)
 
 
 def in_order_of_inputs(inputs: Iterable[str]) -> list[str]:
@@ -317,8 +317,8 @@ def host_of(device: str) -> str:
     >>> host_of("/job:localhost/replica:0/task:0/device:GPU:3")
     '/job:localhost/replica:0/task:0/device:CPU:0'
     """
-    before, _, kind = device.rpartition("device:")
-    return device if not before or kind.startswith("CPU") else f"{before}device:CPU:0"
+    prefix, _, kind = device.rpartition("device:")
+    return device if not prefix or kind.startswith("CPU") else f"{prefix}device:CPU:0"
 
 
 _WRITTEN = "_graphsplit"  # the number of the shard, or that it belongs to none

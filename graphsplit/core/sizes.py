@@ -232,11 +232,11 @@ def point_of(shapes: Mapping[str, Shape | None], sizes: Mapping[str, Shape | Non
     """
     point = {}
     for name, shape in shapes.items():
-        for size, known in zip(shape or (), sizes[name] or (), strict=False):
-            if isinstance(size, Size) and known is not None and len(symbols := symbols_in([(size,)])) == 1:
+        for size, known_size in zip(shape or (), sizes[name] or (), strict=False):
+            if isinstance(size, Size) and known_size is not None and len(symbols := symbols_in([(size,)])) == 1:
                 [symbol], polynomial = symbols, size.polynomial
                 least = polynomial.at({symbol: 0})
-                point[symbol] = (known - least) // (polynomial.at({symbol: 1}) - least)
+                point[symbol] = (known_size - least) // (polynomial.at({symbol: 1}) - least)
     try:
         fits = all(shape_at(shape, point) == sizes[name] for name, shape in shapes.items())
     except KeyError:
@@ -311,8 +311,8 @@ def _joined_sizes(sizes: tuple[int | None, ...], symbols: tuple[Symbol, ...], la
     for power in range(3):
         monomial = tuple(sorted((*lengths, *(ROWS,) * power)))
         values = [math.prod([point.get(symbol, 0) for symbol in monomial]) for point in points]
-        count, rest = divmod(sizes[0] or 0, values[0] or 1)
-        if monomial and count and not rest and all(s == count * v for s, v in zip(sizes, values, strict=True)):
+        count, remainder = divmod(sizes[0] or 0, values[0] or 1)
+        if monomial and count and not remainder and all(s == count * v for s, v in zip(sizes, values, strict=True)):
             return Size(Polynomial({monomial: count}))
     for symbol in symbols:
         size = _affine(sizes, symbol, points) if symbol != ROWS else None
@@ -358,7 +358,7 @@ def merged(shape: Shape | None, hint: Shape | None) -> Shape | None:
     """
     if shape is None or hint is None:
         return hint if shape is None else shape
-    return tuple([known if size is None else size for size, known in zip(shape, hint, strict=True)])
+    return tuple([hint_size if size is None else size for size, hint_size in zip(shape, hint, strict=True)])
 
 
 def confirmed(claimed: Shape | None, inferred: Shape | None, hint: Shape | None = None) -> Shape | None:
@@ -371,8 +371,8 @@ def confirmed(claimed: Shape | None, inferred: Shape | None, hint: Shape | None 
     """
     if claimed is None or inferred is None or len(claimed) != len(inferred):
         return hint
-    known = hint if hint is not None and len(hint) == len(claimed) else (None,) * len(claimed)
-    sizes = zip(claimed, inferred, known, strict=True)
+    hints = hint if hint is not None and len(hint) == len(claimed) else (None,) * len(claimed)
+    sizes = zip(claimed, inferred, hints, strict=True)
     return tuple([f if c is None or is_same(c, f) else k for c, f, k in sizes])
 
 

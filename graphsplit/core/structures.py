@@ -243,9 +243,9 @@ def composites(tree: Tree) -> list[tuple[int, CompositeLeaf]]:
 def known_sparse_shapes(tree: Tree) -> dict[int, tuple[int, ...]]:
     """Return the shapes of sparse tensors, if all sizes are known, by the numbers of the tensors that say them."""
     sparse = [(first, leaf) for first, leaf in composites(tree) if isinstance(leaf.spec, tf.SparseTensorSpec)]
-    known = [(first, leaf) for first, leaf in sparse if leaf.dense or leaf.spec.shape.is_fully_defined()]
+    defined = [(first, leaf) for first, leaf in sparse if leaf.dense or leaf.spec.shape.is_fully_defined()]
     # (after indices and values)
-    return {first + 2: leaf.dense or tuple(leaf.spec.shape.as_list()) for first, leaf in known}  # type: ignore[misc]
+    return {first + 2: leaf.dense or tuple(leaf.spec.shape.as_list()) for first, leaf in defined}  # type: ignore[misc]
 
 
 def static_leaves(tree: Tree, prefix: str | None = None) -> list[tuple[str, Any]]:
@@ -275,8 +275,8 @@ def map_leaves(function: Callable[[Leaf], Leaf], tree: Tree) -> Tree:
 
 def with_leaves(tree: Tree, leaves: Sequence[Leaf]) -> Tree:
     """Return a structure with other leaves for its tensors, composite ones included, in their order."""
-    rest = iter(leaves)
-    return map_leaves(lambda leaf: leaf if isinstance(leaf, StaticLeaf) else next(rest), tree)
+    leaf_iterator = iter(leaves)
+    return map_leaves(lambda leaf: leaf if isinstance(leaf, StaticLeaf) else next(leaf_iterator), tree)
 
 
 # sequences without room for a tensor

@@ -168,10 +168,10 @@ def import_operations(graph_def: Any) -> list[tf.Operation]:
 def resource_value(handle: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:
     """Return dtype and shape of the variable behind a handle, in a function or not; None for other resources."""
     in_graph = not isinstance(handle, core.Value)
-    data = handle_data_util.get_resource_handle_data(handle) if in_graph else handle._handle_data
-    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+    handle_data = handle_data_util.get_resource_handle_data(handle) if in_graph else handle._handle_data
+    if handle_data is None or not handle_data.is_set or len(handle_data.shape_and_type) != 1:
         return None
-    return tf.as_dtype(data.shape_and_type[0].dtype), tf.TensorShape(data.shape_and_type[0].shape)
+    return tf.as_dtype(handle_data.shape_and_type[0].dtype), tf.TensorShape(handle_data.shape_and_type[0].shape)
 
 
 def variable_behind(handle: tf.Tensor, dtype: tf.DType, shape: tf.TensorShape, name: str) -> tf.Variable:
@@ -231,8 +231,8 @@ def ask_at_call(values: Mapping[int, Callable[[bool], tf.Tensor]], leave: str) -
         ):
             continue
         inside = {id(outer): id(inner) for outer, inner in function.graph.captures}
-        read = auto_control_deps_utils.get_read_only_resource_input_indices_graph(function.graph)
-        only_read = {id(function.graph.inputs[i]) for i in read}
+        indices = auto_control_deps_utils.get_read_only_resource_input_indices_graph(function.graph)
+        only_read = {id(function.graph.inputs[i]) for i in indices}
         function.set_external_captures(
             [
                 functools.partial(values[id(t)], inside[id(t)] in only_read) if id(t) in values else t
@@ -280,8 +280,8 @@ def captures_of_graph(graph: Any) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     around = function_graph()
     with contextlib.nullcontext() if around is None else around.as_default():
         late = tf.nest.flatten([value() for value in graph.deferred_external_captures])
-    known = [*graph.internal_captures, *tf.nest.flatten(graph.deferred_internal_captures)]
-    return known, [*graph.external_captures, *late]
+    placeholders = [*graph.internal_captures, *tf.nest.flatten(graph.deferred_internal_captures)]
+    return placeholders, [*graph.external_captures, *late]
 
 
 _BODIES = (
@@ -439,7 +439,7 @@ def _vectorized(call: Any, backward: Callable[..., Any]) -> Any:
     """Return what stands for the outputs of a call in a vectorized graph, with the call's gradient, taken row by row.
 
     Args:
-      call: what pfor knows of the call: for each input what stands for it, and whether that has a row for each turn.
+      call: what pfor knows of the call: for each input what stands for it, and whether it has a row for each iteration.
       backward: the call's gradient.
     """
     inputs, stacked = [x.t for x in call.inputs], [x.is_stacked for x in call.inputs]

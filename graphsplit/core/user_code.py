@@ -117,8 +117,8 @@ def shortened(error: Exception) -> Exception:
     is_explained = hasattr(error, "ag_error_metadata")
     files = [(frame, frame.tb_frame.f_code.co_filename) for frame in _frames(error.__traceback__)]
     users = [frame for frame, name in files if is_users(name) or (_REWRITTEN in name and not is_explained)]
-    known = is_explained or users or isinstance(error, (GraphsplitError, tf.errors.OpError))
-    if not known or not tf.debugging.is_traceback_filtering_enabled():
+    is_for_user = is_explained or users or isinstance(error, (GraphsplitError, tf.errors.OpError))
+    if not is_for_user or not tf.debugging.is_traceback_filtering_enabled():
         return error
     following: TracebackType | None = None
     for frame in reversed(users):

@@ -62,8 +62,8 @@ def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
       graph: what was emitted for it.
     """
     graph.check()
-    if not plan.mesh.axis and (left := [node.name for node in graph.nodes if part_drawn(node) is not None]):
-        raise CheckError(f"{left[0]!r} draws numbers that are not those of its part.")
+    if not plan.mesh.axis and (drawing := [node.name for node in graph.nodes if part_drawn(node) is not None]):
+        raise CheckError(f"{drawing[0]!r} draws numbers that are not those of its part.")
     forms, planned = _EmittedForms(plan, graph), _PlannedForms(plan, graph.shards)
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.once and op.yields is None:
@@ -90,13 +90,13 @@ def check_clusters(graph: EmittedGraph) -> None:
         return
     compiled = compile_clusters(graph, graph.nodes, graph.outputs, graph.effects)
     for dead, word in ((graph.dead_without, "without"), (graph.dead_with, "with")):
-        before, now = dead(), dead(compiled.nodes)
+        dead_nodes, dead_calls = dead(), dead(compiled.nodes)
         for node in graph.nodes:
             call = compiled.inside.get(node.name, node.name)
-            if before.get(node.name) != now.get(call):
+            if dead_nodes.get(node.name) != dead_calls.get(call):
                 raise CheckError(
-                    f"{node.name!r} is dead {word} {before.get(node.name)!r}; its call {call!r} is dead {word} "
-                    f"{now.get(call)!r}."
+                    f"{node.name!r} is dead {word} {dead_nodes.get(node.name)!r}; its call {call!r} is dead {word} "
+                    f"{dead_calls.get(call)!r}."
                 )
 
 
@@ -207,36 +207,36 @@ class _EmittedForms:
             return ("sizes",)
         if origin.role == "constant":
             return ("everywhere", Tensor(origin.op or 0, index))
-        data = [self.form(r) for r in node.input if r[0] != "^"]
+        forms = [self.form(r) for r in node.input if r[0] != "^"]
         if origin.role in ("shift", RELAY_ROLE):  # numbers of rows, as the shard's own rows have them; the same again
-            return data[0]
+            return forms[0]
         if node.op == "Identity" and origin.role in _MOVED:
-            return ("Identity", node.device, (data[0],))
+            return ("Identity", node.device, (forms[0],))
         if node.op in _PASSED_ON:
-            return data[_PASSED_ON[node.op]]
+            return forms[_PASSED_ON[node.op]]
         if node.op == "SplitV":
-            return ("SplitV", node.device, data[0], index)
+            return ("SplitV", node.device, forms[0], index)
         if node.op == "ConcatV2":
-            return ("ConcatV2", node.device, tuple(data[:-1]))
+            return ("ConcatV2", node.device, tuple(forms[:-1]))
         if node.op == "Unpack":
-            return ("Unpack", node.device, data[0], index)
+            return ("Unpack", node.device, forms[0], index)
         if node.op == "Sum":
             [weighted, _], [source, *_] = (
-                data,
+                forms,
                 [self.form(r) for r in self._graph.by_name[source_of(node.input[0])].input],
             )
             assert weighted[0] == "Mul", weighted
             return ("average", node.device, source)
         if node.op == "Mean":
-            return ("Mean", node.device, data[0])
+            return ("Mean", node.device, forms[0])
         if node.op == "RealDiv":
-            return ("RealDiv", node.device, data[0])
+            return ("RealDiv", node.device, forms[0])
         if node.op == "ZerosLike":
-            return ("zeros", node.device, data[0])
+            return ("zeros", node.device, forms[0])
         if node.op == "Const":
             value = constant_value(node)
             return ("zeros" if not np.any(value) else node.name, node.device, value.shape)
-        return (node.op, node.device, tuple(data))
+        return (node.op, node.device, tuple(forms))
 
     def _made(self, position: int, index: int, shard: Copy) -> Form:
         """Return what a node makes that is an operation: of one that all shards run as one, each shard has its own."""
@@ -387,9 +387,9 @@ def check_turns(plan: Plan, graph: EmittedGraph) -> None:
     """
     waits = _Waits(graph)
     waits.follow()
-    for (phase, d), before in followed(plan.turns).items():
-        first = plan.mesh.before(before.shard) is None
-        ended = list(waits.ended(plan.phases[before.phase], before.shard, first=first))
+    for (phase, d), earlier_turn in followed(plan.turns).items():
+        first = plan.mesh.before(earlier_turn.shard) is None
+        ended = list(waits.ended(plan.phases[earlier_turn.phase], earlier_turn.shard, first=first))
         for name in [graph.names_of_operations[i, d] for i in plan.phases[phase].starts]:
             missing = [node for node in ended if not waits.waits(name, node)]
             if missing:
@@ -401,7 +401,7 @@ class _Waits:
 
     def __init__(self, graph: EmittedGraph):
         self._origins, self._graph, self._names = graph.origins, graph.by_name, graph.names_of_operations
-        self._before = [0] * len(graph.nodes)  # a bit for each node
+        self._masks_before = [0] * len(graph.nodes)  # a bit for each node
 
     def follow(self) -> None:
         """Find out what has run before each node.
@@ -410,12 +410,12 @@ class _Waits:
           CheckError: if nodes wait for each other.
         """
         for k in self._graph.positions_in_order:
-            masks = [self._before[source] | 1 << source for source in self._graph.sources[k]]
-            self._before[k] = functools.reduce(operator.or_, masks, 0)
+            masks = [self._masks_before[source] | 1 << source for source in self._graph.sources[k]]
+            self._masks_before[k] = functools.reduce(operator.or_, masks, 0)
 
     def waits(self, later: str, first: str) -> bool:
         """Return whether a node has run whenever another one does."""
-        return bool(self._before[self._graph.place[later]] >> self._graph.place[first] & 1)
+        return bool(self._masks_before[self._graph.place[later]] >> self._graph.place[first] & 1)
 
     def ended(self, phase: Phase, d: int, *, first: bool) -> Iterator[str]:
         """Return the nodes that have run when shard `d` has ended a phase.

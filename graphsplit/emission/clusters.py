@@ -164,8 +164,8 @@ def _levels(web: Graph, keys: Sequence[ClusterKey | None]) -> list[int]:
         key, level = keys[k], 0
         for source in web.sources[k]:
             other = keys[source]
-            before = levels[source] + (other is not None and other is not key)
-            level = max(before, level)
+            source_level = levels[source] + (other is not None and other is not key)
+            level = max(source_level, level)
         levels[k] = level
     return levels
 
@@ -302,9 +302,9 @@ class _CallWriter:
             if content not in functions:
                 functions[content] = self._function(cluster, content)
             calls.append(self._call(c, functions[content], inputs, controls))
-        left = [self._renamed(node) for node in self._nodes if node.name not in self._cluster_of]
+        other_nodes = [self._renamed(node) for node in self._nodes if node.name not in self._cluster_of]
         return CompiledNodes(
-            (*left, *calls),
+            (*other_nodes, *calls),
             tuple({function.signature.name: function for function in functions.values()}.values()),
             tuple(map(self._reference, outputs)),
             tuple(dict.fromkeys(self._reference(f"^{effect}")[1:] for effect in effects)),
@@ -323,8 +323,8 @@ class _CallWriter:
     def _returned(self, outputs: Sequence[str]) -> list[list[str]]:
         """Return of each cluster what others read."""
         references_by_cluster: list[set[str]] = [set() for _ in self._clusters]
-        read = [(self._cluster_of.get(node.name), node.input) for node in self._nodes]
-        for reader, references in (*read, (None, outputs)):
+        inputs_by_reader = [(self._cluster_of.get(node.name), node.input) for node in self._nodes]
+        for reader, references in (*inputs_by_reader, (None, outputs)):
             for reference in references:
                 name, index = split_reference(reference)  # (no cluster has a node by the name of what is waited for)
                 c = self._cluster_of.get(name)
@@ -371,8 +371,8 @@ class _CallWriter:
 
         members = []
         for node in (*constants, *cluster.nodes):
-            read = () if node.op == "Const" else tuple([name_of(r) for r in node.input])
-            members.append((names[node.name], tuple([r for r in read if r]), _attributes(node)))
+            references = () if node.op == "Const" else tuple([name_of(r) for r in node.input])
+            members.append((names[node.name], tuple([r for r in references if r]), _attributes(node)))
         types = tuple([self._type(reference) for reference in inputs])
         return _ClusterContent(types, tuple(members), tuple(map(name_of, returned)))
 
@@ -380,11 +380,11 @@ class _CallWriter:
         stand_ins = [f"{self._graph.scope}/input_{i}" for i in range(len(content.types))]
         pairs = zip(stand_ins, content.types, strict=True)
         nodes = [make_node(name, "Placeholder", [], dtype=tf.as_dtype(dtype)) for name, dtype in pairs]
-        for name, read, attributes in content.members:
+        for name, inputs, attributes in content.members:
             node = NodeDef()
             node.ParseFromString(attributes)
             node.name = name
-            node.input.extend(read)
+            node.input.extend(inputs)
             nodes.append(node)
         members = [name for name, _, _ in content.members][-len(cluster.nodes) :]
         named = zip(members, cluster.nodes, strict=True)
@@ -394,8 +394,8 @@ class _CallWriter:
         return named_by_content(function)
 
     def _constants(self, cluster: XlaCluster) -> list[Any]:
-        read = dict.fromkeys(source_of(r) for node in cluster.nodes for r in node.input if r[0] != "^")
-        return [with_inputs(self._by_name[name], ()) for name in read if self._by_name[name].op == "Const"]
+        sources = dict.fromkeys(source_of(r) for node in cluster.nodes for r in node.input if r[0] != "^")
+        return [with_inputs(self._by_name[name], ()) for name in sources if self._by_name[name].op == "Const"]
 
     def _type(self, reference: str) -> int:
         name, index = split_reference(reference)

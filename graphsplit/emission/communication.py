@@ -65,7 +65,7 @@ class CollectiveWriter:
 
     Args:
       collective: which.
-      given: returns the reference of what a move begins with, by its number among the values.
+      reference_of_source: returns the reference of what a move begins with, by its number among the values.
       name: a prefix of the nodes' names that nobody else has.
       draft: takes the nodes.
       counts: how many rows each shard has.
@@ -75,7 +75,7 @@ class CollectiveWriter:
     def __init__(
         self,
         collective: Collective,
-        source_name: Callable[[int], str],
+        reference_of_source: Callable[[int], str],
         name: str,
         draft: Draft,
         counts: RowCounts,
@@ -90,7 +90,7 @@ class CollectiveWriter:
         first = collective.moves[0].tensor
         self._written: list[str] = []
         self._values = collective.values
-        self._given = source_name
+        self._reference_of_source = reference_of_source
         self._name = name
         self._draft = draft
         self._counts = counts
@@ -108,7 +108,7 @@ class CollectiveWriter:
             value = self._values[k]
             of = [self.reference(part) for part in value.of]
             self._written.append("" if isinstance(value, Own) else self._write(self._name_of(k), value, of))
-        return self._given(i) if isinstance(self._values[i], Own) else self._written[i]
+        return self._reference_of_source(i) if isinstance(self._values[i], Own) else self._written[i]
 
     def _name_of(self, i: int) -> str:
         """Return the name of the node that makes a value: the collective's own, if it is all that is made."""
@@ -172,7 +172,7 @@ class CollectiveWriter:
 
     def _wait(self, value: Value) -> str:
         """Return what keeps a constant beside a value from being made if the shard has no rows."""
-        return "" if value.shard is None else self._counts.waits_for(value.shard)
+        return "" if value.shard is None else self._counts.presence_control(value.shard)
 
     def _slice(self, name: str, value: Slice, source: str) -> str:
         key = value.of[0], value.split, value.device
@@ -200,7 +200,7 @@ class CollectiveWriter:
         elif len(shards) == 1:
             [[d]] = shards
             counted, pieces = self._counts.own_sizes(name, layout, d), len(layout.blocks)
-            wait = self._counts.waits_for(d)
+            wait = self._counts.presence_control(d)
         else:
             counted = self._counts.split_sizes(name, layout, holder, value.device, shards)
             pieces = len(layout.blocks) * len(shards or group_of(layout) or self._draft.shards)
@@ -261,9 +261,9 @@ class CollectiveWriter:
         parts = [self._or_neutral(name, value, k, part) if k in begins else part for k, part in enumerate(parts)]
         if value.turn is not None and self._counts.may_be_absent(value.turn):
             present = self._counts.present(value.turn)
-            before = self._add(f"{name}/before", "Switch", [parts[0], present], device)
-            taken = self._added_up(f"{name}/taken", [f"{before}:1", parts[1]], value.reduction, device)
-            return self._add(name, "Merge", [taken, before], device, N=2)
+            switch = self._add(f"{name}/before", "Switch", [parts[0], present], device)
+            taken = self._added_up(f"{name}/taken", [f"{switch}:1", parts[1]], value.reduction, device)
+            return self._add(name, "Merge", [taken, switch], device, N=2)
         total = parts[0]
         if len(parts) == 1 and not value.entries:
             return self._add(name, "Identity", parts, device)

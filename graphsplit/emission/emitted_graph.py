@@ -226,8 +226,19 @@ class Draft:
         """Return the device of the node that a reference names."""
         return self._devices[source_of(reference)]
 
-    def copy(self, op: Op, name: str, device: str, inputs: Sequence[str], shard: int | None, role: str = "op") -> Any:
-        """Write an operation under a name, and return its node."""
+    def write_op(
+        self, op: Op, name: str, device: str, inputs: Sequence[str], shard: int | None, role: str = "op"
+    ) -> Any:
+        """Write an operation under a name, for a shard or (None) once, and return its node.
+
+        Args:
+          op: which.
+          name: of the node.
+          device: of the node.
+          inputs: references of what it reads, and of what it waits for.
+          shard: for which it runs.
+          role: see `Origin`.
+        """
         if shard is None:
             node = copied(op.node, name, inputs)
         else:  # one of several

@@ -117,11 +117,11 @@ def _emit_body(
     return name, {**emitter.functions, name: function}, {**graph.bodies, name: (plan, graph)}
 
 
-def _argument(plan: Plan, position: int, axis: int, each: int = 1) -> Measured:
+def _argument(plan: Plan, position: int, axis: int, per_row: int = 1) -> Measured:
     op = plan.program.ops[position]
     device = plan.places.once(op)[0]  # there its shape is known: elsewhere all of it would have to be sent
     return Measured(
-        op.name, axis, each, op.out_dtypes[0], device if plan.input_devices else host_of(plan.default_device)
+        op.name, axis, per_row, op.out_dtypes[0], device if plan.input_devices else host_of(plan.default_device)
     )
 
 
@@ -324,7 +324,7 @@ class _Emitter:
 
     def _write_together(self, op: Op, sharded: Sharded, inputs: Sequence[str]) -> None:
         """Write a loop or branch that is given what each shard has, and makes what each shard has of its results."""
-        node = self._draft.copy(op, op.name, self._plan.default_device, inputs, None)
+        node = self._draft.write_op(op, op.name, self._plan.default_device, inputs, None)
         self._call_bodies(op, node, sharded.bodies, None)
         flow, mesh = CONTROL_FLOW[op.type], self._plan.mesh
         for attribute, layouts in ((flow.types, sharded.wants[flow.chooses :]), ("Tout", sharded.gives)):
@@ -347,7 +347,7 @@ class _Emitter:
                 node.device = device
                 self._draft.add(node, Origin(op.index, None, "op" if node.name == name else "part"))
             return
-        node = self._draft.copy(op, name, device, inputs, None)
+        node = self._draft.write_op(op, name, device, inputs, None)
         if bodies := self._plan.steps[op.index].bodies:
             self._call_bodies(op, node, bodies, None)
         if op.type in CONTROL_FLOW:

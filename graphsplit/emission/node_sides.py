@@ -47,10 +47,10 @@ def find_sides(graph: Graph, switches: Mapping[str, Tensor], merges: Set[str]) -
     sides = NodeSides(switches)
     for k in graph.positions_in_order if switches else ():
         node = graph.nodes[k]
-        read = [sides.of(reference) for reference in node.input if reference[0] != "^"]
+        sides_read = [sides.of(reference) for reference in node.input if reference[0] != "^"]
         if node.name in merges:
-            sides.of_nodes[node.name] = merged_side(node.name, read)
+            sides.of_nodes[node.name] = merged_side(node.name, sides_read)
         else:
             joins = node.op == MERGE  # (of rows that a shard has, or of nothing)
-            sides.of_nodes[node.name] = frozenset.intersection(*read) if joins else EVERYWHERE.union(*read)
+            sides.of_nodes[node.name] = frozenset.intersection(*sides_read) if joins else EVERYWHERE.union(*sides_read)
     return sides

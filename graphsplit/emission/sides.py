@@ -42,7 +42,7 @@ def let_nobody_wait_for_the_dead(draft: Draft, program: Program, everywhere: str
     Args:
       draft: the nodes, all of them; what they wait for is edited.
       program: what they carry out.
-      there: the reference of a truth value that is always there; "" for a predicate.
+      everywhere: the reference of a truth value that is always there; "" for a predicate.
     """
     predicates = sides_of(program).predicates
     if not predicates:

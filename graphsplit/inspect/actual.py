@@ -189,8 +189,8 @@ def _constant(flat: Sequence[FlatNode], producers: Mapping[str, Sequence[str]]) 
     """Return the names of operations all of whose inputs are constants, however many steps back."""
     constant: set[str] = set()
     for node in flat:
-        before = producers.get(node.name, ())
-        if node.node.op == "Const" or (before and not node.results and constant.issuperset(before)):
+        input_names = producers.get(node.name, ())
+        if node.node.op == "Const" or (input_names and not node.results and constant.issuperset(input_names)):
             constant.add(node.name)
     return constant
 
@@ -320,9 +320,9 @@ def explain_absence(op: PlacedOp, facts: Facts) -> tuple[str, RanNode | None]:
 
 def _fused_into(op: PlacedOp, facts: Facts) -> RanNode | None:
     """Return the fused node, a step or two before or after `op`, that names its type."""
-    near = list(facts.readers.get(op.name, ())) + list(facts.producers.get(op.name, ()))
-    near += [n for name in near for n in facts.readers.get(name, ())]
-    for name in near:
+    neighbors = list(facts.readers.get(op.name, ())) + list(facts.producers.get(op.name, ()))
+    neighbors += [n for name in neighbors for n in facts.readers.get(name, ())]
+    for name in neighbors:
         node = facts.ran.get(name)
         if node is not None and node.fused:
             parts = {*node.fused, plain_type(node.type)}

@@ -55,8 +55,8 @@ def _gathered_once(placement: PlacementGraph) -> list[str]:
     for op in placement.unsharded_ops[:5]:
         where = f", called at {op.source}" if op.source else ""
         why = f"{op.unsharded_reason}; {advice_on(op.unsharded_reason)}"
-        known = f"{format_bytes(op.gathered_bytes)} gathered" if op.gathered_bytes else "rows gathered"
-        warnings.append(f"{known} on one device by {op.type}{where}: {why}")
+        amount = f"{format_bytes(op.gathered_bytes)} gathered" if op.gathered_bytes else "rows gathered"
+        warnings.append(f"{amount} on one device by {op.type}{where}: {why}")
     more = len(placement.unsharded_ops) - 5
     return warnings + (
         [f"{count_text(more, 'more operation')} on one device work on rows of the batch"] if more > 0 else []

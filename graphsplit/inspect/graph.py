@@ -171,8 +171,8 @@ class PlacementGraph:
         """Raise `PlacementError` unless operations match `pattern`, see `select`, and all of them are on `device`."""
         wanted, selected = canonical_name(device), [op for op in self.select(pattern) if op.ran]
         if not selected:
-            near = _near([op for op in self.ops.values() if op.ran], pattern)
-            raise PlacementError(f"No operation of {self.title} that runs matches {pattern!r}.{near}")
+            suggestion = _near([op for op in self.ops.values() if op.ran], pattern)
+            raise PlacementError(f"No operation of {self.title} that runs matches {pattern!r}.{suggestion}")
         wrong = [f"{op.name} on {short_name(op.device) or 'no device'}" for op in selected if op.device != wanted]
         if wrong:
             raise PlacementError(
@@ -248,13 +248,13 @@ def total_by_device(ops: Iterable[PlacedOp], transfers: Iterable[Transfer]) -> d
     for op in ops:
         if not op.ran:
             continue
-        before = totals.get(op.device, DeviceTotals(op.device))
+        totals_before = totals.get(op.device, DeviceTotals(op.device))
         totals[op.device] = replace(
-            before,
-            ops=before.ops + 1,
-            flops=before.flops + (op.flops or 0),
-            parameter_bytes=before.parameter_bytes + op.parameter_bytes,
-            activation_bytes=before.activation_bytes + (0 if op.type in _NOT_ACTIVATIONS else op.output_bytes),
+            totals_before,
+            ops=totals_before.ops + 1,
+            flops=totals_before.flops + (op.flops or 0),
+            parameter_bytes=totals_before.parameter_bytes + op.parameter_bytes,
+            activation_bytes=totals_before.activation_bytes + (0 if op.type in _NOT_ACTIVATIONS else op.output_bytes),
         )
     for transfer in transfers:
         sender, receiver = totals[transfer.source_device], totals[transfer.target_device]
@@ -423,11 +423,11 @@ def _by_name(op: PlacedOp, ops: Mapping[str, PlacedOp], calls: Mapping[str, list
     split = _split(op.name)
     if split is None:
         return None
-    before, _, after = split
-    scope = after.rpartition("/")[0]
+    scope_before, _, name_after = split
+    scope = name_after.rpartition("/")[0]
     candidates = [scope, scope.removesuffix("_grad"), *(c for c in [scope.rpartition("_grad/")[0]] if c)]
     for candidate in filter(None, candidates):
-        for prefix in (before, *calls.get(before, ())):
+        for prefix in (scope_before, *calls.get(scope_before, ())):
             name = f"{prefix}/{candidate}" if prefix else candidate
             if name in ops and not ops[name].backward:
                 return ops[name]

@@ -115,11 +115,11 @@ def _outputs(source: PlacementSource, flat: Iterable[FlatNode]) -> OutputsByName
         )
         copy.name = node.name
         graph_def.node.append(copy)
-    known: dict[str, list[tuple[PlacedShape | None, str, int]]] = {}
+    outputs_by_name: dict[str, list[tuple[PlacedShape | None, str, int]]] = {}
     for operation in import_operations(graph_def):
         described = [(known_shape(tensor.shape), tensor.dtype.name) for tensor in operation.outputs]
-        known[operation.name] = [(shape, dtype, bytes_of(shape, dtype)) for shape, dtype in described]
-    return known
+        outputs_by_name[operation.name] = [(shape, dtype, bytes_of(shape, dtype)) for shape, dtype in described]
+    return outputs_by_name
 
 
 def default_device() -> str:
@@ -164,16 +164,16 @@ def _stand_in(node: FlatNode) -> Any:
     """Return what stands for an argument of a body: a loop's has the loop's shape, which may know less."""
     dtype = tf.as_dtype(node.node.attr["T"].type)
     shape = node.node.attr["shape"].shape if "shape" in node.node.attr else None
-    known = shape is None or (not shape.unknown_rank and all(d.size >= 0 for d in shape.dim))
-    if dtype.name in NO_DATA or known:
+    is_known = shape is None or (not shape.unknown_rank and all(d.size >= 0 for d in shape.dim))
+    if dtype.name in NO_DATA or is_known:
         return make_node(node.name, "Identity", [], T=dtype)
     return make_node(node.name, "Placeholder", [], dtype=dtype, shape=tf.compat.v1.AttrValue(shape=shape))
 
 
-def _held_bytes(held: tuple[tf.DType, tf.TensorShape] | None) -> int:
-    if held is None or not held[1].is_fully_defined():
+def _held_bytes(held_value: tuple[tf.DType, tf.TensorShape] | None) -> int:
+    if held_value is None or not held_value[1].is_fully_defined():
         return 0
-    return int(held[1].num_elements() or 0) * int(held[0].size)
+    return int(held_value[1].num_elements() or 0) * int(held_value[0].size)
 
 
 def _edges(node: FlatNode, outputs: OutputsByName, stand_ins: Mapping[str, str]) -> list[Edge]:
@@ -185,9 +185,9 @@ def _edges(node: FlatNode, outputs: OutputsByName, stand_ins: Mapping[str, str])
         _, dtype, size = outputs[name][index]
         operand = operand if operand < len(node.data) else -1
         edges.append(Edge(name, node.name, index, size, dtype, operand=operand))
-    seen = {edge.source for edge in edges}
+    sources = {edge.source for edge in edges}
     return edges + [
-        Edge(c, node.name, control=True, operand=-1) for c in node.controls if c not in seen and c not in stand_ins
+        Edge(c, node.name, control=True, operand=-1) for c in node.controls if c not in sources and c not in stand_ins
     ]
 
 
@@ -266,21 +266,21 @@ class _Scope:
 
     def inputs(self, node: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the flat names of what a node of this body reads, and of what it waits for."""
-        data, waits = inputs_of(node)
+        references, waits = inputs_of(node)
         if self.body is None:
-            return tuple(["{}:{}".format(*split_reference(r)) for r in data]), tuple([r[1:] for r in waits])
+            return tuple(["{}:{}".format(*split_reference(r)) for r in references]), tuple([r[1:] for r in waits])
         waits = [r for r in waits if source_of(r) not in self.body.arguments]
-        return tuple(map(self.body.reference, data)), tuple([self.body.reference(r)[1:] for r in waits])
+        return tuple(map(self.body.reference, references)), tuple([self.body.reference(r)[1:] for r in waits])
 
     def around(self, node: Any) -> Surroundings:
         """Return the surroundings of a node of this body."""
-        known, name = self.inherited, self.names + node.name
+        inherited, name = self.inherited, self.names + node.name
         marked: dict[str, Any] = {"shard": shard_of(node), "prefix": self.names} if is_marked(node) else {}
         return replace(
-            known,
-            device=node.device or known.device,
-            root=known.root or name,
-            backward=known.backward or any(p in ("gradient_tape", "gradients") for p in name.split("/")),
+            inherited,
+            device=node.device or inherited.device,
+            root=inherited.root or name,
+            backward=inherited.backward or any(p in ("gradient_tape", "gradients") for p in name.split("/")),
             **marked,
         )
 
@@ -306,17 +306,17 @@ class _Flattener:
         """Append the nodes of one body and, after each, what is inside of it."""
         for node in nodes:
             name, surroundings = scope.names + node.name, scope.around(node)
-            data, controls = scope.inputs(node)
+            inputs, controls = scope.inputs(node)
             called = function_called(node, self._library)
             if called is not None:
-                self._read_call(node, name, called, data, surroundings)
+                self._read_call(node, name, called, inputs, surroundings)
                 continue
             results: list[str] = []
-            for part, function, operands in self._bodies(node, data):
+            for part, function, operands in self._bodies(node, inputs):
                 arguments = self._add_arguments(f"{name}/{part}", node, function, operands, surroundings)
                 inside = replace(surroundings, body_of=name)
                 results += self._read_body(f"{name}/{part}/", function, arguments, inside).results
-            self._found.append(FlatNode(name, node, data, controls, tuple(results), **vars(surroundings)))
+            self._found.append(FlatNode(name, node, inputs, controls, tuple(results), **vars(surroundings)))
 
     def finish(self) -> list[FlatNode]:
         """Return the nodes with references to calls replaced by references into the called bodies."""
@@ -327,10 +327,10 @@ class _Flattener:
             finished.append(replace(flat, data=data, results=results, controls=tuple([r[1:] for r in waits])))
         return finished
 
-    def _read_call(self, node: Any, name: str, function: Any, data: Sequence[str], surroundings: Surroundings) -> None:
+    def _read_call(self, node: Any, name: str, called: Any, inputs: Sequence[str], surroundings: Surroundings) -> None:
         compiled = surroundings.compiled or (name if is_compiled(node) else "")
-        backward = surroundings.backward or "__backward_" in function.signature.name
-        body = self._read_body(f"{name}/", function, data, replace(surroundings, compiled=compiled, backward=backward))
+        backward = surroundings.backward or "__backward_" in called.signature.name
+        body = self._read_body(f"{name}/", called, inputs, replace(surroundings, compiled=compiled, backward=backward))
         self._replaced.add(name, body, map(source_of, body.results))
 
     def _read_body(self, names: str, function: Any, arguments: Sequence[str], inherited: Surroundings) -> Body:
@@ -338,7 +338,7 @@ class _Flattener:
         self.read(body.nodes, _Scope(names, inherited, body))
         return body
 
-    def _bodies(self, node: Any, data: Sequence[str]) -> Iterator[tuple[str, Any, Sequence[str]]]:
+    def _bodies(self, node: Any, inputs: Sequence[str]) -> Iterator[tuple[str, Any, Sequence[str]]]:
         """Yield the bodies of a loop or branch: what TensorFlow calls it, the function, its operands."""
         flow = CONTROL_FLOW.get(node.op)
         if flow is None or flow.compiled:
@@ -349,7 +349,7 @@ class _Flattener:
             parts = [f"branch{k}" for k in range(len(names))]
         for part, name in zip(parts, names, strict=True):
             if name in self._library:
-                yield part, self._library[name], data[1:] if flow.chooses else data
+                yield part, self._library[name], inputs[1:] if flow.chooses else inputs
 
     def _add_arguments(
         self, prefix: str, node: Any, function: Any, operands: Sequence[str], surroundings: Surroundings
@@ -363,12 +363,11 @@ class _Flattener:
             stand_in = make_node(name, "Identity", [], T=tf.as_dtype(argument.type))
             if k < len(shapes):
                 stand_in.attr["shape"].shape.CopyFrom(shapes[k])
-            data = (operands[k],)
             self._found.append(
                 FlatNode(
                     name,
                     stand_in,
-                    data,
+                    (operands[k],),
                     argument=True,
                     device=surroundings.device,
                     root=surroundings.root,

@@ -157,7 +157,7 @@ class Timeline:
         for device, share in self.busy.items():
             copies = f", copying {copying[device]:.0%}" if device in copying else ""
             lines.append(f"  {short_name(device)}  busy {share:.0%}{copies}")
-        for (a, b), count in sorted(self.moved_bytes.items(), key=lambda item: -item[1])[:8]:
+        for (a, b), count in sorted(self.moved_bytes.items(), key=lambda pair: -pair[1])[:8]:
             lines.append(f"  {short_name(a)} -> {short_name(b)}  {format_bytes(count)} moved")
         for event in self.slowest(5):
             lines.append(
@@ -327,8 +327,8 @@ def _on_stream(
         events.append(
             OpEvent(plain_name(name or kernel), type_, device_of_kernel, 0.0, event.duration_ps * 1e-12, thread, copied)
         )
-    known = Counter(event.device for event in events if event.device)
-    usual = known.most_common(1)[0][0] if known else full_name(gpu)
+    count_by_device = Counter(event.device for event in events if event.device)
+    usual = count_by_device.most_common(1)[0][0] if count_by_device else full_name(gpu)
     return [event if event.device else replace(event, device=usual) for event in events]
 
 
@@ -371,7 +371,7 @@ def record_hosts(run: Callable[[], Any], graphs: Iterable[Any]) -> tuple[list[Re
             notes.append(f"{job}:{number} has sent no recording: {why}")
         else:
             recordings.append(Recorded(parse_profile(recording.space), host))
-    if len(recordings) > 1 and not all(each.started_ns for each in recordings):
+    if len(recordings) > 1 and not all(recording.started_ns for recording in recordings):
         notes.append("a process did not report when its recording began: its times are not aligned with the others")
     elif any(host_and_port(address)[0] not in {"localhost", *own_addresses()} for address in addresses.values()):
         notes.append(_CLOCKS)
@@ -384,8 +384,8 @@ def missing_in(recordings: Sequence[Recorded], events: Sequence[OpEvent], graphs
     silent = [device for device in devices if task_of(device) is not None and device not in timed]
     notes = [f"no times of {', '.join(map(short_name, silent))}"] if silent else []
     with_gpus = {host_name(device) for device in devices if "GPU" in device}
-    without = [each for each in recordings if not any(is_gpu(plane) for plane in each.space.planes)]
-    return [*notes, *([_NO_STREAMS] if with_gpus.intersection([each.host for each in without]) else [])]
+    without = [recording for recording in recordings if not any(is_gpu(plane) for plane in recording.space.planes)]
+    return [*notes, *([_NO_STREAMS] if with_gpus.intersection([recording.host for recording in without]) else [])]
 
 
 def _devices(graphs: Iterable[Any]) -> list[str]:

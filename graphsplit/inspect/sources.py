@@ -112,7 +112,7 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> PlacementSource:
         position = emitted.origins[node].op if node else None
         return "" if position is None else locate_op(position)
 
-    known = not plan.program.symbols  # else bytes and rows are only known in each run
+    has_sizes = not plan.program.symbols  # else bytes and rows are only known in each run
     return PlacementSource(
         graph=emitted.graph_def(),
         outputs=emitted.outputs,
@@ -124,7 +124,7 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> PlacementSource:
         written_of=_written(emitted, plan),
         stage_of=_stages(emitted, plan),
         shard_of={name: origin.shard for name, origin in emitted.origins.items() if origin.shard is not None},
-        run_once={op.name: (reason, plan.gathered_bytes(op) if known else 0) for op, reason in plan.unsharded_ops},
+        run_once={op.name: (reason, plan.gathered_bytes(op) if has_sizes else 0) for op, reason in plan.unsharded_ops},
         rows=plan.rows,
         compiled=_calls(emitted),
         make_run=lambda: make_executable(trace, plan, name),
@@ -147,18 +147,18 @@ def _captures(emitted: EmittedGraph, trace: Trace, plan: Plan) -> dict[str, Any]
     symbols = trace.function.inputs[len(emitted.inputs) :]
     original = [trace.captures[k] for k, _ in origins]
     default = plan.default_device if missing_devices([plan.default_device]) else ""
-    known = _resources(emitted.captures, [symbols[k] for k, _ in origins], original)
+    fields = _resources(emitted.captures, [symbols[k] for k, _ in origins], original)
     if plan.state.parts:
-        known["state"] = lambda: _state(emitted.captures, known["held"], captured(trace, plan))
+        fields["state"] = lambda: _state(emitted.captures, fields["held"], captured(trace, plan))
     devices = devices_of_handles(plan.program, plan.state)
     for name, (k, part), device in zip(emitted.captures, origins, devices, strict=True):
         division = plan.state.divisions.get(trace.program.ops[trace.program.captures[k]].name)
-        if name in known["held"] and division is not None and plan.state.parts:
-            dtype, shape = known["held"][name]
-            known["held"][name] = dtype, tf.TensorShape(part_shapes(division, shape.as_list())[part])
-        if name in known["resource_devices"]:
-            known["resource_devices"][name] = device or default or known["resource_devices"][name]
-    return {"variables": _variable_names(emitted.captures, original, trace.variables), **known}
+        if name in fields["held"] and division is not None and plan.state.parts:
+            dtype, shape = fields["held"][name]
+            fields["held"][name] = dtype, tf.TensorShape(part_shapes(division, shape.as_list())[part])
+        if name in fields["resource_devices"]:
+            fields["resource_devices"][name] = device or default or fields["resource_devices"][name]
+    return {"variables": _variable_names(emitted.captures, original, trace.variables), **fields}
 
 
 def _stages(emitted: EmittedGraph, plan: Plan) -> dict[str, str]:
@@ -176,12 +176,12 @@ def _written(emitted: EmittedGraph, plan: Plan) -> dict[str, str]:
     scope_by_node = {}
     for name, origin in emitted.origins.items():
         op = None if origin.op is None else plan.program.ops[origin.op]
-        before, origin_in_name, _ = (
+        scope, origin_in_name, _ = (
             f"/{name}".partition(f"/{op.provenance.origin}") if op and op.provenance.origin else ("", "", "")
         )
         if op is None or (plan.mesh.columns and not origin_in_name):
-            before = f"/{(_WRITTEN.match(name) or [''])[0]}".removesuffix("/")
-        scope_by_node.update({name: f"{before}/"[1:]} if before else {})
+            scope = f"/{(_WRITTEN.match(name) or [''])[0]}".removesuffix("/")
+        scope_by_node.update({name: f"{scope}/"[1:]} if scope else {})
     return scope_by_node
 
 
@@ -300,24 +300,24 @@ def _resources(names: Sequence[str], symbols: Sequence[Any], captures: Sequence[
       symbols: the captured tensors inside the traced function, which know what a resource holds.
       captures: the same outside.
     """
-    held, devices = {}, {}
+    held_values, devices = {}, {}
     for name, symbol, handle in zip(names, symbols, captures, strict=True):
         if handle.dtype != tf.resource:
             continue
         value = resource_value(symbol)
         if value is not None:
-            held[name] = value
+            held_values[name] = value
         if handle.device:
             devices[name] = canonical_name(handle.device)
-    return {"held": held, "resource_devices": devices, "state": lambda: _state(names, held, captures)}
+    return {"held": held_values, "resource_devices": devices, "state": lambda: _state(names, held_values, captures)}
 
 
 def _state(
-    names: Sequence[str], held: Mapping[str, HeldValue], handles: Sequence[tf.Tensor]
+    names: Sequence[str], held_values: Mapping[str, HeldValue], handles: Sequence[tf.Tensor]
 ) -> list[tuple[tf.Tensor, tf.DType]]:
     """Return the handles of captured variables, with their dtypes; those of a graph that is being built have none."""
     pairs = zip(names, handles, strict=True)
-    return [(handle, held[name][0]) for name, handle in pairs if name in held and hasattr(handle, "numpy")]
+    return [(h, held_values[name][0]) for name, h in pairs if name in held_values and hasattr(h, "numpy")]
 
 
 def _variable_names(names: Sequence[str], captures: Sequence[Any], variables: Sequence[tf.Variable]) -> dict[str, str]:
@@ -335,12 +335,12 @@ class StateKeeper:
 
     def __init__(self, state: Sequence[tuple[tf.Tensor, tf.DType]]):
         self._state = state
-        self._before: list[tf.Tensor] = []
+        self._values_before: list[tf.Tensor] = []
 
     def __enter__(self) -> StateKeeper:
-        self._before = [tf.identity(tf.raw_ops.ReadVariableOp(resource=h, dtype=d)) for h, d in self._state]
+        self._values_before = [tf.identity(tf.raw_ops.ReadVariableOp(resource=h, dtype=d)) for h, d in self._state]
         return self
 
     def __exit__(self, *_: object) -> None:
-        for (handle, _dtype), value in zip(self._state, self._before, strict=True):
+        for (handle, _dtype), value in zip(self._state, self._values_before, strict=True):
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)

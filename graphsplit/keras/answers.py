@@ -94,15 +94,15 @@ def arguments_of(model: Any, kind: str, function: Any, batch: tuple[Any, Any, An
         "predict": lambda: model.predict_on_batch(x),
     }
     with _metrics_kept(model):
-        data = function.batch_in(calls[kind])
-    leaves = tf.nest.flatten(data)
+        step_data = function.batch_in(calls[kind])
+    leaves = tf.nest.flatten(step_data)
     batch_leaves = iter(leaves_of_batch)
     if len([leaf for leaf in leaves if leaf is not None]) == len(leaves_of_batch):
         leaves = [leaf if leaf is None else _asked_or(next(batch_leaves), leaf) for leaf in leaves]
     flavor = flavor_of(model)
     assert flavor is not None
     pack = flavor.module().utils.pack_x_y_sample_weight
-    return function.step.as_called(parts_of_batch(pack(*tf.nest.pack_sequence_as(data, leaves))))
+    return function.step.as_called(parts_of_batch(pack(*tf.nest.pack_sequence_as(step_data, leaves))))
 
 
 def _asked_or(spec_or_array: Any, leaf: Any) -> Any:
@@ -123,9 +123,9 @@ def _as_fit_has_it(model: Any, leaf: Any) -> Any:
 def _metrics_kept(model: Any) -> Iterator[None]:
     """Give metrics back what they have counted, which Keras forgets before such a batch."""
     variables = [variable for metric in model.metrics for variable in metric.variables]
-    before = [tf.identity(variable) for variable in variables]
+    values_before = [tf.identity(variable) for variable in variables]
     try:
         yield
     finally:
-        for variable, value in zip(variables, before, strict=True):
+        for variable, value in zip(variables, values_before, strict=True):
             variable.assign(value)

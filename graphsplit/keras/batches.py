@@ -74,10 +74,10 @@ class BatchFunction:
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Return what the steps returned, joined; raise `StopIteration` if there is no batch left."""
-        seen = None
+        seen_tree = None
         if isinstance(iterator, tf.data.Iterator):  # a graph reads it
-            seen = self._of_graphs.seen(tree_of_elements(iterator.element_spec))
-        return self.run((batch, seen) for batch in _take(iterator, self._steps()))
+            seen_tree = self._of_graphs.seen(tree_of_elements(iterator.element_spec))
+        return self.run((batch, seen_tree) for batch in _take(iterator, self._steps()))
 
     def run(self, batches: Iterable[tuple[Any, structures.Tree | None]]) -> Any:
         """Run the step on every batch, given with what the graph of Keras' own that has it sees, if one does."""
@@ -86,8 +86,8 @@ class BatchFunction:
             data = _without_optionals(batch)
             if self._only_asked:
                 raise _HandedError(data)
-            seen = structures.flatten(data)[1] if in_graph is None else in_graph
-            self._last = parts_of_batch(data, seen if self._of_steps is None else self._of_steps.seen(seen))
+            seen_tree = structures.flatten(data)[1] if in_graph is None else in_graph
+            self._last = parts_of_batch(data, seen_tree if self._of_steps is None else self._of_steps.seen(seen_tree))
             if self.before is not None:
                 self.before(self.step, self._last)
             outputs.append(self._run_step())
@@ -123,9 +123,9 @@ class BatchesFunction(BatchFunction):
 
     def __call__(self, batches: Any) -> Any:
         """Return the predictions of all, joined."""
-        seen = self._of_graphs.seen(structures.flatten(list(map(_without_optionals, batches)))[1])
-        assert isinstance(seen, structures.Container)
-        return self.run(zip(batches, seen.entries, strict=True))
+        seen_batches = self._of_graphs.seen(structures.flatten(list(map(_without_optionals, batches)))[1])
+        assert isinstance(seen_batches, structures.Container)
+        return self.run(zip(batches, seen_batches.entries, strict=True))
 
 
 @contextlib.contextmanager
@@ -196,9 +196,9 @@ class ModelStep(ParallelFunction[..., Any]):
     def as_called(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments for a batch, see `parts_of_batch`, with the sizes that a call with such a batch knew."""
         _, tree = self._flatten(arguments, {}, specs=True)
-        for known in [signature.arguments for signature in self._traces.planned]:
-            if (known.keys, known.entries[1:]) == (tree.keys, tree.entries[1:]):
-                (first, *_) = known.entries
+        for planned_tree in [signature.arguments for signature in self._traces.planned]:
+            if (planned_tree.keys, planned_tree.entries[1:]) == (tree.keys, tree.entries[1:]):
+                (first, *_) = planned_tree.entries
                 return first.value if isinstance(first, StaticLeaf) else None, *arguments[1:]
         return arguments
 
@@ -209,28 +209,28 @@ class ModelStep(ParallelFunction[..., Any]):
             return super()._planning(args, kwargs, runs)
 
     def _seen(self, arguments: structures.Container) -> structures.Container:
-        [seen, *batch] = arguments.entries
-        if not isinstance(seen, structures.StaticLeaf) or seen.value is None:
+        [shapes_leaf, *batch] = arguments.entries
+        if not isinstance(shapes_leaf, structures.StaticLeaf) or shapes_leaf.value is None:
             return arguments
         tree = replace(arguments, keys=arguments.keys[1:], entries=tuple(batch))
-        return replace(arguments, entries=(seen, *seen.value.in_place_of(tree).entries))
+        return replace(arguments, entries=(shapes_leaf, *shapes_leaf.value.in_place_of(tree).entries))
 
-    def _cover(self, arguments: structures.Container, seen: structures.Container) -> structures.Container:
+    def _cover(self, arguments: structures.Container, seen_tree: structures.Container) -> structures.Container:
         if not self._options.tuning["reduce_retracing"]:
             return arguments  # each batch is planned for its sizes
-        return super()._cover(arguments, seen)
+        return super()._cover(arguments, seen_tree)
 
 
-def parts_of_batch(data: Any, seen: structures.Tree | None = None) -> tuple[Any, ...]:
+def parts_of_batch(data: Any, seen_tree: structures.Tree | None = None) -> tuple[Any, ...]:
     """Return the arguments of a step for a batch: `x, y, sample_weight`, as Keras takes tuples, else `data` whole.
 
     Args:
       data: the batch.
-      seen: its structure as the step's code sees it; None for a code that does not know the number of rows.
+      seen_tree: its structure as the step's code sees it; None for a code that does not know the number of rows.
     """
-    if seen is None:
-        seen = with_open_rows(structures.flatten(data, specs=True)[1])
-    first = SeenShapes(seen) if is_open(seen) else None
+    if seen_tree is None:
+        seen_tree = with_open_rows(structures.flatten(data, specs=True)[1])
+    first = SeenShapes(seen_tree) if is_open(seen_tree) else None
     if type(data) is tuple and 1 <= len(data) <= 3:
         return first, *data
     return first, _LEFT_OUT, _LEFT_OUT, _LEFT_OUT, data
@@ -296,14 +296,14 @@ class SeenShapes:
         """Return a structure of the same tensors as the code sees it."""
         return structures.with_leaves(tree, self._leaves)
 
-    def of(self, data: Any) -> Any:
+    def of(self, batch: Any) -> Any:
         """Return a batch as the code sees it: in a graph whose sizes are known, too."""
-        tensors, tree = structures.flatten(data)
-        seen = self.in_place_of(tree)
-        if tf.executing_eagerly() or seen == tree:
-            return data
-        pairs = zip(tensors, structures.leaves(seen), strict=True)
-        return structures.unflatten(seen, [tf.compat.v1.placeholder_with_default(t, leaf.shape) for t, leaf in pairs])
+        tensors, tree = structures.flatten(batch)
+        seen_tree = self.in_place_of(tree)
+        if tf.executing_eagerly() or seen_tree == tree:
+            return batch
+        pairs = zip(tensors, [leaf.shape for leaf in structures.leaves(seen_tree)], strict=True)
+        return structures.unflatten(seen_tree, [tf.compat.v1.placeholder_with_default(*pair) for pair in pairs])
 
 
 def tree_of_elements(spec: Any) -> Tree:

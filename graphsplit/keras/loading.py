@@ -147,8 +147,8 @@ def _load_checkpoint(target: Any, path: str) -> None:
         for _, key in loaded:
             reader.get_tensor(key)
     _give(path, ((variable, reader.get_tensor(key)) for variable, key in loaded))
-    left = shapes.keys() - {key for _, key in loaded} - {_OBJECTS}
-    names = sorted(key.partition("/.ATTRIBUTES")[0] for key in left if not key.startswith("save_counter/"))
+    unread_keys = shapes.keys() - {key for _, key in loaded} - {_OBJECTS}
+    names = sorted(key.partition("/.ATTRIBUTES")[0] for key in unread_keys if not key.startswith("save_counter/"))
     if names:
         warnings.warn(
             f"These values of the checkpoint {path} have no variable in the target, and were not loaded:\n"

@@ -86,7 +86,7 @@ class ModelDevices:
     Attributes:
       devices: the device of each shard.
       options: of its steps in training and evaluation.
-      predict_home: where predictions are merged; None for the first device.
+      predict_device: where predictions are merged; None for the first device.
       variables: the layout of the model's and its optimizer's variables, or layouts by patterns of names. (What is
         chosen automatically is an option of the steps.)
     """
@@ -344,16 +344,16 @@ def base_of(flavor: Flavor) -> type[ParallelModel]:
     return ParallelKeras3Model if flavor is KERAS_3 else ParallelKeras2Model
 
 
-def wrapped(template: Any, base: type[ParallelModel], model_devices: ModelDevices, **more: Any) -> Any:
+def wrapped(template: Any, base: type[ParallelModel], model_devices: ModelDevices, **own_attributes: Any) -> Any:
     """Return a model that runs on several devices, which says itself that it is of the template's class.
 
     Args:
       template: the model.
       base: what it is besides.
       model_devices: where it runs.
-      **more: values of attributes of its own.
+      **own_attributes: values of attributes that the template lacks.
     """
-    attributes = {"model_devices": model_devices, "_functions": {}, "_quantization": (), **more}
+    attributes = {"model_devices": model_devices, "_functions": {}, "_quantization": (), **own_attributes}
     return sharing_state(_parallel_class(type(template), base), template, **attributes)
 
 

@@ -133,8 +133,8 @@ def sources_of(
         elif _kind(tensor.dtype) != _kind(variable.dtype):
             wrong.append(f"{name}: {variable.dtype.name}, and {called!r} is {tensor.dtype}")
         taken_tensors.append((variable, tensor))
-    left = [name for name in files if name not in taken and not any(fits(name, pattern) for pattern in ignore)]
-    wrong += [f"tensor {name!r}: no variable takes it" for name in sorted(left)]
+    untaken = [name for name in files if name not in taken and not any(fits(name, pattern) for pattern in ignore)]
+    wrong += [f"tensor {name!r}: no variable takes it" for name in sorted(untaken)]
     if wrong:
         raise ArgumentError(
             f"Variables of the target and tensors of {path} do not fit together:\n{bullet_list(wrong, _SHOWN)}\n"

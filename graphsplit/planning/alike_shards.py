@@ -68,8 +68,8 @@ def find_alike_shards(plan: Decisions) -> AlikeShards:
         shards_by_device.setdefault(device, []).append(d)
     if mesh.columns or plan.program.stages or len(shards_by_device) < len(set(mesh.positions)):
         return AlikeShards()
-    held = devices_of_handles(plan.program, plan.state)
-    apart = {plan.default_device, *plan.places.all_once, *plan.owners.of_tensors.values(), *held}
+    handle_devices = devices_of_handles(plan.program, plan.state)
+    apart = {plan.default_device, *plan.places.all_once, *plan.owners.of_tensors.values(), *handle_devices}
     kinds = kinds_of_shards(plan)
     notes: _Notes = {
         device: [[kinds[d] for d in shards]] for device, shards in shards_by_device.items() if device not in apart

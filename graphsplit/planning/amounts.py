@@ -10,7 +10,7 @@ from graphsplit.program.program import Program, Tensor
 
 def size_text(program: Program, tensors: Iterable[Tensor]) -> str:
     """Return the size of some tensors, for people: of a batch of unknown size, by how much it grows per row."""
-    known, per_row, open_ended = 0, 0, 0
+    known_bytes, per_row, open_ended = 0, 0, 0
     for tensor in tensors:
         shape, size = program.shape(tensor), program.bytes(tensor)
         symbols = symbols_in([shape])
@@ -19,8 +19,8 @@ def size_text(program: Program, tensors: Iterable[Tensor]) -> str:
         elif symbols:
             per_row += size // STAND_IN
         else:
-            known += size
-    parts = [format_bytes(known)] if known or not (per_row or open_ended) else []
+            known_bytes += size
+    parts = [format_bytes(known_bytes)] if known_bytes or not (per_row or open_ended) else []
     parts += [f"{format_bytes(per_row)} a row"] if per_row else []
     parts += [f"{open_ended} of unknown size"] if open_ended else []
     return " and ".join(parts)

@@ -60,11 +60,11 @@ def burden_of_variables(plan: Decisions, tasks: Tasks | None = None) -> Burden |
     has_own = plan.asked.has_layouts or plan.mesh.columns or program.all_stages()
     if len(devices) < 2 or program.symbols or has_own:
         return None
-    held = Counter[str]()
+    bytes_held = Counter[str]()
     for where, captured in state_on(program, plan.state, plan.default_device):
-        held[where] += captured.bytes if captured.name else 0
-    device, size = max(held.items(), key=lambda pair: pair[1], default=("", 0))
-    if size < LEAST_BYTES or any(_MORE * held[other] > size for other in held if other != device):
+        bytes_held[where] += captured.bytes if captured.name else 0
+    device, size = max(bytes_held.items(), key=lambda pair: pair[1], default=("", 0))
+    if size < LEAST_BYTES or any(_MORE * bytes_held[other] > size for other in bytes_held if other != device):
         return None
     plan_tasks = tasks or few_tasks_of(plan)
     sent, received, operations = Counter[str](), Counter[str](), operations_on(plan, plan_tasks)
@@ -81,7 +81,7 @@ def burden_of_variables(plan: Decisions, tasks: Tasks | None = None) -> Burden |
     amounts = {name: Amounts(sent[name], received[name], operations[name]) for name in {*sent, *received, *operations}}
     of_device = amounts.pop(device, Amounts(0, 0, 0))
     of_others = Amounts(*[max(column) for column in zip(Amounts(0, 0, 0), *amounts.values(), strict=True)])
-    is_more = [mine > _MORE * theirs for mine, theirs in zip(of_device, of_others, strict=True)]
+    is_more = [amount > _MORE * other_amount for amount, other_amount in zip(of_device, of_others, strict=True)]
     if of_device.sent + of_device.received < max(LEAST_BYTES, other_bytes) or not any(is_more):
         return None
     return Burden(device, of_device, of_others, copies_take_time([*devices, device]))

@@ -76,25 +76,25 @@ class ExchangeChain:
 def longest_chain(plan: Decisions) -> ExchangeChain:
     """Return the longest chain of exchanges of a plan; of several, one of them."""
     ordered = ordered_tasks_of(plan)
-    lengths, before = [0] * len(ordered.tasks), [-1] * len(ordered.tasks)
+    lengths, task_before = [0] * len(ordered.tasks), [-1] * len(ordered.tasks)
     for n in ordered.positions_in_order:
         for source in ordered.sources[n]:
             length = lengths[source] + _is_exchange(ordered, source, n)
-            if before[n] < 0 or length > lengths[n]:
-                lengths[n], before[n] = length, source
+            if task_before[n] < 0 or length > lengths[n]:
+                lengths[n], task_before[n] = length, source
     last = max(range(len(lengths)), key=lengths.__getitem__, default=-1)
-    pairs = list(_pairs_behind(before, last))[::-1]
+    pairs = list(_pairs_behind(task_before, last))[::-1]
     collectives = {result.task: c for (c, _), result in ordered.values.items() if result is not None}
     return ExchangeChain(
         tuple([_exchange(plan, ordered, collectives, *pair) for pair in pairs if _is_exchange(ordered, *pair)])
     )
 
 
-def _pairs_behind(before: Sequence[int], last: int) -> Iterator[tuple[int, int]]:
+def _pairs_behind(task_before: Sequence[int], last: int) -> Iterator[tuple[int, int]]:
     """Yield the tasks of a chain with those for which they wait, last to first."""
-    while last >= 0 and before[last] >= 0:
-        yield before[last], last
-        last = before[last]
+    while last >= 0 and task_before[last] >= 0:
+        yield task_before[last], last
+        last = task_before[last]
 
 
 def _is_exchange(ordered: OrderedTasks, source: int, n: int) -> bool:

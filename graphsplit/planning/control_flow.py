@@ -48,7 +48,7 @@ class ControlFlowAnswers:
     """
 
     mesh: Mesh
-    _known: dict[tuple[Op, tuple[Layout, ...]], Answer] = field(default_factory=dict, init=False)
+    _answers: dict[tuple[Op, tuple[Layout, ...]], Answer] = field(default_factory=dict, init=False)
 
     def answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         """Return how a loop or branch runs on the shards, each by itself, or why it cannot.
@@ -56,9 +56,9 @@ class ControlFlowAnswers:
         What its bodies only read in pieces is handed to it in pieces, even if it is whole.
         """
         key = op, tuple(layouts)
-        if key not in self._known:
-            self._known[key] = self._found(op, layouts)
-        return self._known[key]
+        if key not in self._answers:
+            self._answers[key] = self._found(op, layouts)
+        return self._answers[key]
 
     def _found(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         if any(map(is_row_list, layouts)) and CONTROL_FLOW[op.type].loops:

@@ -165,7 +165,7 @@ class Decisions:
 
     @property
     def loops_split(self) -> tuple[int, ...]:
-        """Return the loops and branches that run once and whose turns are split over the devices, by position."""
+        """Return the loops and branches that run once and whose iterations are split over the devices, by position."""
         return tuple(k for k, step in enumerate(self.steps) if step.once and step.bodies)
 
     @property
@@ -179,12 +179,12 @@ class Decisions:
         if self.devices == (self.default_device,):
             return ()
         pairs = [pair for plan in self._all_plans() for pair in zip(plan.program.ops, plan.steps, strict=True)]
-        kept = set(map(id, self.rows_kept))
+        kept_ids = set(map(id, self.rows_kept))
         return tuple(
             [
                 (op, step.reason)
                 for op, step in pairs
-                if step.once and step.reason and not step.bodies and id(op) not in kept
+                if step.once and step.reason and not step.bodies and id(op) not in kept_ids
             ]
         )
 
@@ -194,7 +194,7 @@ class Decisions:
         return tuple(rows_kept(self.program, self.steps, self.moves))
 
     def _all_plans(self) -> Iterable[Decisions]:
-        """Return this and the plans of turns of loops, and of loops in them."""
+        """Return this and the plans of bodies of loops, and of loops in them."""
         yield self
         for step in self.steps:
             for body in step.bodies.values():

@@ -159,12 +159,12 @@ def held_inside(plan: Decisions, tasks: Sequence[PlannedTask]) -> Iterator[tuple
 
     Nothing is known of functions that have no plan: they run on one device, as they are.
     """
-    known: dict[int, dict[int | None, dict[str, int]]] = {}
+    bytes_by_op: dict[int, dict[int | None, dict[str, int]]] = {}
     for n, task in enumerate(tasks):
         if task.kind == OPERATION and task.op is not None and plan.program.ops[task.op].bodies:
-            if task.op not in known:
-                known[task.op] = _inside(plan.steps[task.op])
-            sizes = known[task.op].get(task.shard, {}).items()
+            if task.op not in bytes_by_op:
+                bytes_by_op[task.op] = _inside(plan.steps[task.op])
+            sizes = bytes_by_op[task.op].get(task.shard, {}).items()
             yield from ((n, device or task.device, size) for device, size in sizes if size)
 
 
@@ -194,8 +194,8 @@ def _let_both_sides_wait(plan: Decisions, tasks: Tasks, of: Sequence[Sequence[in
 
 def _times(tasks: Tasks, task: PlannedTask) -> int:
     """Return how many of what a task makes are there: of what is received as many as those that the sender tells of."""
-    read = task.reads[0] if task.kind == SEND else None
-    return 1 if read is None else tasks.alike.times(tasks.tasks[read.task].device)
+    source = task.reads[0] if task.kind == SEND else None
+    return 1 if source is None else tasks.alike.times(tasks.tasks[source.task].device)
 
 
 def _let_pieces_wait(plan: Decisions, tasks: Tasks, of: Sequence[Sequence[int | None]], last: list[int]) -> None:
@@ -265,8 +265,8 @@ def held_bytes(plan: Decisions) -> int:
     for op in plan.sharded_ops:
         for tensor in _own(plan, op):
             last[tensor] = max(level[op.index], last.get(tensor, 0))
-    held = [(level[t.op], p, plan.program.bytes(t)) for t, p in last.items() if _has_buffer(plan.program.ops[t.op])]
-    return max([size for _, size in alive(held)], default=0)
+    spans = [(level[t.op], p, plan.program.bytes(t)) for t, p in last.items() if _has_buffer(plan.program.ops[t.op])]
+    return max([size for _, size in alive(spans)], default=0)
 
 
 def _has_buffer(op: Op) -> bool:
@@ -290,9 +290,9 @@ def sides_of_tasks(plan: Decisions, tasks: Sequence[PlannedTask]) -> list[Side]:
     """Return on which sides of branches each task is; nothing for a program without a `Switch`."""
     planned, sides = sides_of(plan.program), list[Side]()
     for task in tasks if planned.predicates else ():
-        read = [sides[r.task] | _choice(planned, tasks[r.task], r.index) for r in task.reads if r is not None]
+        sides_read = [sides[r.task] | _choice(planned, tasks[r.task], r.index) for r in task.reads if r is not None]
         is_operation = task.kind == OPERATION and task.op is not None
-        sides.append(planned.of_op(task.op or 0) if is_operation else EVERYWHERE.union(*read))
+        sides.append(planned.of_op(task.op or 0) if is_operation else EVERYWHERE.union(*sides_read))
     return sides
 
 
@@ -357,8 +357,8 @@ class Traffic:
     def with_more(self, other: Traffic, times: int, *, is_least: bool) -> Traffic:
         """Return this and what something sends so many times, or more often (`is_least`)."""
         sent, received, by_kind = (
-            {key: mine.get(key, 0) + times * more.get(key, 0) for key in {**mine, **more}}
-            for mine, more in (
+            {key: present.get(key, 0) + times * added.get(key, 0) for key in {**present, **added}}
+            for present, added in (
                 (self.sent, other.sent),
                 (self.received, other.received),
                 (self.by_kind, other.by_kind),

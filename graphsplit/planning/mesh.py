@@ -83,8 +83,8 @@ class Mesh:
         50
         """
         groups = groups_of(self.devices, bool(self.rows))
-        near = [sum(map(self.devices.count, group)) for group in groups]  # how many shards each has
-        return self.exchange_bytes // (max(near) + len(groups) - 2) if self.shards > 1 else 0
+        shard_counts = [sum(map(self.devices.count, group)) for group in groups]  # how many shards each has
+        return self.exchange_bytes // (max(shard_counts) + len(groups) - 2) if self.shards > 1 else 0
 
     @property
     def has_turns(self) -> bool:

@@ -129,5 +129,5 @@ class _MomentsWriter(ProgramWriter):
         like, node = self._program.ops[mean.op], type(op.node)()
         node.CopyFrom(op.node)
         node.attr["keep_dims"].CopyFrom(like.node.attr["keep_dims"])
-        kept = replace(op, node=node)
-        return self._append(kept, op.name, operands, self._controls(op), like.out_shapes, op.constants)
+        variance_op = replace(op, node=node)
+        return self._append(variance_op, op.name, operands, self._controls(op), like.out_shapes, op.constants)

@@ -51,12 +51,12 @@ def best_default_device(program: Program, state: State, devices: Sequence[str]) 
     the captured variables; unless the first has half as many: slices of variables are not all of one size.
     """
     first = devices[0]
-    held = state_bytes(program, state, first)
-    most = max([first, *held], key=lambda device: held.get(device, 0))
-    is_one_host = len({host_name(device) for device in (*devices, *held)}) == 1
-    if is_one_host or 2 * held.get(first, 0) >= held.get(most, 0):
+    bytes_held = state_bytes(program, state, first)
+    most = max([first, *bytes_held], key=lambda device: bytes_held.get(device, 0))
+    is_one_host = len({host_name(device) for device in (*devices, *bytes_held)}) == 1
+    if is_one_host or 2 * bytes_held.get(first, 0) >= bytes_held.get(most, 0):
         return first, ()
-    return most, (f"default device: {short_name(most)}, where the variables are ({format_bytes(held[most])})",)
+    return most, (f"default device: {short_name(most)}, where the variables are ({format_bytes(bytes_held[most])})",)
 
 
 def recompute(plan: Plan) -> Plan:
@@ -76,7 +76,7 @@ def merge_moments(plan: Plan) -> Plan:
     return replace(plan, program=with_moments(program, plan.mesh.few_bytes))
 
 
-def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
+def propagate_with(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
     """Decide in which layouts every operation runs and is read, who owns whole values, and what moves.
 
     Forward, every op gets its natural layout: rows flow from the sharded arguments through the rules. Backward, from
@@ -113,7 +113,7 @@ def with_lists_in_place(decide: Callable[[Mapping[int, str]], Plan], in_pieces: 
 
     Args:
       decide: makes a plan in which some operations run once: position -> why.
-      given: the arguments that are given in pieces, by position; such a list may have to be put together all the same.
+      in_pieces: positions of arguments that are given in pieces; such a list may have to be put together all the same.
 
     Raises:
       CheckError: if lists that stay would still have to move.

@@ -62,8 +62,8 @@ class Plan(Decisions):
 
     def _check_made(self) -> None:
         """Raise `CheckError` if something is read of an operation that does not run."""
-        read = [(op.name, t) for op, step in zip(self.program.ops, self.steps, strict=True) for t in _read(op, step)]
-        for reader, tensor in [*read, *(("the result", tensor) for tensor in self.program.outputs)]:
+        pairs = [(op.name, t) for op, step in zip(self.program.ops, self.steps, strict=True) for t in _read(op, step)]
+        for reader, tensor in [*pairs, *(("the result", tensor) for tensor in self.program.outputs)]:
             op, step = self.program.ops[tensor.op], self.steps[tensor.op]
             if not (step.once or step.shards or self.state.is_everywhere(op) or op.type == "Const"):
                 raise CheckError(f"{reader!r} reads {op.name!r}, which is not made.")

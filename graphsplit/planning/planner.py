@@ -137,8 +137,8 @@ def cut_first(
 
 
 def propagate(plan: Plan) -> Plan:
-    """See `passes.propagate`; what a loop that runs once does in each iteration is planned by all passes."""
-    return passes.propagate(plan, lambda op, layouts: _plan_bodies(plan, op, layouts))
+    """See `passes.propagate_with`; what a loop that runs once does in each iteration is planned by all passes."""
+    return passes.propagate_with(plan, lambda op, layouts: _plan_bodies(plan, op, layouts))
 
 
 def gathered_again_or_kept(mesh: Mesh, planned: Callable[[bool], Plan]) -> Plan:
@@ -154,8 +154,8 @@ def gathered_again_or_kept(mesh: Mesh, planned: Callable[[bool], Plan]) -> Plan:
     """
     if not mesh.has_turns:
         return planned(True)
-    kept = planned(False)
-    return _with_less_alive(kept, planned(True)) if _may_drop(kept) else kept
+    keeping = planned(False)
+    return _with_less_alive(keeping, planned(True)) if _may_drop(keeping) else keeping
 
 
 _SAID = "sharded variables are gathered"
@@ -169,15 +169,15 @@ def _may_drop(plan: Plan) -> bool:
     return is_there and not in_stages and not plan.program.symbols
 
 
-def _with_less_alive(kept: Plan, again: Plan) -> Plan:
+def _with_less_alive(keeping: Plan, regathering: Plan) -> Plan:
     """Return the plan of the two that has fewer bytes alive on its fullest device; it says what the other one has."""
-    most_kept, most_again = _most_alive(kept), _most_alive(again)
+    most_kept, most_again = _most_alive(keeping), _most_alive(regathering)
     if most_again < most_kept:
         how = "again for each use, for which all micro-batches wait"
-        return _with_note(again, how, most_again, most_kept)
+        return _with_note(regathering, how, most_again, most_kept)
     if most_kept < most_again:
-        return _with_note(kept, "once, and kept for all micro-batches", most_kept, most_again)
-    return kept
+        return _with_note(keeping, "once, and kept for all micro-batches", most_kept, most_again)
+    return keeping
 
 
 def _most_alive(plan: Plan) -> int:
@@ -219,14 +219,12 @@ def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Pla
         return {}  # by XLA, for one device
     passed = range(flow.chooses, len(op.inputs))
     argument_layouts = [
-        layout if isinstance(layout, Shard) and _fit(plan, op, number, layout) else SINGLE_DEVICE
+        layout if isinstance(layout, Shard) and _fits_every_body(plan, op, number, layout) else SINGLE_DEVICE
         for number, layout in enumerate(layouts[flow.chooses :])
     ]
-    given_ops = [program.ops[op.inputs[i].op] for i in passed]
-    held = {*program.captures}  # (what is done for a part has a device, too)
-    handles = [
-        (given_op.index in held and given_op.device) or plan.state.devices.get(given_op.name) for given_op in given_ops
-    ]
+    makers = [program.ops[op.inputs[i].op] for i in passed]
+    captures = {*program.captures}  # (what is done for a part has a device, too)
+    handles = [(maker.index in captures and maker.device) or plan.state.devices.get(maker.name) for maker in makers]
     body_options = replace(
         plan.asked, strict=False, schedule=None, in_stages=False, recompute=None
     )  # (which the whole plan keeps, or has none of)
@@ -246,8 +244,8 @@ def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Pla
     return plans
 
 
-def _fit(plan: Plan, op: Op, number: int, layout: Layout) -> bool:
-    """Return whether what a loop or branch is given as an argument has the same rows in each turn.
+def _fits_every_body(plan: Plan, op: Op, number: int, layout: Layout) -> bool:
+    """Return whether what a loop or branch is given as an argument has the same rows in each iteration.
 
     (A branch that does not fit what it is given was read for arguments of any shape.)
     """

@@ -42,8 +42,8 @@ class ProgramWriter:
         self._keep(op, [self._result(tensor) for tensor in op.inputs])
 
     def _keep(self, op: Op, inputs: Sequence[Tensor]) -> None:
-        kept = self._append(op, op.name, inputs, self._controls(op))
-        self._note(op, [Tensor(kept.op, k) for k in range(len(op.out_shapes))], [kept.op])
+        new_op = self._append(op, op.name, inputs, self._controls(op))
+        self._note(op, [Tensor(new_op.op, k) for k in range(len(op.out_shapes))], [new_op.op])
 
     def _note(self, op: Op, results: Sequence[Tensor], became: Sequence[int]) -> None:
         """Note the results of what was written for an operation, and what waits for it has to wait for."""
@@ -60,9 +60,9 @@ class ProgramWriter:
     @contextlib.contextmanager
     def _serving(self, op: Op) -> Iterator[None]:
         """Let new operations come from where an operation of the original does for which they are made."""
-        before, self._provenance = self._provenance, op.provenance
+        provenance_before, self._provenance = self._provenance, op.provenance
         yield
-        self._provenance = before
+        self._provenance = provenance_before
 
     def _written(self) -> Program:
         def all_of(positions: Iterable[int]) -> tuple[int, ...]:

@@ -64,8 +64,8 @@ class _RowReader:
             self._write(gather, handle, op.controls)
         gather_positions = [gather.index for gather in gathers]
         for i in later:
-            kept = [c for c in self.ops[i].controls if self.steps[c].once or self.steps[c].shards]
-            self.ops[i] = replace(self.ops[i], controls=tuple(dict.fromkeys([*kept, *gather_positions])))
+            controls = [c for c in self.ops[i].controls if self.steps[c].once or self.steps[c].shards]
+            self.ops[i] = replace(self.ops[i], controls=tuple(dict.fromkeys([*controls, *gather_positions])))
 
     def _is_there(self, gather: Op, copies: Sequence[str]) -> bool:
         """Return whether a copy is on each device that looks up its rows, by an operation that XLA does not compile."""
@@ -84,12 +84,12 @@ class _RowReader:
         if not is_nd:
             attributes["batch_dims"] = gather.attr("batch_dims")
         node = make_node(gather.name, "ResourceGatherNd" if is_nd else "ResourceGather", [], **attributes)
-        step, kept = self.steps[gather.index], gather.inputs[1]
+        step, indices = self.steps[gather.index], gather.inputs[1]
         self.ops[gather.index] = replace(
             gather,
             type=node.op,
             node=node,
-            inputs=(source, kept),
+            inputs=(source, indices),
             in_shapes=(self.ops[source.op].out_shapes[source.index], gather.in_shapes[1]),
             controls=tuple(dict.fromkeys([*gather.controls, *controls])),
             constants={k: value for k, value in gather.constants.items() if k == 1},

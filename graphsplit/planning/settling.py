@@ -21,12 +21,12 @@ def settled(attempt: Callable[[dict[ObstacleKey, str]], tuple[SettledT, Mapping[
     Raises:
       CheckError: if an attempt finds nothing but what was known to it.
     """
-    known: dict[ObstacleKey, str] = {}
+    known_obstacles: dict[ObstacleKey, str] = {}
     while True:
-        result, obstacles = attempt(dict(known))
+        result, obstacles = attempt(dict(known_obstacles))
         if not obstacles:
             return result
-        if obstacles.keys() <= known.keys():
+        if obstacles.keys() <= known_obstacles.keys():
             again = [f"{key}: {why}" for key, why in obstacles.items()]
             raise CheckError(f"What was taken into account stands in the way again: {', '.join(again)}.")
-        known.update(obstacles)
+        known_obstacles.update(obstacles)

@@ -151,15 +151,15 @@ def state_of(trace: Trace, lies: Arrangement | None = None) -> State:
     changes, lies = layout_changes(), Arrangement() if lies is None else lies
     is_here = tf.executing_eagerly() or lies.default_device  # (in a graph they are whole: it may use them itself)
     divisions = lies.divisions(captured_variables(trace)) if is_here else {}
-    held = {trace.program.ops[i].name: division for i, division in divisions.items()}
+    divisions_by_name = {trace.program.ops[i].name: division for i, division in divisions.items()}
     if lies.default_device:
         pairs = zip(trace.program.captures, trace.captures, strict=True)
         names = [trace.program.ops[i].name for i, handle in pairs if handle.dtype == tf.resource]
-        return State(dict.fromkeys(names, lies.default_device), divisions=held)
-    return State(_devices(trace), divisions=held, changes=changes)
+        return State(dict.fromkeys(names, lies.default_device), divisions=divisions_by_name)
+    return State(_devices(trace), divisions=divisions_by_name, changes=changes)
 
 
 def _devices(trace: Trace) -> dict[str, str]:
     pairs = zip(trace.program.captures, trace.captures, strict=True)
-    held = {trace.program.ops[position].name: handle for position, handle in pairs if handle.dtype == tf.resource}
-    return {name: canonical_name(handle.device) for name, handle in held.items() if handle.device}
+    handles = {trace.program.ops[position].name: handle for position, handle in pairs if handle.dtype == tf.resource}
+    return {name: canonical_name(handle.device) for name, handle in handles.items() if handle.device}

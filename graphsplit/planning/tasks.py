@@ -348,7 +348,7 @@ class _TaskWriter:
         readers = [operand and self._reader(operand, on_shards) for operand in operands]
         if on_shards:
             beside = [operand and self._beside(operand, devices) for operand in operands]
-            readers = [r and r._replace(beside=near) for r, near in zip(readers, beside, strict=True)]
+            readers = [r and r._replace(beside=tensor) for r, tensor in zip(readers, beside, strict=True)]
         return _Copies(op, devices, readers)
 
     def _beside(self, operand: Operand, devices: Sequence[str]) -> Tensor | None:
@@ -382,8 +382,8 @@ class _TaskWriter:
                 pairs = zip(op.out_bytes, shards.gives, strict=True)
                 sizes = tuple([mesh.bytes_of(d, size, layout) for size, layout in pairs])
             if iterations is not None:
-                kept = kept_on(self._plan, op, d)
-                sizes = tuple([size + int(iterations.number) * kept.get(k, 0) for k, size in enumerate(sizes)])
+                kept_bytes = kept_on(self._plan, op, d)
+                sizes = tuple([size + int(iterations.number) * kept_bytes.get(k, 0) for k, size in enumerate(sizes)])
             self._sizes[key] = sizes
         return self._sizes[key]
 

@@ -90,8 +90,8 @@ def _with_waits(plan: Decisions, tasks_found: Tasks) -> OrderedTasks:
         for i in plan.phases[p].starts:
             if phase_of[i] == p and (i, d) in at:
                 waits.setdefault(at[i, d], []).append(ends[turn])
-    each = tuple([tuple(dict.fromkeys(waits[n])) if n in waits else () for n in range(len(tasks))])
-    return OrderedTasks(**{**vars(tasks_found), "tasks": tuple(tasks)}, waits=each)
+    waits_by_task = tuple([tuple(dict.fromkeys(waits[n])) if n in waits else () for n in range(len(tasks))])
+    return OrderedTasks(**{**vars(tasks_found), "tasks": tuple(tasks)}, waits=waits_by_task)
 
 
 def _before(plan: Decisions, op: Op, d: Copy, at: At) -> Iterator[int]:

@@ -96,13 +96,13 @@ def with_weighted_moments(program: Program, cut: Collection[int], few_bytes: int
         differences = [(factor, times) for factor, times in factors.items() if factor[0] == "difference"]
         if len(differences) != 1 or (times := differences[0][1]) > _SQUARED:
             continue
-        [(difference, _)], rest = differences, factors - Counter(dict(differences))
+        [(difference, _)], other_factors = differences, factors - Counter(dict(differences))
         if times == _SQUARED and has_few_bytes(program, Tensor(op.index, 0), few_bytes // _PARTS):
-            new_weighting = _weighting(program, op, difference, rest)
+            new_weighting = _weighting(program, op, difference, other_factors)
             weightings |= {difference: new_weighting} if new_weighting and difference not in weightings else {}
             deviations |= {op.index: _Deviations(new_weighting, difference[2], True)} if new_weighting else {}
         elif times == 1 and (weighting := weightings.get(difference)):
-            sums = _differences(program, op, difference, rest, weighting)
+            sums = _differences(program, op, difference, other_factors, weighting)
             deviations |= {op.index: sums} if sums else {}
     return _WeightedWriter(program, deviations).write() if deviations else program
 
@@ -125,19 +125,19 @@ def _weighting(program: Program, op: Op, difference: tuple[Any, ...], weights: P
 
 
 def _differences(
-    program: Program, op: Op, difference: tuple[Any, ...], rest: Product, weighting: _Weighting
+    program: Program, op: Op, difference: tuple[Any, ...], product: Product, weighting: _Weighting
 ) -> _Deviations | None:
     """Return what an operation adds up that are differences, if they are weighted so, and over the same axes."""
-    left = rest - weighting.weights
-    factors = tuple([factor[1] for factor in left.elements() if factor[0] == "entry"])
+    excess = product - weighting.weights  # the factors besides the weights
+    factors = tuple([factor[1] for factor in excess.elements() if factor[0] == "entry"])
     is_over_same = np.array_equal(np.ravel(op.constants[1]), np.ravel(weighting.entries.constants[1]))
-    if left + weighting.weights != rest or len(factors) + left["minus",] != left.total() or not is_over_same:
+    if excess + weighting.weights != product or len(factors) + excess["minus",] != excess.total() or not is_over_same:
         return None
     if not are_same(op.in_shapes[0], weighting.entries.in_shapes[0]) or not all(
         _is_whole(program, t, op) for t in factors
     ):
         return None
-    return _Deviations(weighting, difference[2], False, factors, left["minus",] % 2 == 1)
+    return _Deviations(weighting, difference[2], False, factors, excess["minus",] % 2 == 1)
 
 
 def _is_whole(program: Program, tensor: Tensor, op: Op) -> bool:
@@ -165,7 +165,7 @@ def _sums_behind(program: Program, tensor: Tensor) -> Iterable[Op]:
     for _ in range(_DEEPEST):
         ops = [program.ops[i] for i in reached]
         yield from [op for op in ops if op.type == "Sum"]
-        reached = {read.op: None for op in ops if op.type != "Sum" for read in op.inputs}
+        reached = {operand.op: None for op in ops if op.type != "Sum" for operand in op.inputs}
 
 
 def _factors(program: Program, tensor: Tensor, depth: int = 0) -> Product:
@@ -178,7 +178,7 @@ def _factors(program: Program, tensor: Tensor, depth: int = 0) -> Product:
         return _factors(program, op.inputs[operand], depth + 1)
 
     if op.type in ("Sub", "SquaredDifference"):
-        difference = _one("difference", *[_passed_on(program, read) for read in op.inputs])
+        difference = _one("difference", *[_passed_on(program, tensor_read) for tensor_read in op.inputs])
         product = difference if op.type == "Sub" else difference + difference
     elif op.type == "Mul" or is_square(program, op):
         product = _multiplied(of(0), of(1 if op.type == "Mul" else 0))
@@ -197,14 +197,14 @@ def _factors(program: Program, tensor: Tensor, depth: int = 0) -> Product:
     return Counter({factor: 1 if factor[0] in ("kept", "truth") else times for factor, times in product.items()})
 
 
-def _multiplied(one: Product, other: Product) -> Product:
-    """Return a product, which a mask keeps if it keeps both: 0 times what is no number is none, either."""
+def _multiplied(left: Product, right: Product) -> Product:
+    """Return the product. A mask stays one if the other factors are finite; else it multiplies, as 0 * nan is nan."""
 
     def as_it_counts(factor: tuple[Any, ...], beside: Product) -> tuple[Any, ...]:
         is_kept = factor in beside or {kind for kind, *_ in beside} <= _FINITE
         return ("truth", *factor[1:]) if factor[0] == "kept" and not is_kept else factor
 
-    sides = (one, other), (other, one)
+    sides = (left, right), (right, left)
     return Counter([as_it_counts(factor, beside) for product, beside in sides for factor in product.elements()])
 
 
@@ -266,7 +266,7 @@ class _WeightedWriter(ProgramWriter):
         )
         difference = self._plain("SquaredDifference", f"{name}/difference", [x, center], T=True)
         weighted = self._program.ops[weighting.entries.inputs[0].op]
-        inputs = [difference if read == weighting.x else self._result(read) for read in weighted.inputs]
+        inputs = [difference if operand == weighting.x else self._result(operand) for operand in weighted.inputs]
         weighted_squares = self._append(weighted, self._unused(f"{name}/squares"), inputs, ())
         squares = self._summed(weighting.entries, f"{name}/sum", weighted_squares)
         dtype, shape = self._type_of(entries), self._shape_of(entries)

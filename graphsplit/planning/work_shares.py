@@ -142,8 +142,8 @@ def shares_of(plan: Decisions) -> Shares:
     )
 
 
-def _add(amounts: dict[str, float], *more: tuple[str, float]) -> None:
-    for device, amount in more:
+def _add(amounts: dict[str, float], *device_amounts: tuple[str, float]) -> None:
+    for device, amount in device_amounts:
         amounts[device] = amounts.get(device, 0.0) + amount
 
 
@@ -178,11 +178,11 @@ class _Causes:
         plan = self._plan
         if not plan.mesh.shards or plan.devices == (plan.default_device,):
             return []
-        kept = set(map(id, plan.rows_kept))
+        kept_ids = set(map(id, plan.rows_kept))
         for op, step in zip(plan.program.ops, plan.steps, strict=True):
             # (rows are looked up where their table is, or a part of it)
             is_beside = op.device or op.index in plan.owners.groups
-            if step.once and not step.bodies and not step.for_rows and not is_beside and id(op) not in kept:
+            if step.once and not step.bodies and not step.for_rows and not is_beside and id(op) not in kept_ids:
                 cause = self._cause_of(op)
                 if cause is not None:
                     self._blamed[op.index] = cause
@@ -267,20 +267,20 @@ class _Causes:
         return any(isinstance(count, int) and count > 0 for count in counts)
 
 
-def sharding_devices(plan: Decisions) -> tuple[str, ...]:
+def devices_of_shards(plan: Decisions) -> tuple[str, ...]:
     """Return the devices that run sharded operations: of shards, their columns and their stages."""
     devices: dict[str, None] = {}
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.shards:
             devices.update(dict.fromkeys(_devices_of(op, plan.places)))
         for body in step.bodies.values():
-            devices.update(dict.fromkeys(sharding_devices(body)))
+            devices.update(dict.fromkeys(devices_of_shards(body)))
     return tuple(devices)
 
 
 def computing_devices(plan: Decisions) -> tuple[str, ...]:
     """Return the devices that a plan is for: those that run sharded operations, or those that were asked for."""
-    return sharding_devices(plan) or plan.default_devices
+    return devices_of_shards(plan) or plan.default_devices
 
 
 def balance_of(shares: Shares, devices: Sequence[str]) -> float:

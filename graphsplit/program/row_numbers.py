@@ -66,16 +66,16 @@ class InOrder(NamedTuple):
 
     def are_of(self, rows: Any, count: Any) -> bool:
         """Return whether, cut into `rows` rows, each has the numbers of its own `count` entries only."""
-        each = quotient(self.size, rows)
-        return type(each) is int and is_same(self.step * each, count) and is_at_least(self.step, self.bound)
+        per_row = quotient(self.size, rows)
+        return type(per_row) is int and is_same(self.step * per_row, count) and is_at_least(self.step, self.bound)
 
 
 class RowNumbers:
     """Finds them while a program is read, op by op."""
 
-    def __init__(self, ops: Sequence[Any], known: Mapping[Any, np.ndarray]):
+    def __init__(self, ops: Sequence[Any], integers: Mapping[Any, np.ndarray]):
         self._ops = ops
-        self._known = known
+        self._integers = integers
         self._below: dict[Any, Any] = {}  # indices -> the length of the axis on which there is something at them
 
     def note(self, op: Any) -> None:
@@ -87,8 +87,8 @@ class RowNumbers:
             self._note_below(type(op.inputs[0])(op.index, 1), shape[-1])
 
     def _note_below(self, indices: Any, length: Any) -> None:
-        known = self._below.get(indices)
-        if length is not None and (known is None or is_at_least(known, length)):
+        noted_length = self._below.get(indices)
+        if length is not None and (noted_length is None or is_at_least(noted_length, length)):
             self._below[indices] = length
 
     def find(self, op: Any) -> dict[int, Numbers | InOrder]:
@@ -123,7 +123,7 @@ class RowNumbers:
         """Return a tensor that has the same numbers in the same order, before they got another shape or dtype."""
         for _ in range(_MOST_STEPS):
             op = self._ops[tensor.op]
-            if tensor in self._known or not self._keeps_numbers(op):
+            if tensor in self._integers or not self._keeps_numbers(op):
                 break
             tensor = op.inputs[0]
         return tensor
@@ -192,8 +192,8 @@ class RowNumbers:
     def _sum(self, tensor: Any, depth: int = 0) -> Numbers | None:
         """Return what is known of offsets plus indices within them: an array that is broadcast to the tensor."""
         op = self._ops[tensor.op]
-        if tensor in self._known:
-            return None if is_symbolic(self._known[tensor]) else Numbers(self._known[tensor], 1)
+        if tensor in self._integers:
+            return None if is_symbolic(self._integers[tensor]) else Numbers(self._integers[tensor], 1)
         length = self._length_below(tensor)
         if type(length) is int:
             return Numbers(np.zeros((1,) * len(op.out_shapes[tensor.index] or ()), np.int64), length)
@@ -206,8 +206,8 @@ class RowNumbers:
 
     def _first_column(self, tensor: Any) -> Numbers | InOrder | None:
         """Return what is known of the first index of each of some vectors."""
-        if tensor in self._known:
-            value = self._known[tensor]
+        if tensor in self._integers:
+            value = self._integers[tensor]
             return None if is_symbolic(value) or not value.size else Numbers(value[..., 0], 1)
         op = self._ops[tensor.op]
         if op.out_shapes[tensor.index] and is_same(op.out_shapes[tensor.index][-1], 1):

@@ -51,8 +51,8 @@ def sides_of(program: Program) -> Sides:
     predicates = {op.index: op.inputs[1] for op in program.ops if op.type == SWITCH}
     sides: list[Side] = []
     for op in program.ops if predicates else ():
-        read = [sides[tensor.op] | choice(predicates, tensor) for tensor in op.inputs]
-        sides.append(merged_side(op.name, read) if op.type == MERGE else EVERYWHERE.union(*read))
+        sides_read = [sides[tensor.op] | choice(predicates, tensor) for tensor in op.inputs]
+        sides.append(merged_side(op.name, sides_read) if op.type == MERGE else EVERYWHERE.union(*sides_read))
     return Sides(sides, predicates)
 
 
@@ -63,7 +63,7 @@ def merged_side(name: str, ends: Sequence[Side]) -> Side:
       CheckError: if its operands are not the two sides of one branch; then both may be there, or none.
     """
     common = frozenset.intersection(*ends)
-    left = [sorted(end - common) for end in ends]
-    if [len(choices) for choices in left] != [1, 1] or left[0][0][0] != left[1][0][0]:
+    differences = [sorted(end - common) for end in ends]
+    if [len(choices) for choices in differences] != [1, 1] or differences[0][0][0] != differences[1][0][0]:
         raise CheckError(f"{name!r} joins what is not the two sides of one branch.")
     return common

@@ -183,10 +183,10 @@ def _factor_at(dim: Dim, layout: Shard) -> Shard | None:
     for factor, outer, inner in dim:
         if not isinstance(outer, int):
             continue  # an unknown number of blocks
-        count, rest = divmod(len(layout.blocks), outer)
+        count, remainder = divmod(len(layout.blocks), outer)
         unit = layout.between(0, count)
         inner_blocks = [quotient(block, inner) for block in unit.blocks]
-        repeats = not rest and are_same(unit.blocks * outer, layout.blocks) and unit.parts * outer == layout.parts
+        repeats = not remainder and are_same(unit.blocks * outer, layout.blocks) and unit.parts * outer == layout.parts
         if repeats and None not in inner_blocks:
             return replace(unit, axis=factor, blocks=tuple(map(as_size, inner_blocks)))
     return None

@@ -56,7 +56,8 @@ def resized(op: Op, sharded: Sharded, size_of: Callable[[Shard | Place], Polynom
     Each shard, or each part of a variable, makes them for itself.
 
     Args:
-      own: returns how many entries the shard has of an axis that lies so, or where they are.
+      op, sharded: the operation, and how it runs on shards.
+      size_of: returns how many entries the shard has of an axis that lies so, or where they are.
     """
     values: dict[int, np.ndarray] = {}
     for operand, position, value, extent in sharded.resize:

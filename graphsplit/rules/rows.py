@@ -37,8 +37,8 @@ def rows_of(layout: Shard, length: Any) -> Any:
     if not isinstance(layout.partition, Joined):
         count = None if length is None else quotient(length, sum(layout.blocks))
         return None if count is None or is_same(count, 0) else count
-    each = sum([block for block, part in zip(layout.blocks, layout.parts, strict=True) if part == BATCH])
-    count = quotient(length - layout.size(0), each) if isinstance(length, int) and each else None
+    per_row = sum([block for block, part in zip(layout.blocks, layout.parts, strict=True) if part == BATCH])
+    count = quotient(length - layout.size(0), per_row) if isinstance(length, int) and per_row else None
     return None if count is None or count < 1 else count
 
 
@@ -50,8 +50,8 @@ def blocks_beside(layout: Shard, count: int) -> tuple[int, ...]:
     >>> blocks_beside(Shard(0, (4,), EvenCut(3)), 8), blocks_beside(Shard(0), 2)
     ((4, 4), (1, 1))
     """
-    each = layout.blocks[0] if isinstance(layout.partition, EvenCut) and len(layout.blocks) == 1 else 1
-    return (each,) * (count // each) if each and count % each == 0 else (1,) * count
+    block = layout.blocks[0] if isinstance(layout.partition, EvenCut) and len(layout.blocks) == 1 else 1
+    return (block,) * (count // block) if block and count % block == 0 else (1,) * count
 
 
 def beside(layout: Shard, ahead: Any, behind: Any, length: Any) -> tuple[Shard, Shard] | None:
@@ -159,5 +159,5 @@ def _cut(op: Op, layouts: Sequence[Layout]) -> tuple[Shard, Any] | None:
 def _entries(op: Op, operand: int, cut: Shard, rows: Any) -> Shard | None:
     """Return how an operand is cut that has some entries for each row; None if it has not."""
     shape = op.in_shapes[operand]
-    each = None if not shape or shape[0] is None else quotient(shape[0], rows)
-    return Shard(0, (each,), cut.partition) if type(each) is int and each else None
+    per_row = None if not shape or shape[0] is None else quotient(shape[0], rows)
+    return Shard(0, (per_row,), cut.partition) if type(per_row) is int and per_row else None

@@ -102,8 +102,8 @@ def _rows(plan: Plan, shard: int, tensors: Sequence[tf.Tensor]) -> list[str]:
     sources = plan.rows_sources()
     if not sources:
         return []
-    position, axis, each = sources[0]
-    rows = plan.mesh.rows_of(int(tensors[plan.program.inputs.index(position)].shape[axis]) // each)
+    position, axis, per_row = sources[0]
+    rows = plan.mesh.rows_of(int(tensors[plan.program.inputs.index(position)].shape[axis]) // per_row)
     first, count = sum(rows[:shard]), rows[shard]
     return [f"row {first}" if count == 1 else f"rows {first}-{first + count - 1}"]
 

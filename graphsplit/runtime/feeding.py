@@ -92,11 +92,11 @@ def make_fed_executable(
     pieces = tuple(ahead.pieces.values())
     feed = runtime_function(f"{name}_feed", graph, ahead.nodes, ahead.given, pieces, (), {})
     arguments, taken = _arguments(graph, ahead, plan.default_device)
-    rest = [_reading(node, taken, ahead.cutting) for node in graph.nodes if node.name not in ahead.cutting]
+    other_nodes = [_reading(node, taken, ahead.cutting) for node in graph.nodes if node.name not in ahead.cutting]
     outputs = [taken.get((reference, plan.default_device), reference) for reference in graph.outputs]
     shapes = [without_sizes(plan.program.shape(tensor)) for tensor in plan.program.outputs]
     inputs = (*pieces, *graph.captures)
-    run = runtime_function(name, graph, [*arguments, *rest], inputs, outputs, graph.effects, {}, shapes)
+    run = runtime_function(name, graph, [*arguments, *other_nodes], inputs, outputs, graph.effects, {}, shapes)
     return feed, with_captures(run, trace, plan, layouts)
 
 

@@ -103,8 +103,8 @@ def _join(part: ModelPart, plan: Plan) -> Any:
     """Return the emitted part and the rest of the graph as one graph."""
     emitted = emit(plan)
     result = GraphDef(versions=part.graph.versions, library=part.graph.library)
-    known = {function.signature.name for function in result.library.function}
-    result.library.function.extend(f for f in emitted.library.function if f.signature.name not in known)
+    function_names = {function.signature.name for function in result.library.function}
+    result.library.function.extend(f for f in emitted.library.function if f.signature.name not in function_names)
     by_name, tensor_of_placeholder = Graph(part.graph.node), {**part.inputs, **part.captures}
     note = noting(plan, emitted)
     for node in emitted.nodes:
@@ -136,19 +136,19 @@ def _drop_lost_colocations(graph: Any) -> None:
     for node in graph.node:
         if "_class" in node.attr:
             beside = node.attr["_class"].list.s
-            kept = [name for name in beside if name.decode().removeprefix("loc:@") in names]
-            if len(kept) < len(beside):
+            kept_names = [name for name in beside if name.decode().removeprefix("loc:@") in names]
+            if len(kept_names) < len(beside):
                 del beside[:]
-                beside.extend(kept)
+                beside.extend(kept_names)
 
 
 def _under_old_names(part: ModelPart, plan: Plan, emitted: EmittedGraph, written_names: set[str]) -> list[Any]:
     """Return a node for every output that is now made by a node of another name."""
     references_by_name: dict[str, list[str]] = {}
-    for reference, now in zip(part.outputs, emitted.outputs, strict=True):
+    for reference, emitted_reference in zip(part.outputs, emitted.outputs, strict=True):
         name, index = split_reference(reference)
-        if split_reference(now) != (name, index):
-            references_by_name.setdefault(name, []).append(now)
+        if split_reference(emitted_reference) != (name, index):
+            references_by_name.setdefault(name, []).append(emitted_reference)
     nodes = []
     types = {node.name: node for node in (*part.graph.node, *emitted.nodes)}
     for name, references in references_by_name.items():

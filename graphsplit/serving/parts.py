@@ -89,8 +89,8 @@ def take_part(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], alo
     holders = [*(_holders(imported) if alone else ()), *_large_constants(graph_def)]
     members = _ancestors(by_name, wanted, {*cuts, *holders})
     check_can_be_split([by_name[name] for name in members], graph_def.library)
-    read = {plain_reference(r) for name in members for r in by_name[name].input if r[0] != "^"}.union(wanted)
-    holders = [holder for holder in holders if holder in read and holder not in cuts]
+    tensors_read = {plain_reference(r) for name in members for r in by_name[name].input if r[0] != "^"}.union(wanted)
+    holders = [holder for holder in holders if holder in tensors_read and holder not in cuts]
     ends = dict.fromkeys([*cuts, *holders])
     if not alone:
         for node in graph_def.node:
@@ -107,9 +107,9 @@ def take_part(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], alo
     for node in graph_def.node:
         if node.name in members and node.name not in placeholder_names:
             nodes.append(_redirected(node, placeholders))
-    named, held = ({placeholders[r]: r for r in references} for references in (cuts, holders))
+    named, captures = ({placeholders[r]: r for r in references} for references in (cuts, holders))
     return ModelPart(
-        graph_def, tuple(nodes), named, held, tuple(dict.fromkeys(tensors)), tuple(dict.fromkeys(effects)), imported
+        graph_def, tuple(nodes), named, captures, tuple(dict.fromkeys(tensors)), tuple(dict.fromkeys(effects)), imported
     )
 
 
@@ -157,7 +157,7 @@ def read_part(part: ModelPart, names: Sequence[str], shapes: Sequence[Shape | No
     graph = GraphDef(versions=part.graph.versions, library=part.graph.library)
     graph.node.extend(part.nodes)
     placeholders = {reference: name for name, reference in {**part.inputs, **part.captures}.items()}
-    held = {
+    held_values = {
         name: (tf.as_dtype(node.attr["dtype"].type), tf.TensorShape(node.attr["shape"].shape))
         for name, node in _variables(part).items()
     }
@@ -169,7 +169,7 @@ def read_part(part: ModelPart, names: Sequence[str], shapes: Sequence[Shape | No
         effects=part.effects,
         shapes=shapes,
         known=part.imported,
-        held=held,
+        held=held_values,
         names_stay=True,
     )
     return graph_to_program(graph, reading)
@@ -182,9 +182,9 @@ def resources_of(program: Program) -> list[str]:
 
 def ends_of(graph_def: Any) -> tuple[list[str], list[str]]:
     """Return the placeholders of a graph, and the tensors and operations that nothing in it reads or waits for."""
-    read = {source_of(reference) for node in graph_def.node for reference in node.input}
+    sources = {source_of(reference) for node in graph_def.node for reference in node.input}
     placeholders = [node.name for node in graph_def.node if node.op in PLACEHOLDERS]
-    last = [node.name for node in graph_def.node if node.name not in read and node.op not in (*PLACEHOLDERS, "NoOp")]
+    last = [node.name for node in graph_def.node if node.name not in sources and node.op not in (*PLACEHOLDERS, "NoOp")]
     return placeholders, last
 
 
@@ -242,8 +242,8 @@ def _large_constants(graph_def: Any) -> list[str]:
 def _variables(part: ModelPart) -> dict[str, Any]:
     """Return the nodes of resource variables by the names that they have in the part."""
     whole = Graph(part.graph.node)
-    held = {name: whole[source_of(reference)] for name, reference in part.captures.items()}
-    return {name: node for name, node in ({n.name: n for n in part.nodes} | held).items() if node.op == "VarHandleOp"}
+    nodes = {n.name: n for n in part.nodes} | {name: whole[source_of(r)] for name, r in part.captures.items()}
+    return {name: node for name, node in nodes.items() if node.op == "VarHandleOp"}
 
 
 def _ancestors(by_name: Graph, outputs: Iterable[str], cuts: set[str]) -> set[str]:

@@ -57,8 +57,8 @@ class SignatureReport:
             for op, reason in plan.unsharded_ops[:6]
         ]
         more = len(plan.unsharded_ops) - len(stayed)
-        kept = [f"kept as it is: {self.kept}"] if self.kept else [*plan.program.notes, *plan.notes]
-        return [*kept, *stayed, *([f"... and {more} more"] if more > 0 else [])]
+        plan_notes = [f"kept as it is: {self.kept}"] if self.kept else [*plan.program.notes, *plan.notes]
+        return [*plan_notes, *stayed, *([f"... and {more} more"] if more > 0 else [])]
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,8 @@ def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> tuple
     declared = planned.function.structured_outputs
 
     def signature(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-        held = [capture.handle() if isinstance(capture, Mirror) else capture for capture in captures]
-        results = structures.unflatten(trace.result, _run(graph, graph_def, [*tensors, *held]))
+        handles = [capture.handle() if isinstance(capture, Mirror) else capture for capture in captures]
+        results = structures.unflatten(trace.result, _run(graph, graph_def, [*tensors, *handles]))
         if not isinstance(results, dict):
             raise UnsupportedError(f"The signature {planned.name!r} returns no tensors by name.")
         for name, tensor in results.items():
@@ -122,11 +122,11 @@ def _with_copies(planned: PlannedSignature, graph: EmittedGraph, mirrors: Mirror
     """
     trace, plan = planned.trace, planned.plan
     variables, original = captured_variables(trace), where_variables_live(plan.devices)
-    read = {source_of(reference) for node in graph.nodes for reference in node.input}
+    names_read = {source_of(reference) for node in graph.nodes for reference in node.input}
     handles: list[tf.Tensor | Mirror] = []
     devices, copied = devices_of_handles(plan.program, plan.state), plan.state.copied
     for (k, _), name, device in zip(plan.state.parts, graph.captures, devices, strict=True):
-        if k not in copied or device == original or name not in read:
+        if k not in copied or device == original or name not in names_read:
             handles.append(trace.captures[k])
         else:
             variable = variables[trace.program.captures[k]]
@@ -141,9 +141,9 @@ def _run(graph: EmittedGraph, graph_def: Any, tensors: Sequence[tf.Tensor]) -> l
     """
     placeholders = [*graph.inputs, *graph.captures]
     graph_now = tf.compat.v1.get_default_graph()
-    read = {source_of(reference) for node in graph_def.node for reference in node.input}
-    read.update(map(source_of, graph.outputs))
-    pairs = [(name, tensor) for name, tensor in zip(placeholders, tensors, strict=True) if name in read]
+    names_read = {source_of(reference) for node in graph_def.node for reference in node.input}
+    names_read.update(map(source_of, graph.outputs))
+    pairs = [(name, tensor) for name, tensor in zip(placeholders, tensors, strict=True) if name in names_read]
     input_map = {f"{name}:0": graph_now.capture(tensor) for name, tensor in pairs}
     wanted = [f"{name}:{index}" for name, index in map(split_reference, graph.outputs)]
     results = tf.graph_util.import_graph_def(graph_def, input_map=input_map, return_elements=wanted, name="")

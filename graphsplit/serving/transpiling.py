@@ -101,10 +101,10 @@ def transpile_saved_model(
 
 def transpile_directory(source: str, target: str, options: TranspileOptions) -> TranspileReport:
     """Do what `transpile_saved_model` does."""
-    before = read_saved_model(source)
+    model_before = read_saved_model(source)
     recognize = files.check_target(source, target, options.overwrite)
-    check_whole(source, before)
-    definition, graph_bytes_before = before.meta_graphs[0], before.ByteSize()
+    check_whole(source, model_before)
+    definition, graph_bytes_before = model_before.meta_graphs[0], model_before.ByteSize()
     # (a map of a proto has another order in each process)
     keys = sorted(key for key in definition.signature_def if key not in _INTERNAL_SIGNATURES)
     chosen = _chosen(source, keys, options.signatures)
@@ -112,7 +112,7 @@ def transpile_directory(source: str, target: str, options: TranspileOptions) -> 
     job = _Job(source, target, keys, chosen, recognize, options)
     mirrors = Mirrors() if options.replicate_weights else None
     if is_v1(definition) and mirrors is None:
-        reports, after = _write_v1(job, before)
+        reports, after = _write_v1(job, model_before)
     else:
         reports, after = _load_and_save(job, definition, mirrors)
     return TranspileReport(

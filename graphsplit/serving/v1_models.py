@@ -90,9 +90,9 @@ def transpile_in_place(meta_graph: Any, key: str, options: Options, devices: Seq
     )
     call.attr["_output_shapes"].list.shape.extend(_declared(outputs, reference) for reference in part.outputs)
     graph.node.append(call)
-    known = {f.signature.name for f in graph.library.function}
+    function_names = {f.signature.name for f in graph.library.function}
     used = functions_called(emitted.nodes, {f.signature.name: f for f in emitted.library.function})
-    graph.library.function.extend(f for f in [function, *used] if f.signature.name not in known)
+    graph.library.function.extend(f for f in [function, *used] if f.signature.name not in function_names)
     for info in outputs:
         info.name = f"{call.name}:{part.outputs.index(plain_reference(info.name))}"
     return SignatureReport(key, plan, "", sent_bytes(plan))

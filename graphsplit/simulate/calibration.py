@@ -136,8 +136,8 @@ def _model(device: str) -> str:
 
 
 def _memory_bytes(device: str) -> int:
-    known = gpu_memory_bytes([device])
-    return known if known is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    gpu_bytes = gpu_memory_bytes([device])
+    return gpu_bytes if gpu_bytes is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 _LONGER = (0.02, 1e6)  # times as long as an operation took while it was recorded

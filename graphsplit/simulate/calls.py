@@ -250,7 +250,7 @@ def predicted_call(
 
     Args:
       fn, args, kwargs: see `predict`.
-      **given: options instead of those that the function has; None: as it has them.
+      **changed: options instead of those that the function has; None: as it has them.
 
     Raises:
       ArgumentError: if it is no function, sizes of arguments are not known, or an option cannot be meant.
@@ -271,8 +271,8 @@ def predicted_call(
     bound = signature.bind(*args, **kwargs)
     _, tree = structures.flatten(dict(bound.arguments), specs=True)
     assert isinstance(tree, structures.Container)
-    seen = fn._seen if isinstance(fn, ParallelFunction) else lambda arguments: arguments
-    call = _call_of(function, options, tree, seen, notes)
+    as_seen = fn._seen if isinstance(fn, ParallelFunction) else lambda arguments: arguments
+    call = _call_of(function, options, tree, as_seen, notes)
     return replace(call, arrange=fn._arrangement) if isinstance(fn, ParallelFunction) else call
 
 
@@ -280,7 +280,7 @@ def _call_of(
     function: Callable[..., Any],
     options: Options,
     arguments: structures.Container,
-    seen: Callable[[structures.Container], structures.Container],
+    as_seen: Callable[[structures.Container], structures.Container],
     notes: tuple[str, ...],
 ) -> PredictedCall:
     signature = signature_of(function)
@@ -289,9 +289,9 @@ def _call_of(
     _check_known(paths)
     splitting = resolve_split(options.split, named)
     fn, names = by_bound_arguments(function, signature), [path for path, _ in paths]
-    called = Called(fn, as_call(seen(arguments)), named)
+    called = Called(fn, as_call(as_seen(arguments)), named)
     traced = functools.partial(trace_call, called, names, splitting, bool(options.jit_compile))
-    return PredictedCall(function, options, arguments, splitting, traced, seen, notes)
+    return PredictedCall(function, options, arguments, splitting, traced, as_seen, notes)
 
 
 def _check_known(paths: Sequence[tuple[str, structures.TensorLeaf]]) -> None:

@@ -205,8 +205,8 @@ class Scaling:
     def efficiency(self, point: Point) -> float:
         """Return the rows a second of each device, over those of the fewest devices of the same kind and layout."""
         first = self._fewest(point)
-        each = first.rows_per_s / first.devices
-        return point.rows_per_s / point.devices / each if each else 0.0
+        first_rate = first.rows_per_s / first.devices
+        return point.rows_per_s / point.devices / first_rate if first_rate else 0.0
 
     def _fewest(self, point: Point) -> Point:
         """Return the prediction for the fewest devices of the same kind and layout."""

@@ -61,31 +61,31 @@ def split_effects(node: Any, library: dict[str, Any], spelling: str, shapes: Sha
     for crossing in crossings:
         effects.attr["output_shapes"].list.shape.add().CopyFrom(tf.TensorShape(crossing.shape).as_proto())
     effect_functions = {name: _effects_of(function, library, crossings) for name, function in functions.items()}
-    rest = {name: _rest_of(function, library, crossings) for name, function in functions.items()}
+    pure_functions = {name: _rest_of(function, library, crossings) for name, function in functions.items()}
     _call(effects, effect_functions, library, ())
     drawn = [spelling.format(effects.name, k) for k in range(len(crossings))]
-    _call(node, rest, library, list(zip(drawn, [crossing.dtype for crossing in crossings], strict=True)))
+    _call(node, pure_functions, library, list(zip(drawn, [crossing.dtype for crossing in crossings], strict=True)))
     node.op = flow.stateless
     return [effects, node]
 
 
-def _call(node: Any, functions: Mapping[str, Any], library: dict[str, Any], more: Sequence[tuple[str, int]]) -> None:
-    """Let a branch call other functions, with what they use of its arguments and of more, each with its type.
+def _call(node: Any, functions: Mapping[str, Any], library: dict[str, Any], added: Sequence[tuple[str, int]]) -> None:
+    """Let a branch call other functions, with what they use of its arguments and of added ones, each with its type.
 
     Args:
       node: the branch.
       functions: by the names of those that it calls now.
       library: the new functions are added.
-      more: references and types.
+      added: further arguments: references and types.
     """
     flow = CONTROL_FLOW[node.op]
     data, controls = inputs_of(node)
     types = node.attr[flow.types].list.type
-    arguments = [*zip(data[flow.chooses :], types, strict=True), *more]
+    arguments = [*zip(data[flow.chooses :], types, strict=True), *added]
     unused = _unused(list(functions.values()))
-    kept = [argument for i, argument in enumerate(arguments) if i not in unused]
-    node.input[:] = [*data[: flow.chooses], *[reference for reference, _ in kept], *controls]
-    types[:] = [dtype for _, dtype in kept]
+    used = [argument for i, argument in enumerate(arguments) if i not in unused]
+    node.input[:] = [*data[: flow.chooses], *[reference for reference, _ in used], *controls]
+    types[:] = [dtype for _, dtype in used]
     functions_without = {name: named_by_content(_without(function, unused)) for name, function in functions.items()}
     library.update({function.signature.name: function for function in functions_without.values()})
     rename_functions(node, {name: function.signature.name for name, function in functions_without.items()})
@@ -106,16 +106,16 @@ def _crossings(function: Any, library: Mapping[str, Any], shapes: ShapeOf) -> li
     for node in _slice(function, stateful):
         if any(source_of(r) not in nodes and source_of(r) not in handles for r in node.input):
             return None  # on rows, perhaps
-    read = [r for node in function.node_def if node not in stateful for r in node.input if r[0] != "^"]
+    references = [r for node in function.node_def if node not in stateful for r in node.input if r[0] != "^"]
     effects = {node.name for node in stateful}
-    crossing = [r for r in dict.fromkeys([*read, *function.ret.values()]) if source_of(r) in effects]
+    crossing = [r for r in dict.fromkeys([*references, *function.ret.values()]) if source_of(r) in effects]
     crossings = []
     for reference in crossing:
         node = nodes[source_of(reference)]
-        known = _type_and_shape(function, node, shapes)
-        if known is None:
+        type_and_shape = _type_and_shape(function, node, shapes)
+        if type_and_shape is None:
             return None
-        crossings.append(_Crossing(function.signature.name, reference, *known))
+        crossings.append(_Crossing(function.signature.name, reference, *type_and_shape))
     return crossings
 
 
@@ -131,8 +131,8 @@ def _type_and_shape(function: Any, node: Any, shapes: ShapeOf) -> tuple[int, tup
         sizes = next(n for n in function.node_def if n.name == source_of(node.input[0]))
         dtype = node.attr["Tout" if node.op == "RandomUniformInt" else "dtype"].type
         return (dtype, tuple(map(int, constant_value(sizes)))) if sizes.op == "Const" else None
-    known = shapes(function.signature.name, node.name)
-    shape = tf.TensorShape(known[0]) if known else tf.TensorShape(None)
+    shape_protos = shapes(function.signature.name, node.name)
+    shape = tf.TensorShape(shape_protos[0]) if shape_protos else tf.TensorShape(None)
     simple = node.op == "ReadVariableOp" and shape.is_fully_defined()
     return (node.attr["dtype"].type, tuple(shape.as_list())) if simple else None
 
@@ -140,9 +140,9 @@ def _type_and_shape(function: Any, node: Any, shapes: ShapeOf) -> tuple[int, tup
 def _effects_of(function: Any, library: Mapping[str, Any], crossings: Sequence[_Crossing]) -> Any:
     """Return a function that has the effects of a branch, and returns what they give; zeros for the other branches'."""
     result = deepcopy(function)
-    kept = _slice(function, [node for node in function.node_def if is_stateful(node, library)])
+    nodes = _slice(function, [node for node in function.node_def if is_stateful(node, library)])
     del result.node_def[:]
-    result.node_def.extend(kept)
+    result.node_def.extend(nodes)
     del result.signature.output_arg[:]
     result.ret.clear()
     for k, crossing in enumerate(crossings):
@@ -170,8 +170,8 @@ def _rest_of(function: Any, library: Mapping[str, Any], crossings: Sequence[_Cro
     del result.node_def[:]
     for node in function.node_def:
         if node.name not in effects:
-            kept = [argument_of_result.get(r, r) for r in node.input if r[0] != "^" or r[1:] not in effects]
-            result.node_def.append(with_inputs(node, kept))
+            inputs = [argument_of_result.get(r, r) for r in node.input if r[0] != "^" or r[1:] not in effects]
+            result.node_def.append(with_inputs(node, inputs))
     for output, reference in function.ret.items():
         result.ret[output] = argument_of_result.get(reference, reference)
     _keep_control_results(result)
@@ -181,30 +181,30 @@ def _rest_of(function: Any, library: Mapping[str, Any], crossings: Sequence[_Cro
 def _keep_control_results(function: Any) -> None:
     """Drop what a function no longer has from the effects that it names."""
     nodes = {node.name for node in function.node_def}
-    kept = {output: name for output, name in function.control_ret.items() if name in nodes}
+    outputs = {output: name for output, name in function.control_ret.items() if name in nodes}
     function.control_ret.clear()
-    function.control_ret.update(kept)
-    function.signature.control_output[:] = [name for name in function.signature.control_output if name in kept]
-    function.signature.is_stateful = bool(kept)
+    function.control_ret.update(outputs)
+    function.signature.control_output[:] = [name for name in function.signature.control_output if name in outputs]
+    function.signature.is_stateful = bool(outputs)
 
 
 def _unused(functions: Sequence[Any]) -> set[int]:
     """Return the numbers of the arguments that none of some functions uses."""
     unused = set(range(len(functions[0].signature.input_arg)))
     for function in functions:
-        read = {source_of(r) for node in function.node_def for r in node.input} | set(function.ret.values())
-        unused -= {i for i in unused if function.signature.input_arg[i].name in read}
+        names_read = {source_of(r) for node in function.node_def for r in node.input} | set(function.ret.values())
+        unused -= {i for i in unused if function.signature.input_arg[i].name in names_read}
     return unused
 
 
 def _without(function: Any, dropped: set[int]) -> Any:
     """Return a function without some of its arguments."""
     result = deepcopy(function)
-    kept = [i for i in range(len(function.signature.input_arg)) if i not in dropped]
+    numbers = [i for i in range(len(function.signature.input_arg)) if i not in dropped]
     del result.signature.input_arg[:]
-    result.signature.input_arg.extend(function.signature.input_arg[i] for i in kept)
+    result.signature.input_arg.extend(function.signature.input_arg[i] for i in numbers)
     result.arg_attr.clear()
-    for new, old in enumerate(kept):
+    for new, old in enumerate(numbers):
         if old in function.arg_attr:
             result.arg_attr[new].CopyFrom(function.arg_attr[old])
     return result

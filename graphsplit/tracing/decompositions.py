@@ -197,11 +197,11 @@ def _renamed(reference: str, node_names: set[str]) -> str:
 def _gather(node: Any) -> list[Any]:
     """Return a read of the whole variable and, under the name of the `ResourceGather`, a gather from what was read."""
     name = f"{node.name}/{_PREFIX}read"
-    read = make_node(
+    read_node = make_node(
         name, "ReadVariableOp", [node.input[0], *node.input[2:]], dtype=tf.as_dtype(node.attr["dtype"].type)
     )
     *axis, gather = gather_from(node, name)
-    return [read, *axis, mark_of_variable(gather)]
+    return [read_node, *axis, mark_of_variable(gather)]
 
 
 def gather_from(node: Any, value: str, spelling: str = "{}") -> list[Any]:
@@ -244,11 +244,11 @@ def _normalise(layout: str, epsilon: float, factor: float, spaces: int) -> Calla
         y = centred * tf.reshape(tf.math.rsqrt(own_variance + epsilon) * scale, spread) + tf.reshape(offset, spread)
         count = tf.size(x) // tf.maximum(tf.size(own_mean), 1)  # (there may be no channels)
         unbiased = own_variance * tf.cast(count, scale.dtype) / tf.cast(tf.maximum(count - 1, 1), scale.dtype)
-        kept = own_mean, unbiased
+        statistics = own_mean, unbiased
         if factor != 1.0:
-            kept = (1 - factor) * mean + factor * own_mean, (1 - factor) * variance + factor * unbiased
-        rest = [tf.zeros([0], scale.dtype)] if spaces == 3 else []
-        return [tf.cast(y, x.dtype), *kept, own_mean, own_variance, *rest]
+            statistics = (1 - factor) * mean + factor * own_mean, (1 - factor) * variance + factor * unbiased
+        reserve_space = [tf.zeros([0], scale.dtype)] if spaces == 3 else []
+        return [tf.cast(y, x.dtype), *statistics, own_mean, own_variance, *reserve_space]
 
     return normalise
 

@@ -82,13 +82,13 @@ class DrawCounters:
     @contextlib.contextmanager
     def begun_anew(self) -> Iterator[None]:
         """Let the kernels draw their first numbers again, as long as this lasts, and go on from where they were."""
-        before = [(handle, read_handle(handle, begin.dtype)) for handle, begin in self.variables.values()]
+        values_before = [(handle, read_handle(handle, begin.dtype)) for handle, begin in self.variables.values()]
         try:
             for handle, begin in self.variables.values():
                 assign(handle, begin)
             yield
         finally:
-            for handle, value in before:
+            for handle, value in values_before:
                 assign(handle, value)
 
     def follow_seeding(self) -> None:
@@ -109,13 +109,13 @@ def counted_draw(node: Any) -> Callable[..., tf.Tensor] | None:
 
 @functools.cache
 def _drawing(op_type: str, dtype: tf.DType | None) -> Callable[..., tf.Tensor]:
-    rest = {} if dtype is None else {"dtype": dtype}
+    dtype_option = {} if dtype is None else {"dtype": dtype}
 
     def draw(counter: tf.Tensor, shape: tf.Tensor, *bounds: tf.Tensor) -> tf.Tensor:
         count = tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.uint64)
         state = tf.raw_ops.RngReadAndSkip(resource=counter, alg=_PHILOX, delta=count)
         place, key = tf.bitcast(state[:2], tf.uint64), tf.bitcast(state[2:], tf.uint64)
         limits = dict(zip(("minval", "maxval"), bounds, strict=False))
-        return _STATELESS[op_type](shape=shape, key=key, counter=place, alg=_PHILOX, **limits, **rest)
+        return _STATELESS[op_type](shape=shape, key=key, counter=place, alg=_PHILOX, **limits, **dtype_option)
 
     return draw

@@ -129,10 +129,10 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
     )
     functions = {body.signature.name: body for body in graph.library.function}
     check_nesting(nodes, functions)
-    before = {node.name for node in nodes}
+    names_before = {node.name for node in nodes}
     parts = graph.library.function, graph.versions, reading.known
     nodes, references = decompose(nodes, references, *parts, reading.counter_of)
-    counters = [node.name for node in nodes if node.op == "Placeholder" and node.name not in before]
+    counters = [node.name for node in nodes if node.op == "Placeholder" and node.name not in names_before]
     captures = [*reading.captures, *counters]
     reading.adjust(nodes)
     shapes_held = {name: shape for name, (_, shape) in reading.held.items()}
@@ -172,10 +172,10 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
             return build_for_any_batch(flat, known, labels, reading.bodies)
         shapes, *values = reading.sizes
         sizes = dict(zip(reading.inputs, shapes, strict=True))
-        now, for_all = [{reading.inputs[i]: value for i, value in by_number.items()} for by_number in values]
+        values_now, for_all = [{reading.inputs[i]: value for i, value in by_number.items()} for by_number in values]
         behind_loops = any(node.op in CONTROL_FLOW or node.op in ELEMENT_SHAPE for node in nodes)
         known = replace(known, shapes=known.shapes if behind_loops else {}, values=for_all)
-        return build_for_sizes(flat, known, labels, reading.bodies, sizes, now)
+        return build_for_sizes(flat, known, labels, reading.bodies, sizes, values_now)
     except InferenceError as error:
         raise ArgumentError(f"The function cannot run on arguments of these sizes. TensorFlow says: {error}") from None
 
@@ -211,18 +211,18 @@ def merge(
     """
     twins: dict[str, str] = {}  # the name of a dropped node -> that of the one that is kept
     name_by_key: dict[Hashable, str] = {}
-    kept: list[Any] = []
+    unique_nodes: list[Any] = []
     for node in nodes:
         key = _key(node, twins)
         apart = key is None or node.name in named
         name = node.name if apart else name_by_key.setdefault((key, place_of(node.name)), node.name)
         if name == node.name:
-            kept.append(node)
+            unique_nodes.append(node)
         else:
             twins[node.name] = name
-    for node in kept:  # again, for those that stand before their inputs
+    for node in unique_nodes:  # again, for those that stand before their inputs
         _let_read(node, [_renamed(reference, twins) for reference in node.input])
-    return kept, [_renamed(reference, twins) for reference in references]
+    return unique_nodes, [_renamed(reference, twins) for reference in references]
 
 
 def drop_idle_waits(nodes: Sequence[Any]) -> None:
@@ -254,8 +254,8 @@ def _key(node: Any, twins: Mapping[str, str]) -> Hashable | None:
     if work is None:
         return None
     inputs = [_renamed(reference, twins) for reference in node.input]
-    data = tuple([reference for reference in inputs if reference[0] != "^"])
-    return work, data, frozenset(inputs).difference(data)
+    data_inputs = tuple([reference for reference in inputs if reference[0] != "^"])
+    return work, data_inputs, frozenset(inputs).difference(data_inputs)
 
 
 def _renamed(reference: str, twins: Mapping[str, str]) -> str:

@@ -55,15 +55,15 @@ def variables_of(
     """
     variables, places = list(graph.variables), {id(handle): k for k, handle in enumerate(captured)}
     with tf.init_scope(), raw_handles():
-        known = {id(variable.handle) for variable in variables}
+        handle_ids = {id(variable.handle) for variable in variables}
         for placeholder, handle in zip(placeholders, captured, strict=True):
-            held = resource_value(placeholder) if handle.dtype == tf.resource and hasattr(handle, "numpy") else None
-            if held is None or id(handle) in known:
+            content = resource_value(placeholder) if handle.dtype == tf.resource and hasattr(handle, "numpy") else None
+            if content is None or id(handle) in handle_ids:
                 continue
-            known.add(id(handle))
+            handle_ids.add(id(handle))
             parts = parts_of(handle)
             parted = parts.variable if parts is not None else None
-            variables.append(_behind(handle, *held, placeholder.op.name) if parted is None else parted)
+            variables.append(_behind(handle, *content, placeholder.op.name) if parted is None else parted)
         # (what is laid out lies by this order: not by that of a set, which is another one in every process)
         return tuple(
             sorted(variables, key=lambda variable: (places.get(id(variable.handle), len(places)), variable.name))
@@ -133,9 +133,9 @@ class TracedFunction:
         """
         function = self.function
         effects = [operation.name for operation in function.graph.control_outputs]
-        read = function, function.inputs[: len(names)], function.outputs, effects, self.result
+        graph_parts = function, function.inputs[: len(names)], function.outputs, effects, self.result
         named = {function.inputs[i].op.name: value for i, value in values.items()}
-        return read_graph(*read, names, shapes, shared=self.shared, sizes=sizes, values=named)
+        return read_graph(*graph_parts, names, shapes, shared=self.shared, sizes=sizes, values=named)
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,8 +303,8 @@ def read_graph(
     users = [k for k, handle in enumerate(captured) if id(handle) not in counters]
     variables = variables_of(graph, [placeholders[k] for k in users], [captured[k] for k in users])
     captures = tuple([shared.captured[program.ops[i].name] for i in program.captures])
-    known = (tuple(inputs), tuple(outputs), tuple(effects), graph, function, shared)
-    return Trace(program, captures, variables, result, *known, values)
+    graph_parts = (tuple(inputs), tuple(outputs), tuple(effects), graph, function, shared)
+    return Trace(program, captures, variables, result, *graph_parts, values)
 
 
 def captured_variables(trace: Trace) -> dict[int, tf.Variable]:
@@ -322,8 +322,8 @@ def captures_in_order(graph: Any, shared: SharedByTraces) -> list[tuple[tf.Tenso
     """
     with raw_handles():
         pairs = list(zip(*captures_of_graph(graph), strict=True))
-    known = {name: position for position, name in enumerate(shared.captured)}
-    return sorted(pairs, key=lambda pair: known.get(pair[0].op.name, len(known)))
+    position_by_name = {name: position for position, name in enumerate(shared.captured)}
+    return sorted(pairs, key=lambda pair: position_by_name.get(pair[0].op.name, len(position_by_name)))
 
 
 def _shapes_inside(graph: tf.Graph) -> ShapeOf:
@@ -359,8 +359,8 @@ def held_by(trace: Trace) -> dict[str, tuple[tf.DType, tuple[int, ...]]]:
     with raw_handles():
         placeholders, _ = captures_of_graph(trace.graph)
     held_by_name = {placeholder.op.name: _held(placeholder) for placeholder in placeholders}
-    known = {name: held for name, held in held_by_name.items() if held is not None and held[1].is_fully_defined()}
-    return {name: (dtype, tuple(shape.as_list())) for name, (dtype, shape) in known.items()}
+    defined = {name: held for name, held in held_by_name.items() if held is not None and held[1].is_fully_defined()}
+    return {name: (dtype, tuple(shape.as_list())) for name, (dtype, shape) in defined.items()}
 
 
 def _held(placeholder: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:
@@ -408,8 +408,8 @@ def _forget_open_sizes(nodes: Sequence[Any]) -> None:
 def _with_known_shapes(arguments: structures.Tree, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return the flat arguments with constants for the shapes of sparse tensors, which are part of the signature."""
     shapes = structures.known_sparse_shapes(arguments)
-    known = {i: tf.constant(shape, tf.int64) for i, shape in shapes.items()}
-    return [known.get(i, tensor) for i, tensor in enumerate(tensors)]
+    constants = {i: tf.constant(shape, tf.int64) for i, shape in shapes.items()}
+    return [constants.get(i, tensor) for i, tensor in enumerate(tensors)]
 
 
 def _take_apart(returned: Any, results: list[structures.Tree]) -> list[tf.Tensor]:

@@ -118,11 +118,11 @@ class _Hoister:
     def _hoist_node(self, node: Any, returned: set[str], spelling: str, handles: dict[str, str]) -> list[Any]:
         """Hoist what can be hoisted out of one node; return the reads that now stand before it."""
         flow = CONTROL_FLOW[node.op]
-        types, before, loop = flow.types, int(flow.chooses), flow.loops
+        types, first, loop = flow.types, int(flow.chooses), flow.loops
         names = function_names(node)
         data, controls = inputs_of(node)
         reads, chosen = [], {}
-        for i, reference in enumerate(data[before:]):
+        for i, reference in enumerate(data[first:]):
             if node.attr[types].list.type[i] != _RESOURCE:
                 continue
             dtypes = {d or 0 for name in names for d in _dtypes_read(self.library[name], i, loop)}
@@ -131,11 +131,11 @@ class _Hoister:
             chosen[i] = dtypes.pop()
             if loop:
                 handles[spelling.format(node.name, i)] = reference
-            read = make_node(
+            read_node = make_node(
                 f"{node.name}/read_{i}", "ReadVariableOp", [reference, *controls], dtype=tf.as_dtype(chosen[i])
             )
-            reads.append(read)
-            data[before + i] = read.name if spelling == "{}:{}" else f"{read.name}:value:0"
+            reads.append(read_node)
+            data[first + i] = read_node.name if spelling == "{}:{}" else f"{read_node.name}:value:0"
             node.attr[types].list.type[i] = chosen[i]
             if loop and node.attr["output_shapes"].list.shape:
                 shape = self._shapes.get(source_of(reference), tf.TensorShape(None))

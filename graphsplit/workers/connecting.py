@@ -63,22 +63,22 @@ def connect(
       DeviceError: if a worker does not answer in time.
       UnsupportedError: if TensorFlow is connected to others, or has variables already, or versions differ.
     """
-    addresses, known = worker_addresses(workers)
+    addresses, own_address = worker_addresses(workers)
     if isinstance(workers, LocalWorkers):
         on_lost = _ending(workers, on_lost)
     if own_task() is not None:
         cluster = current_cluster()
         if cluster is not None and list(cluster.workers) == addresses:
             return cluster
-        now = "by other means" if cluster is None else f"to {', '.join(cluster.workers)}"
+        how_connected = "by other means" if cluster is None else f"to {', '.join(cluster.workers)}"
         raise UnsupportedError(
-            f"connect({addresses}): this process is connected {now} already, and TensorFlow would lose later "
+            f"connect({addresses}): this process is connected {how_connected} already, and TensorFlow would lose later "
             "assignments to variables. To use other workers, start this program again."
         )
     _check_nothing_there()
     apply_settings()
     statuses = _wait_for(addresses, timeout_s)
-    cluster = Cluster(addresses, address or known or address_towards(addresses[0]), deadline_s, on_lost)
+    cluster = Cluster(addresses, address or own_address or address_towards(addresses[0]), deadline_s, on_lost)
     connect_to(cluster, statuses)
     note_connected(UndoLog(cluster))
     _compare_versions(cluster)

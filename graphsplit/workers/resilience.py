@@ -64,7 +64,7 @@ class Resilient(Generic[P, R]):
         self._functions: dict[tuple[str, ...], ParallelFunction[P, R]] = {step.devices: step}
         self._asked_s = 0.0
         self._layouts: dict[int, _LayoutBefore] = {}
-        self._known: dict[int, tf.Variable] = {}
+        self._variables: dict[int, tf.Variable] = {}
         self._since: list[Callable[[ParallelFunction[P, R]], Any]] = []  # the calls since the checkpoint that counts
         self._behind: list[Callable[[ParallelFunction[P, R]], Any]] = []  # those of them that are to be repeated
         self._counts = _latest(checkpoint)
@@ -77,14 +77,14 @@ class Resilient(Generic[P, R]):
         return self._axes.with_rows(rows)[1] if rows else ()
 
     @property
-    def _left(self) -> list[str]:
+    def _devices_left(self) -> list[str]:
         """All devices that are there, row by row."""
         return self._alive([device for row in self._rows for device in row])
 
     def _rows_left(self) -> list[list[str]]:
         """Return the rows of the next call: as many as the devices that are there fill."""
-        left, each = self._left, len(self._rows[0])
-        return [left[k : k + each] for k in range(0, len(left) // each * each, each)]
+        devices_left, length = self._devices_left, len(self._rows[0])
+        return [devices_left[k : k + length] for k in range(0, len(devices_left) // length * length, length)]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the step; without lost workers, as often as it takes.
@@ -179,8 +179,8 @@ class Resilient(Generic[P, R]):
             (axes, _), options = self._axes.with_rows(self._rows_left()), self._step._options
             shares = options.shares
             if shares is not None:
-                before = zip(self._axes.table(self._step.devices), shares, strict=False)
-                share_of = {device: share for row, share in before for device in np.ravel(row)}
+                rows_and_shares = zip(self._axes.table(self._step.devices), shares, strict=False)
+                share_of = {device: share for row, share in rows_and_shares for device in np.ravel(row)}
                 shares = [min([share_of[device] for device in np.ravel(row)]) for row in axes.table(devices)]
             mesh = axes if options.mesh else options.mesh
             options = replace(options, devices=devices, shares=shares, mesh=mesh)
@@ -208,9 +208,9 @@ class Resilient(Generic[P, R]):
                     "on_device, and give parallelize stages= or a mesh with an axis 'stage'."
                 )
             self._programs = len(programs)
-        self._known.update({id(variable): variable for variable in function._variables_so_far()})
+        self._variables.update({id(variable): variable for variable in function._variables_so_far()})
         if not self._lost:
-            lying = [(key, record) for key, v in self._known.items() if (record := lying_now(v)).division is not None]
+            lying = [(k, record) for k, v in self._variables.items() if (record := lying_now(v)).division is not None]
             self._layouts = {key: _LayoutBefore(record.layout, record.over, record.reshards) for key, record in lying}
 
     def _lose(self, error: WorkerLostError) -> None:
@@ -262,10 +262,10 @@ class Resilient(Generic[P, R]):
                 "tf.train.CheckpointManager that has saved a checkpoint."
             )
         elif not self.devices:
-            least, left = self._axes.with_rows(self._rows[:1])[0], ", ".join(map(short_name, self._left))
+            least, left_names = self._axes.with_rows(self._rows[:1])[0], ", ".join(map(short_name, self._devices_left))
             why = (
-                f"The step needs at least mesh={least.asked!r}, and these devices are left: {left or 'none'}. Start "
-                "the lost workers again at their addresses, and call again."
+                f"The step needs at least mesh={least.asked!r}, and these devices are left: {left_names or 'none'}. "
+                "Start the lost workers again at their addresses, and call again."
             )
         else:
             return
@@ -275,7 +275,7 @@ class Resilient(Generic[P, R]):
 
     def _gather(self) -> None:
         """Let each variable hold its value itself, on a device that is there; note those whose value is gone."""
-        for key, variable in self._known.items():
+        for key, variable in self._variables.items():
             parts = parts_of_variable(variable)
             device = canonical_name(variable.device)
             if parts is not None:
@@ -300,22 +300,22 @@ class Resilient(Generic[P, R]):
 
     def _move(self, variable: tf.Variable, value: tf.Tensor) -> None:
         """Let a variable whose resource went with its worker live on a device that is there."""
-        move_variable(variable, name_for_runtime([*self._left, canonical_name("CPU:0")][0]), value)
+        move_variable(variable, name_for_runtime([*self._devices_left, canonical_name("CPU:0")][0]), value)
         self._functions.clear()  # they hold the handle that is gone
 
     def _lay_out(self) -> None:
         """Lay the variables out as they were, on the devices that are there."""
         mesh = self._function()._options.mesh
-        for variable in self._known.values():
+        for variable in self._variables.values():
             forget_stage(variable)  # (its devices are another stage's by now; it is known again with the plan)
         groups: dict[_LayoutBefore, list[tf.Variable]] = {}
-        for key, known in self._layouts.items():
-            variable, over = self._known[key], self.devices if mesh else tuple(self._alive(known.over))
-            is_chosen = not mesh and not isinstance(known.layout, str)  # by an automatic plan, which will choose again
+        for key, lying in self._layouts.items():
+            variable, over = self._variables[key], self.devices if mesh else tuple(self._alive(lying.over))
+            is_chosen = not mesh and not isinstance(lying.layout, str)  # by an automatic plan, which will choose again
             # (copies are where the variable itself is)
-            stays = known.layout == "replicated" and not mesh.stages and canonical_name(variable.device) not in over
+            stays = lying.layout == "replicated" and not mesh.stages and canonical_name(variable.device) not in over
             if len(over) > 1 and not is_chosen and not stays and parts_of_variable(variable) is None:
-                groups.setdefault(replace(known, over=over), []).append(variable)
+                groups.setdefault(replace(lying, over=over), []).append(variable)
         for how, variables in groups.items():
             set_variable_layout(
                 variables, how.layout, how.over, mesh=mesh.asked or None, reshard_after_forward=how.reshard
@@ -333,7 +333,7 @@ class Resilient(Generic[P, R]):
         if unnoticed:
             self._lose(lost_error(self._cluster, unnoticed, self._step._name(), True, 0.0))
         back = [worker.task for worker in health.workers if worker.task in self._lost]
-        for variable in self._known.values():
+        for variable in self._variables.values():
             if (parts := parts_of_variable(variable)) is not None:
                 parts.release(variable)
         self._cluster.reconnect()

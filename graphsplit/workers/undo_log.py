@@ -109,7 +109,7 @@ class UndoLog:
         self.cluster = cluster
         self._watch = Watch(cluster)
         self._lock = threading.RLock()
-        self._now = _Connected(cluster.connections)
+        self._remote = _Connected(cluster.connections)
         self._pending: tuple[Call[Any], _WrittenStep] | None = None
 
     @property
@@ -124,25 +124,25 @@ class UndoLog:
     def kept(self, handle: tf.Tensor, dtype: tf.DType) -> Kept:
         """Return what keeps the value of a variable."""
         with self._lock:
-            if self._now.connections != self.cluster.connections:  # what was kept on a worker went with it
+            if self._remote.connections != self.cluster.connections:  # what was kept on a worker went with it
                 self._settle("a call")
-                self._now = _Connected(self.cluster.connections)
-            kept_value = self._now.kept.get(id(handle))
+                self._remote = _Connected(self.cluster.connections)
+            kept_value = self._remote.kept.get(id(handle))
             if kept_value is None:
                 with tf.init_scope(), tf.device(handle.device):
                     nothing, shape = tf.constant([], dtype), tf.TensorShape(None)
                     variable = tf.Variable(nothing, trainable=False, shape=shape, name="graphsplit_kept")
-                kept_value = self._now.kept[id(handle)] = Kept(handle, dtype, variable)
+                kept_value = self._remote.kept[id(handle)] = Kept(handle, dtype, variable)
             return kept_value
 
     def counter(self, device: str) -> tf.Tensor:
         """Return the handle of a device's counter."""
         with self._lock:
-            if device not in self._now.counters:
+            if device not in self._remote.counters:
                 with tf.init_scope(), tf.device(name_for_runtime(device)):
-                    self._now.counters[device] = tf.Variable(np.int64(0), trainable=False, name="graphsplit_count")
-                self._now.counts[device] = 0
-            return self._now.counters[device].handle
+                    self._remote.counters[device] = tf.Variable(np.int64(0), trainable=False, name="graphsplit_count")
+                self._remote.counts[device] = 0
+            return self._remote.counters[device].handle
 
     def read(self, name: str, tasks: tuple[int, ...], run: Callable[[], R]) -> R:
         """Run what writes nothing, and watch the workers that it runs on.
@@ -186,7 +186,7 @@ class UndoLog:
                 self._raise_if_lost(step, error)
                 raise
             for device in step.devices:
-                self._now.counts[device] += 1
+                self._remote.counts[device] += 1
             return results
 
     def _settle(self, name: str) -> None:
@@ -209,25 +209,25 @@ class UndoLog:
                 task = task_of(device)
                 if task is not None and task[1] in lost:
                     continue
-                count = int(read_handle(self._now.counters[device].handle, tf.int64))
-                if count != self._now.counts[device]:
-                    for kept in step.kept:
-                        if kept.device == device:
-                            kept.give_back()
-                self._now.counts[device] = count
+                count = int(read_handle(self._remote.counters[device].handle, tf.int64))
+                if count != self._remote.counts[device]:
+                    for kept_value in step.kept:
+                        if kept_value.device == device:
+                            kept_value.give_back()
+                self._remote.counts[device] = count
 
         with no_recording():
             call = Call(undo)
-            left = [task for task in step.tasks if task not in lost]
+            tasks_left = [task for task in step.tasks if task not in lost]
             try:
-                self._watch.wait(call, left)
+                self._watch.wait(call, tasks_left)
             except Frozen as frozen:
                 raise lost_error(self.cluster, frozen.tasks, step.name, False, frozen.since_s) from None
             call.result()
 
     def _lost(self, step: _WrittenStep) -> set[int]:
-        now, lost = self.cluster.incarnations, set(self.cluster.health().lost)
-        return {task for task in step.tasks if task in lost or now[task] != step.incarnations[task]}
+        incarnations, lost = self.cluster.incarnations, set(self.cluster.health().lost)
+        return {task for task in step.tasks if task in lost or incarnations[task] != step.incarnations[task]}
 
     def _raise_if_lost(self, step: _WrittenStep, error: BaseException) -> None:
         if isinstance(error, (tf.errors.OpError, WorkerLostError)) and (lost := self._lost(step)):
@@ -257,7 +257,7 @@ class ClusterFunction:
         self._written = written_variables(nodes, inputs)
         self._plain: RuntimeFunction | None = None
         self._recording: tuple[RuntimeFunction, tuple[Written, ...], tuple[str, ...]] | None = None
-        self._kept: tuple[Kept, ...] = ()
+        self._kept_values: tuple[Kept, ...] = ()
 
     def __call__(self, arguments: Tensors) -> list[tf.Tensor]:
         """Run the function on `arguments`, one tensor for each input.
@@ -274,10 +274,10 @@ class ClusterFunction:
         pairs = [(written, value[0]) for written, value in zip(self._written, values, strict=True) if value]
         function, written, devices = self._recorded(pairs)
         dtypes = [dtype for _, dtype in pairs]
-        self._kept = tuple([log.kept(arguments[w.argument], t) for w, t in zip(written, dtypes, strict=True)])
+        self._kept_values = tuple([log.kept(arguments[w.argument], t) for w, t in zip(written, dtypes, strict=True)])
         counters = [log.counter(device) for device in devices]
-        inputs = [*arguments, *[kept.variable.handle for kept in self._kept], *counters]
-        step = _WrittenStep(self._name, self._tasks, log.cluster.incarnations, self._kept, devices)
+        inputs = [*arguments, *[kept_value.variable.handle for kept_value in self._kept_values], *counters]
+        step = _WrittenStep(self._name, self._tasks, log.cluster.incarnations, self._kept_values, devices)
         return log.write(step, lambda: function(inputs))
 
     def _as_it_is(self) -> RuntimeFunction:
@@ -339,7 +339,7 @@ def written_variables(nodes: Sequence[Any], inputs: Sequence[str]) -> list[Writt
 def record(nodes: Sequence[Any], written: Sequence[Written], dtypes: Sequence[tf.DType]) -> RecordingGraph:
     """Let a graph keep the values that variables have before it writes them."""
     new: list[Any] = []
-    kept: dict[str, str] = {}
+    place_by_variable: dict[str, str] = {}
     devices = sorted({variable.device for variable in written})
     scopes = {device: f"{_SCOPE}/{number}" for number, device in enumerate(devices)}
     for k, (variable, dtype) in enumerate(zip(written, dtypes, strict=True)):
@@ -347,7 +347,7 @@ def record(nodes: Sequence[Any], written: Sequence[Written], dtypes: Sequence[tf
         place, value = f"{scope}/kept_{k}", f"{scope}/value_{k}"
         new += [_handle(place, device), make_node(value, "ReadVariableOp", [variable.name], device, dtype=dtype)]
         new.append(make_node(f"{scope}/keep_{k}", "AssignVariableOp", [place, value], device, dtype=dtype))
-        kept[variable.name] = place
+        place_by_variable[variable.name] = place
     for device, scope in scopes.items():
         number_one = constant_node(f"{scope}/one", np.array(1, np.int64), tf.int64, device)
         done = [f"^{scope}/keep_{k}" for k, variable in enumerate(written) if variable.device == device]
@@ -355,7 +355,7 @@ def record(nodes: Sequence[Any], written: Sequence[Written], dtypes: Sequence[tf
         count = make_node(f"{scope}/count", "AssignAddVariableOp", inputs, device, dtype=tf.int64)
         new += [number_one, _handle(f"{scope}/counter", device), count]
     waits = {variable.name: f"^{scopes[variable.device]}/count" for variable in written}
-    inputs = [*kept.values(), *[f"{scope}/counter" for scope in scopes.values()]]
+    inputs = [*place_by_variable.values(), *[f"{scope}/counter" for scope in scopes.values()]]
     return RecordingGraph([*[_waiting(node, waits) for node in nodes], *new], inputs, devices)
 
 

@@ -163,7 +163,7 @@ def open_sparse_shapes(splitting: Splitting, call: Tree) -> dict[int, Shape]:
       call: the arguments as the code knows them.
     """
     unknown = {i: shape for i, shape in splitting.sparse.items() if i not in known_sparse_shapes(call)}
-    return {i: (rows(1) if n == splitting.batch else n, *rest) for i, (n, *rest) in unknown.items()}
+    return {i: (rows(1) if n == splitting.batch else n, *other_sizes) for i, (n, *other_sizes) in unknown.items()}
 
 
 def _with_lengths(shapes: Sequence[Shape | None], names: Sequence[str]) -> tuple[Shape | None, ...]:

@@ -38,18 +38,18 @@ def warn_of_retracing(name: str, signatures: Sequence[structures.Container]) -> 
 
 def _differing(signatures: Sequence[structures.Container]) -> dict[str, list[str]]:
     """Return what each argument was, for those that were not always the same."""
-    seen: dict[str, list[str]] = {}
+    values_by_path: dict[str, list[str]] = {}
     for signature in signatures:
         for path, leaf in structures.paths(signature):
             shape = "unknown" if leaf.shape is None else str(list(leaf.shape))
-            _note(seen, path, f"{leaf.dtype.name}{shape}")
+            _note(values_by_path, path, f"{leaf.dtype.name}{shape}")
         for path, value in structures.static_leaves(signature):
-            _note(seen, path, repr(value))
-    return {path: values for path, values in seen.items() if len(values) > 1}
+            _note(values_by_path, path, repr(value))
+    return {path: values for path, values in values_by_path.items() if len(values) > 1}
 
 
-def _note(seen: dict[str, list[str]], path: str, value: Any) -> None:
-    values = seen.setdefault(path, [])
+def _note(values_by_path: dict[str, list[str]], path: str, value: Any) -> None:
+    values = values_by_path.setdefault(path, [])
     if value not in values:
         values.append(value)
 

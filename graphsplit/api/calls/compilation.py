@@ -97,9 +97,9 @@ def trace_and_plan(
         lies = lying_elsewhere(lies, traced, devices, mesh, on_first=options.variables is None)
         state = None if asks else State()  # (variables are where a process that has the devices makes them)
     notes_on_layout = lie_as_asked(lies, traced, options.variables, devices, mesh) if asks else ()
-    near = None if options.tuning["default_device"] is None else chosen.default_device
+    default_device = None if options.tuning["default_device"] is None else chosen.default_device
     is_automatic = options.variables == AUTO
-    where = devices, near, mesh, traced, lies, state, is_automatic
+    where = devices, default_device, mesh, traced, lies, state, is_automatic
     request = PlanRequest(traced.program, splitting, options, *where)
     request = request.noting(*variables_elsewhere(traced), *notes, *notes_on_layout, *moved)
     if options.is_automatic:
@@ -121,16 +121,16 @@ def trace_call(called: Called, names: Sequence[str], splitting: Splitting, compi
     functions = {} if functions is None else functions
     if valid not in functions:
         functions[valid] = trace_function(called.fn, call, names, compiled, called.draws)
-    seen, shapes = structures.leaves(call), splitting.shapes
+    leaves, shapes = structures.leaves(call), splitting.shapes
     if any(map(has_sizes, shapes)) or all(
-        leaf.shape == known_shape for leaf, known_shape in zip(seen, shapes, strict=True)
+        leaf.shape == known_shape for leaf, known_shape in zip(leaves, shapes, strict=True)
     ):
-        known = structures.known_sparse_shapes(call)
-        values = {i: shape for i, shape in splitting.sparse.items() if i not in known}
+        known_sparse = structures.known_sparse_shapes(call)
+        values = {i: shape for i, shape in splitting.sparse.items() if i not in known_sparse}
         return functions[valid].read(names, splitting.shapes, values=values)
     open_values = open_sparse_shapes(splitting, call)
     sizes = CallSizes(splitting.shapes, {i: splitting.sparse[i] for i in open_values}, open_values)
-    return functions[valid].read(names, open_shapes(splitting, seen, names), sizes)
+    return functions[valid].read(names, open_shapes(splitting, leaves, names), sizes)
 
 
 def _chosen_plan(request: PlanRequest, choices: Choices, arguments: Hashable) -> tuple[Plan, Arrangement]:

@@ -36,8 +36,8 @@ class Retracing:
             if kind not in self._functions:
                 self._functions[kind] = tf.function(_nothing, autograph=False, reduce_retracing=True)
             traced = self._functions[kind].get_concrete_function(*specs)
-            seen = structures.flatten(list(traced.structured_input_signature[0]), specs=True)[1]
-            self._found[tree] = with_leaves(tree, [leaf for _, leaf in structures.walk(seen)])
+            seen_tree = structures.flatten(list(traced.structured_input_signature[0]), specs=True)[1]
+            self._found[tree] = with_leaves(tree, [leaf for _, leaf in structures.walk(seen_tree)])
         return self._found[tree]
 
 
@@ -52,12 +52,12 @@ def _spec(leaf: TensorLeaf | CompositeLeaf) -> Any:
 def as_specified(arguments: Tree, specs: Any) -> Tree:
     """Return a call's structure as `tf.TypeSpec`s, nested alike, have it, wherever there are some."""
     if isinstance(arguments, TensorLeaf):
-        known = isinstance(specs, tf.TensorSpec) and specs.shape.rank is not None
-        return TensorLeaf(arguments.dtype, tuple(specs.shape.as_list())) if known else arguments
+        has_rank = isinstance(specs, tf.TensorSpec) and specs.shape.rank is not None
+        return TensorLeaf(arguments.dtype, tuple(specs.shape.as_list())) if has_rank else arguments
     if isinstance(arguments, CompositeLeaf):
         fits = isinstance(specs, tf.TypeSpec) and specs.is_compatible_with(arguments.spec)
-        seen = structures.flatten(specs, specs=True)[1] if fits else arguments
-        return seen if isinstance(seen, CompositeLeaf) and len(seen.parts) == len(arguments.parts) else arguments
+        tree = structures.flatten(specs, specs=True)[1] if fits else arguments
+        return tree if isinstance(tree, CompositeLeaf) and len(tree.parts) == len(arguments.parts) else arguments
     if not isinstance(arguments, Container):
         return arguments
     if isinstance(specs, Mapping):

@@ -55,44 +55,44 @@ class OpenSizes:
     classes: dict[Hashable, tuple[int, ...]] = field(default_factory=dict)
     wide: dict[Hashable, Container] = field(default_factory=dict)
 
-    def covering(self, name: str, seen: Container, call: Container) -> Container | None:
+    def covering(self, name: str, seen_tree: Container, call: Container) -> Container | None:
         """Return a call's structure with symbols for open sizes; None if some are not known in the call either.
 
         A size that is 0 stays 0: what follows from symbols holds from one on.
 
         Args:
           name: of the function, for the warning.
-          seen: as one device traces it.
+          seen_tree: as one device traces it.
           call: with the sizes of the call.
         """
-        open_sizes = list(_open_sizes(seen, call))
+        open_sizes = list(_open_sizes(seen_tree, call))
         if any(leaf.shape is None or None in leaf.shape for leaf in structures.leaves(call)):
             return None
         not_empty = [open_size for open_size in open_sizes if open_size.size]
-        key = seen, tuple([open_size.size == 0 for open_size in open_sizes])
-        now = tuple([open_size.size for open_size in not_empty])
-        before = self.classes.get(key)
-        classes = _numbered(now if before is None else list(zip(before, now, strict=True)))
-        if before is not None and classes != before:
-            _warn(name, not_empty, before)
+        key = seen_tree, tuple([open_size.size == 0 for open_size in open_sizes])
+        sizes = tuple([open_size.size for open_size in not_empty])
+        classes_before = self.classes.get(key)
+        classes = _numbered(sizes if classes_before is None else list(zip(classes_before, sizes, strict=True)))
+        if classes_before is not None and classes != classes_before:
+            _warn(name, not_empty, classes_before)
         self.classes[key] = classes
         if (key, classes) not in self.wide:
-            self.wide[key, classes] = _with_symbols(seen, call, open_sizes, _symbols(not_empty, classes))
+            self.wide[key, classes] = _with_symbols(seen_tree, call, open_sizes, _symbols(not_empty, classes))
         return self.wide[key, classes]
 
 
-def _open_sizes(seen: Container, call: Container) -> Iterator[_Open]:
-    known, composites = structures.leaves(call), structures.composites(seen)
+def _open_sizes(seen_tree: Container, call: Container) -> Iterator[_Open]:
+    leaves, composites = structures.leaves(call), structures.composites(seen_tree)
     ragged = [(first, leaf) for first, leaf in composites if isinstance(leaf.spec, tf.RaggedTensorSpec)]
     splits = {first + k for first, leaf in ragged for k in range(1, len(leaf.parts))}
-    for i, (path, leaf) in enumerate(structures.paths(seen)):
+    for i, (path, leaf) in enumerate(structures.paths(seen_tree)):
         for axis, size in enumerate(leaf.shape or ()):
-            if size is None and known[i].shape is not None:
-                actual, more = (known[i].shape or ())[axis] or 0, int(i in splits)
-                yield _Open(i, axis, f"{path}.shape[{axis}]", actual - more, more)
+            if size is None and leaves[i].shape is not None:
+                actual, extra = (leaves[i].shape or ())[axis] or 0, int(i in splits)
+                yield _Open(i, axis, f"{path}.shape[{axis}]", actual - extra, extra)
     shapes = structures.known_sparse_shapes(call)
     for i, shape in shapes.items():
-        for axis, size in enumerate(shape if i not in structures.known_sparse_shapes(seen) else ()):
+        for axis, size in enumerate(shape if i not in structures.known_sparse_shapes(seen_tree) else ()):
             yield _Open(i, axis, "", size, is_axis=False)
 
 
@@ -102,9 +102,9 @@ def _numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
     return tuple([numbers[key] for key in keys])
 
 
-def _warn(name: str, sizes: Sequence[_Open], before: Sequence[int]) -> None:
+def _warn(name: str, sizes: Sequence[_Open], classes_before: Sequence[int]) -> None:
     pairs = itertools.combinations(
-        [(number, open_size) for number, open_size in zip(before, sizes, strict=True) if open_size.name], 2
+        [(number, open_size) for number, open_size in zip(classes_before, sizes, strict=True) if open_size.name], 2
     )
     apart = [(a, b) for (m, a), (n, b) in pairs if m == n and a.size != b.size]
     for a, b in apart[:1]:
@@ -131,29 +131,29 @@ def _symbols(sizes: Sequence[_Open], classes: Sequence[int]) -> dict[tuple[int, 
     for number, open_size in zip(classes, sizes, strict=True):
         if number in symbols and (number in measured or open_size.is_axis):
             polynomial = Polynomial.of(symbols[number])
-            more = open_size.more if number in measured else 0
-            size_by_place[open_size.tensor, open_size.axis, open_size.is_axis] = Size(Polynomial.of(polynomial + more))
+            extra = open_size.more if number in measured else 0
+            size_by_place[open_size.tensor, open_size.axis, open_size.is_axis] = Size(Polynomial.of(polynomial + extra))
     return size_by_place
 
 
 def _with_symbols(
-    seen: Container, call: Container, sizes: Sequence[_Open], symbols: dict[tuple[int, int, bool], Size]
+    seen_tree: Container, call: Container, sizes: Sequence[_Open], symbols: dict[tuple[int, int, bool], Size]
 ) -> Container:
     """Return the structure that one device traces with symbols for open sizes, and zeros where they are 0."""
-    known = {
+    size_at = {
         (open_size.tensor, open_size.axis, open_size.is_axis): open_size.size + open_size.more
         for open_size in sizes
         if not open_size.size
     } | symbols
 
     def of_tensor(i: int, leaf: TensorLeaf) -> TensorLeaf:
-        shape = [known.get((i, axis, True)) if size is None else size for axis, size in enumerate(leaf.shape or ())]
+        shape = [size_at.get((i, axis, True)) if size is None else size for axis, size in enumerate(leaf.shape or ())]
         return leaf if leaf.shape is None else replace(leaf, shape=tuple(shape))
 
     dense: dict[int, Shape] = {}
     for i, shape in structures.known_sparse_shapes(call).items():
-        sparse_shape = tuple([known.get((i, axis, False)) for axis in range(len(shape))])
-        if None not in sparse_shape and i not in structures.known_sparse_shapes(seen):
+        sparse_shape = tuple([size_at.get((i, axis, False)) for axis in range(len(shape))])
+        if None not in sparse_shape and i not in structures.known_sparse_shapes(seen_tree):
             dense[i] = sparse_shape
     numbers = itertools.count()
 
@@ -166,6 +166,6 @@ def _with_symbols(
         parts = tuple([of_tensor(i, part) for i, part in zip(places, leaf.parts, strict=True)])
         return replace(leaf, parts=parts, dense=next((dense[i] for i in places if i in dense), None))
 
-    wide = structures.map_leaves(of_leaf, seen)
+    wide = structures.map_leaves(of_leaf, seen_tree)
     assert isinstance(wide, Container)
     return wide

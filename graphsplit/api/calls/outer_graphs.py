@@ -59,20 +59,20 @@ def warn_of_variables(name: str, traces: Traces, plan: Plan) -> None:
         warnings.warn(f"{name} sends much through one device: {burden}.", stacklevel=user_stack_level())
 
 
-def warn_of_kernels(name: str, traces: Traces, seen: Signature, program: Program) -> None:
+def warn_of_kernels(name: str, traces: Traces, signature: Signature, program: Program) -> None:
     """Warn, once for a function, when kernels draw again what they drew, and those of one device's trace would go on.
 
     Args:
       name: of the function.
       traces: which have the signatures under which one device traces, of plans with kernels that count for themselves.
-      seen: that of a new plan.
+      signature: that of a new plan.
       program: what it was traced to.
     """
     kernels = list(dict.fromkeys(seeded_kernels(program))) if tf.executing_eagerly() else []
     if not kernels or traces.told_of_kernels:
         return
-    if seen not in traces.of_kernels:
-        traces.of_kernels.add(seen)
+    if signature not in traces.of_kernels:
+        traces.of_kernels.add(signature)
         return
     traces.told_of_kernels = True
     warnings.warn(

@@ -137,11 +137,11 @@ class ParallelFunction(Generic[P, R]):
 
         Sizes are open where it is a `tf.function` with an `input_signature`, and under `reduce_retracing`.
         """
-        seen = as_specified(arguments, self._specs)
+        seen_tree = as_specified(arguments, self._specs)
         if self._options.tuning["reduce_retracing"]:
-            seen = self._traces.retracing.seen(seen)
-        assert isinstance(seen, structures.Container)
-        return seen
+            seen_tree = self._traces.retracing.seen(seen_tree)
+        assert isinstance(seen_tree, structures.Container)
+        return seen_tree
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run on the devices."""
@@ -383,8 +383,8 @@ class ParallelFunction(Generic[P, R]):
         return self.__qualname__ if named is self else super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_traces", "_instances", "_signature", "__signature__", "_chosen", "_asks", "_specs")
-        return {name: value for name, value in self.__dict__.items() if name not in left}
+        left_out = ("_traces", "_instances", "_signature", "__signature__", "_chosen", "_asks", "_specs")
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -416,16 +416,16 @@ class ParallelFunction(Generic[P, R]):
         if (planned := self._find(arguments)) is not None:
             return planned
         with self._traces.lock:
-            seen = self._seen(arguments)
-            arguments = self._cover(arguments, seen)
+            seen_tree = self._seen(arguments)
+            arguments = self._cover(arguments, seen_tree)
             planned = self._find(arguments)  # another thread may have been faster, or another call was like this
             if planned is None:
-                planned = self._trace_and_plan(arguments, seen)
-                warn_of_kernels(self._name(), self._traces, Signature(seen, open_scopes()), planned.trace.program)
+                planned = self._trace_and_plan(arguments, seen_tree)
+                warn_of_kernels(self._name(), self._traces, Signature(seen_tree, open_scopes()), planned.trace.program)
                 signature = Signature(arguments, open_scopes())
                 current = [other for other in self._traces.planned.get(signature, ()) if other.is_current]
                 self._traces.planned[signature] = [*current, planned]
-                warn_of_retracing(self._name(), list(dict.fromkeys(known.arguments for known in self._traces.planned)))
+                warn_of_retracing(self._name(), list(dict.fromkeys(key.arguments for key in self._traces.planned)))
         return planned
 
     def _find(self, arguments: structures.Container) -> PlannedFunction | None:
@@ -455,19 +455,19 @@ class ParallelFunction(Generic[P, R]):
         program = planned.plan.program
         return bool(planned.plan.state.parts or planned.trace.draws or has_seeded_kernels(program))
 
-    def _cover(self, arguments: structures.Container, seen: structures.Container) -> structures.Container:
+    def _cover(self, arguments: structures.Container, seen_tree: structures.Container) -> structures.Container:
         """Return the signature for which a call is planned: its own, or one that leaves sizes open.
 
         Args:
           arguments: of the call.
-          seen: the same as one device traces it.
+          seen_tree: the same as one device traces it.
         """
-        if seen == arguments:
+        if seen_tree == arguments:
             return arguments
         resolve_split(self._options.split, spread(arguments, self._signature))  # (says in numbers what does not fit)
-        wide = self._traces.open_sizes.covering(self._name(), seen, arguments)
+        wide = self._traces.open_sizes.covering(self._name(), seen_tree, arguments)
         if wide is None:
-            wide = seen if self._is_one_batch(seen, arguments) else arguments
+            wide = seen_tree if self._is_one_batch(seen_tree, arguments) else arguments
         if wide != arguments:
             self._traces.remember_covered(arguments, wide)
         return wide
@@ -477,20 +477,20 @@ class ParallelFunction(Generic[P, R]):
         return same_batch(splitting, spread(arguments, self._signature))
 
     @collection_paused()
-    def _trace_and_plan(self, arguments: structures.Container, seen: structures.Container) -> PlannedFunction:
+    def _trace_and_plan(self, arguments: structures.Container, seen_tree: structures.Container) -> PlannedFunction:
         named = spread(arguments, self._signature)
         check_no_distributed_values(self._name(), named)
         check_no_specs(self._name(), named)
         fn = by_bound_arguments(self._traced, self._signature)
         with phase(self._name()):
             # (what is traced in a graph may capture what is there)
-            functions = self._traces.functions if is_open(seen) and tf.executing_eagerly() else None
-            called = Called(fn, as_call(seen), named, functions, self._draws_of(seen))
+            functions = self._traces.functions if is_open(seen_tree) and tf.executing_eagerly() else None
+            called = Called(fn, as_call(seen_tree), named, functions, self._draws_of(seen_tree))
             with explaining_trace(self._name(), named):
                 traced, plan, request = trace_and_plan(called, self._chosen, self._arrangement, self._traces.choices)
         return PlannedFunction(traced, plan, self._name(), request, Layouts(traced, plan, request.lies))
 
-    def _draws_of(self, seen: structures.Container) -> DrawCounters | None:
+    def _draws_of(self, seen_tree: structures.Container) -> DrawCounters | None:
         """Return what counts the draws of kernels in a trace; None where each plan has kernels that do.
 
         In a graph each call is a place of its own, whose kernels begin and end with the graph.
@@ -501,7 +501,7 @@ class ParallelFunction(Generic[P, R]):
             or any(map(host_name, (*self.devices, self.default_device)))
         ):
             return None
-        return self._traces.draws.setdefault(Signature(seen, open_scopes()), DrawCounters())
+        return self._traces.draws.setdefault(Signature(seen_tree, open_scopes()), DrawCounters())
 
     def _arrangement(self) -> Arrangement:
         """Return how variables are to lie by what was asked before they are known to be the function's."""

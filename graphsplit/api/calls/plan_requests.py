@@ -173,8 +173,8 @@ class PlanRequest:
         chosen = choose_layouts(self.lies, self.traced, slots, self.devices, self.options)
         plan, lies = self._plan_with(chosen, slots, reshard=False)
         limit = memory() if any(chosen.layouts) and not plan.program.symbols else None
-        if limit is not None and (held := most_held(plan)) > limit:
-            return self._plan_with(chosen.smaller(held, limit), slots, reshard=True)
+        if limit is not None and (bytes_held := most_held(plan)) > limit:
+            return self._plan_with(chosen.smaller(bytes_held, limit), slots, reshard=True)
         return plan, lies
 
     def _plan_with(

@@ -106,7 +106,7 @@ class PerInstance(Generic[ValueT]):
     def __init__(self, make: Callable[[], ValueT]):
         self._make = make
         self._lock = threading.Lock()
-        self._found: dict[int, tuple[weakref.ref[Any], ValueT]] = {}
+        self._entries: dict[int, tuple[weakref.ref[Any], ValueT]] = {}
 
     def of(self, instance: Any, name: str) -> ValueT:
         """Return the value for `instance`; `name` is that of the method, for messages.
@@ -114,20 +114,20 @@ class PerInstance(Generic[ValueT]):
         Raises:
           UnsupportedError: if nothing tells when `instance` is gone.
         """
-        kept = self._found.get(id(instance))
-        if kept is None or kept[0]() is not instance:
+        entry = self._entries.get(id(instance))
+        if entry is None or entry[0]() is not instance:
             with self._lock:  # two threads must not make two values
-                kept = self._found.get(id(instance))
-                if kept is None or kept[0]() is not instance:  # (an identity may be that of one that is gone)
-                    kept = self._found[id(instance)] = self._reference(instance, name), self._make()
-        return kept[1]
+                entry = self._entries.get(id(instance))
+                if entry is None or entry[0]() is not instance:  # (an identity may be that of one that is gone)
+                    entry = self._entries[id(instance)] = self._reference(instance, name), self._make()
+        return entry[1]
 
     def _reference(self, instance: Any, name: str) -> weakref.ref[Any]:
-        kept_by_id, key = self._found, id(instance)
+        entries, key = self._entries, id(instance)
 
         def forget(gone: weakref.ref[Any]) -> None:
-            if key in kept_by_id and kept_by_id[key][0] is gone:  # else another instance has taken its place
-                del kept_by_id[key]
+            if key in entries and entries[key][0] is gone:  # else another instance has taken its place
+                del entries[key]
 
         try:
             return weakref.ref(instance, forget)

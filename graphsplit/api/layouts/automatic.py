@@ -37,10 +37,10 @@ class AutomaticLayouts(NamedTuple):
     layouts: tuple[Any, ...]
     why: str
 
-    def smaller(self, held: int, memory: float) -> AutomaticLayouts:
+    def smaller(self, bytes_held: int, memory: float) -> AutomaticLayouts:
         """Return what takes less memory: nothing is copied, and what is divided is freed after the forward pass."""
         layouts = tuple([layout and "sharded" for layout in self.layouts])
-        reason = f"a device that has {format_bytes(int(memory))} would hold {format_bytes(held)}"
+        reason = f"a device that has {format_bytes(int(memory))} would hold {format_bytes(bytes_held)}"
         return AutomaticLayouts(
             layouts, _said(f"sharded, and gathered again for the backward pass, as otherwise {reason}")
         )
@@ -77,20 +77,18 @@ def choose_layouts(
         return AutomaticLayouts((None,) * len(variables), _said(f"they stay where they are, as {why}"))
 
     def layout_of(variable: tf.Variable) -> str | None:
-        writes, before = id(variable) in written, lies.of(variable)
-        is_free = before.division is None and not before.stays and not before.automatic
-        was_only_read = before.automatic == "replicated"
+        writes, lying = id(variable) in written, lies.of(variable)
+        is_free = lying.division is None and not lying.stays and not lying.automatic
+        was_only_read = lying.automatic == "replicated"
         if not (is_free or (was_only_read and writes)) or not (variable.shape.rank or writes):
             return None  # (a number that is only read: a learning rate)
         is_there = lies.device_of(variable) in devices  # (one of the copies is the variable itself)
         return "replicated" if is_there and not writes else "sharded"
 
     layouts = tuple(map(layout_of, variables))
-    lying = [
-        lying_now for lying_now in map(lies.of, variables) if lying_now.automatic and lying_now.division is not None
-    ]
-    chosen = {*layouts, *[lying_now.layout for lying_now in lying]}
-    reshards = any(lying_now.reshards for lying_now in lying)
+    chosen_before = [lying for lying in map(lies.of, variables) if lying.automatic and lying.division is not None]
+    chosen = {*layouts, *[lying.layout for lying in chosen_before]}
+    reshards = any(lying.reshards for lying in chosen_before)
     again = " again for the backward pass, to fit into memory" if reshards else " once a call"
     texts = {
         "sharded": f"what the function writes is sharded, and gathered{again}",

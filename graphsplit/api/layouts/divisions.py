@@ -89,8 +89,8 @@ def _shared(
         groups = mesh.groups(every)
         devices = groups[0] if groups else every
         wholes = held_of([variable for variable, _ in parts], slots)
-        held = [replace(whole, shape=tuple(shape)) for whole, (_, shape) in zip(wholes, parts, strict=True)]
-        for (variable, shape), share in zip(parts, shares(held, len(devices)), strict=True):
+        held_parts = [replace(whole, shape=tuple(shape)) for whole, (_, shape) in zip(wholes, parts, strict=True)]
+        for (variable, shape), share in zip(parts, shares(held_parts, len(devices)), strict=True):
             if share is None:  # a few bytes
                 cut = Cut(0, shape[0], 1, devices=devices[:1], groups=groups)
             else:
@@ -139,20 +139,20 @@ def divided(
     fewest = STAYS if layout == "host" else -1  # (for a few bytes no device asks its host)
     large = [v for v in variables if can_be_parted(v) and bytes_of_variable(v) > fewest]
     chosen = sorted(large, key=lambda variable: id(variable) in slots)
-    held, owned = held_of(chosen, slots), [loads[device] for device in devices]
+    wholes, owned = held_of(chosen, slots), [loads[device] for device in devices]
     cut_by_id: dict[int, tuple[tf.Variable, Cut]] = {}
-    for variable, held_variable, share in zip(chosen, held, shares(held, len(devices), owned), strict=True):
+    for variable, held_variable, share in zip(chosen, wholes, shares(wholes, len(devices), owned), strict=True):
         head = slots.get(id(variable))
-        known = None
+        cut = None
         if head is not None and head.shape == variable.shape:
-            known = cut_by_id[id(head)][1] if id(head) in cut_by_id else lies.cut_of(head, layout)
-        if known is None and share is not None:
+            cut = cut_by_id[id(head)][1] if id(head) in cut_by_id else lies.cut_of(head, layout)
+        if cut is None and share is not None:
             on = tuple([devices[d] for d in share.devices])
-            known = replace(share.cut, reshard=reshard, devices=on, groups=groups)
-        if known is not None:
-            cut_by_id[id(variable)] = variable, known
-            for device, length in zip(known.devices, known.lengths, strict=True):
-                loads[device] = loads.get(device, 0) + held_variable.bytes // known.length * length
+            cut = replace(share.cut, reshard=reshard, devices=on, groups=groups)
+        if cut is not None:
+            cut_by_id[id(variable)] = variable, cut
+            for device, length in zip(cut.devices, cut.lengths, strict=True):
+                loads[device] = loads.get(device, 0) + held_variable.bytes // cut.length * length
     return list(cut_by_id.values())
 
 

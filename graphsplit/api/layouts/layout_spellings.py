@@ -169,11 +169,11 @@ def check_layout(layout: Any, mesh: DeviceMesh | None = None) -> None:
 
 def check_one(layout: Any, mesh: DeviceMesh | None = None) -> None:
     """Raise `ArgumentError` unless this is one layout; see `check_layout`."""
-    known = ", ".join(map(repr, WORDS))
+    words = ", ".join(map(repr, WORDS))
     if (axes_named := _axes_elsewhere(layout)) is not None:
         raise ArgumentError(
             f"A layout must be a word or a tuple, got a {type(layout).__module__}.{type(layout).__qualname__}. Write "
-            f"{axes_named!r} and pass the mesh, mesh={{'batch': 2, 'model': 4}}. Without a mesh there are {known}."
+            f"{axes_named!r} and pass the mesh, mesh={{'batch': 2, 'model': 4}}. Without a mesh there are {words}."
         )
     if isinstance(layout, str) or not isinstance(layout, Sequence):
         if isinstance(layout, AxisCut):
@@ -185,35 +185,35 @@ def check_one(layout: Any, mesh: DeviceMesh | None = None) -> None:
             raise ArgumentError(
                 f"Layout {AUTO!r} is chosen when a function first runs, for all variables that have no layout yet: "
                 "gs.multi_gpu_model(model, variables='auto'), gs.parallelize(step, variables='auto'). Lay others out "
-                f"before, by gs.set_variable_layout. Layouts: {known}."
+                f"before, by gs.set_variable_layout. Layouts: {words}."
             )
         if layout not in (*WORDS, *ALIASES):
             word = _OF_THE_FIELD.get(str(layout).lower().replace("-", "").replace("_", ""))
             question = meant(layout, WORDS) if word is None else f" Here it is {word}."
-            raise ArgumentError(f"Unknown layout {layout!r}.{question} Layouts: {known}.")
+            raise ArgumentError(f"Unknown layout {layout!r}.{question} Layouts: {words}.")
         return
     text = f"The variable layout {layout!r}"
     if not all(entry is None or isinstance(entry, (str, AxisCut, Sequence)) for entry in layout):
         raise ArgumentError(
             f"{text} names, for each dimension, an axis of a mesh or None: (None, 'model'). Without axes there are "
-            f"{known}."
+            f"{words}."
         )
     if mesh is None:
         raise ArgumentError(
             f"{text} names axes of a mesh: pass the mesh, mesh={{'batch': 2, 'model': 4}}. Without a mesh there are "
-            f"{known}."
+            f"{words}."
         )
     axes, spelling = dict(mesh.sizes), spelling_of(layout)
     named = [axis_cut.axis for cuts in spelling.dimensions for axis_cut in cuts]
     is_pair = len(layout) == 2 and _is_several(layout[0]) and isinstance(layout[1], str)
     if is_pair and layout[1] not in axes and layout[1] not in (*LAYOUTS, *ALIASES):
-        known = ", ".join(map(repr, LAYOUTS))
+        layouts = ", ".join(map(repr, LAYOUTS))
         if layout[1] == "host":
             raise ArgumentError(
                 f"{text}: 'host' has a variable whole, and an axis of mesh {mesh} divides it over devices. Write "
-                f"'host' alone, or one of {known} beside the axis."
+                f"'host' alone, or one of {layouts} beside the axis."
             )
-        raise ArgumentError(f"{text}: {layout[1]!r} is no axis of mesh {mesh}, and none of {known}.")
+        raise ArgumentError(f"{text}: {layout[1]!r} is no axis of mesh {mesh}, and none of {layouts}.")
     copies_axis, in_place = (
         mesh.axes.copies_axis,
         [axis_cut.axis for cuts in spelling.dimensions for axis_cut in cuts if axis_cut.in_place],
@@ -314,8 +314,8 @@ class LayoutOnMesh:
         of_part = "" if size == self.shape[k] else " in a part"
         if isinstance(blocks, tuple):
             if size != unit * sum(blocks):
-                each = f" of {unit}" if unit > 1 else ""
-                as_asked = f"blocks={blocks} units{each} are {unit * sum(blocks)}"
+                of_unit = f" of {unit}" if unit > 1 else ""
+                as_asked = f"blocks={blocks} units{of_unit} are {unit * sum(blocks)}"
                 return f"dimension {k} has {size} entries{of_part}, and {as_asked}"
             if math.gcd(*blocks) >= count:
                 return ""
@@ -336,8 +336,8 @@ class LayoutOnMesh:
             return f"dimension {k} has {has}; blocks={_nearest(blocks, size)} divides them"
         one_block = size // blocks
         if one_block % unit:
-            each = f"entries in each of {blocks} blocks" if blocks > 1 else "entries"
-            has = f"{one_block} {each}{of_part}, which are not units of {unit}"
+            entries = f"entries in each of {blocks} blocks" if blocks > 1 else "entries"
+            has = f"{one_block} {entries}{of_part}, which are not units of {unit}"
             return f"dimension {k} has {has}; unit={_nearest(unit, one_block)} divides them"
         return ""
 
@@ -414,13 +414,14 @@ class LayoutOnMesh:
                 return self._along(np.moveaxis(table, 1, -1), axes[1:], shape, in_rows)
             columns = Replicate(firsts, firsts)
         shapes = part_shapes(columns, shape)
-        rows = [self._along(table[:, d], axes[1:], part_shape, in_rows) for d, part_shape in enumerate(shapes)]
-        if isinstance(columns, Cut) and all(row is None for row in rows):
+        divisions = [self._along(table[:, d], axes[1:], part_shape, in_rows) for d, part_shape in enumerate(shapes)]
+        if isinstance(columns, Cut) and all(division is None for division in divisions):
             return columns
         wholes = [
             Cut(0, part_shape[0], 1, devices=(device,)) for part_shape, device in zip(shapes, firsts, strict=True)
         ]
-        return Nested(axes[0], columns, tuple([row or whole for row, whole in zip(rows, wholes, strict=True)]))
+        rows = tuple([division or whole for division, whole in zip(divisions, wholes, strict=True)])
+        return Nested(axes[0], columns, rows)
 
     def _gathered(self, k: int, shape: Sequence[int], devices: Sequence[str]) -> MeshDivision:
         """Return how a dimension is cut over devices that put it together before they use it. None has no part."""

@@ -44,9 +44,9 @@ def slots_in(trace: Trace) -> dict[int, tf.Variable]:
     """
     groups = _groups(trace)
     head_of_slot = {id(slot): group[0] for group in groups for slot in group[1:]}
-    known = {id(variable) for group in groups for variable in group}
+    grouped = {id(variable) for group in groups for variable in group}
     named = slots_by_name(list(trace.variables)).items()
-    return {**head_of_slot, **{slot: head_of_slot.get(id(head), head) for slot, head in named if slot not in known}}
+    return {**head_of_slot, **{slot: head_of_slot.get(id(head), head) for slot, head in named if slot not in grouped}}
 
 
 def _groups(trace: Trace) -> list[list[tf.Variable]]:
@@ -122,8 +122,8 @@ def lie_as_asked(
         lies.reason = argument
         if layout != "home" and all(lies.of(v).division is None for v in new):
             argument += ": all stay where they are, as each is small, or no number"
-    kept = len(variables) - len(new)
-    return (f"{argument}; {count_text(kept, 'variable')} that had a layout keep it" if kept else argument,)
+    count = len(variables) - len(new)
+    return (f"{argument}; {count_text(count, 'variable')} that had a layout keep it" if count else argument,)
 
 
 def _lie_together(
@@ -140,10 +140,10 @@ def _lie_together(
     slots = {id(slot): group[0] for group in groups for slot in group[1:]}
     moved = []
     for variable, cut in divided(lies, apart, devices, slots, owned, layout, groups=over):
-        before = lying[id(variable)]
-        if _where(cut) != _where(before):
+        cut_before = lying[id(variable)]
+        if _where(cut) != _where(cut_before):
             moved.append(variable)
-            cut = replace(cut, reshard=before.reshard)
+            cut = replace(cut, reshard=cut_before.reshard)
             lies.share_out(variable, cut, layout, lies.of(variable).over or devices)
     return moved
 
@@ -172,11 +172,11 @@ def lie_in_stages(lies: Arrangement, trace: Trace, mesh: DeviceMesh) -> tuple[st
     moved = [v for v in trace.variables if (place := places[id(v)]) and _is_elsewhere(lies, v, place)]
     for devices in mesh.stages:
         variables = [v for v in moved if places[id(v)] == devices]
-        before = [lies.of(v) for v in variables]
+        lying_before = [lies.of(v) for v in variables]
         for variable in variables:
             lies.decide(variable, stays="")
-        reshards = all(lying.reshards for lying in before if lying.division is not None)
-        stage_mesh, layouts = mesh.of_stage(devices), [lying.named for lying in before]
+        reshards = all(lying.reshards for lying in lying_before if lying.division is not None)
+        stage_mesh, layouts = mesh.of_stage(devices), [lying.named for lying in lying_before]
         decide(lies, variables, layouts, slots, devices, stage_mesh, reshard_after_forward=reshards)
     for variable in trace.variables:
         lies.decide(variable, stage=places[id(variable)])
@@ -192,8 +192,8 @@ def places_in_stages(lies: Arrangement, trace: Trace, mesh: DeviceMesh) -> dict[
     }
     places: dict[int, tuple[str, ...]] = {}
     for variable in trace.variables:
-        known = stage_known(lies, variable, mesh) or stage_known(lies, slots.get(id(variable)), mesh)
-        places[id(variable)] = known or (
+        devices = stage_known(lies, variable, mesh) or stage_known(lies, slots.get(id(variable)), mesh)
+        places[id(variable)] = devices or (
             devices_of[stage_by_variable[id(variable)]] if id(variable) in stage_by_variable else ()
         )
     return places
@@ -203,12 +203,12 @@ def stages_of_variables(trace: Trace) -> dict[int, Stage]:
     """Return the stages to which variables of a traced function belong, by the variables' ids."""
     captured = captured_variables(trace)
     stage_by_variable: dict[int, Stage] = {}
-    read: list[set[int]] = []  # by each operation beside all stages: the variables that it follows from, and the stages
+    ids_by_op: list[set[int]] = []  # beside all stages: the variables that each operation follows from, and the stages
     after: list[set[Stage]] = []
     written: dict[int, set[Stage]] = {}
     for op in trace.program.ops:
         sources = [tensor.op for tensor in op.inputs]
-        variables, stages = set().union(*[read[i] for i in sources]), set().union(*[after[i] for i in sources])
+        variables, stages = set().union(*[ids_by_op[i] for i in sources]), set().union(*[after[i] for i in sources])
         if op.index in captured:
             variables = {id(captured[op.index])}
         if op.stage is not None:
@@ -218,7 +218,7 @@ def stages_of_variables(trace: Trace) -> dict[int, Stage]:
             variables, stages = set(), {op.stage}
         elif is_write(op.type) and sources and sources[0] in captured:
             written.setdefault(id(captured[sources[0]]), set()).update(stages)
-        read.append(variables)
+        ids_by_op.append(variables)
         after.append(stages)
     stage_by_variable = {
         **{

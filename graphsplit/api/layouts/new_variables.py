@@ -164,8 +164,8 @@ def laid_out_when_made(lay: Callable[[tf.Variable], None] | None, only: Any = No
 def _made(
     first: InitialValue, of_keras: Any, lay: Callable[[tf.Variable], None] | None, options: Mapping[str, Any]
 ) -> tf.Variable:
-    known = {name: options[name] for name in _OPTIONS if name in options}
-    variable = variable_without_value(shape=first.shape, dtype=first.dtype, **known)
+    variable_options = {name: options[name] for name in _OPTIONS if name in options}
+    variable = variable_without_value(shape=first.shape, dtype=first.dtype, **variable_options)
     if of_keras is not None:
         call_by_path(variable, of_keras[1].path)
     is_asked = any(_ours.get(creator) is False for creator in variable_creators())
@@ -214,18 +214,18 @@ class _Trained:
 
     def __init__(self) -> None:
         self._made: list[weakref.ref[tf.Variable]] = []
-        self._held: list[Held] = []
+        self._held_variables: list[Held] = []
 
     def head_of(self, variable: tf.Variable) -> tf.Variable | None:
         """Return the variable that a new one is a slot of; None if it is none, and remember it if it is trained."""
         if not can_move(variable):
             return None
-        [held] = held_of([variable], {})
+        [held_variable] = held_of([variable], {})
         if variable.trainable:
             self._made.append(weakref.ref(variable))
-            self._held.append(held)
+            self._held_variables.append(held_variable)
             return None
-        position = head_by_name(held, self._held)
+        position = head_by_name(held_variable, self._held_variables)
         return None if position is None else self._made[position]()
 
 

@@ -35,7 +35,7 @@ def lying_elsewhere(
     """Return how the variables of a traced function lie on devices that need not exist: as they do here.
 
     Args:
-      here: how they lie; the same number of a device is the same device.
+      as_here: how they lie; the same number of a device is the same device.
       trace: the function.
       devices: full names, the first is the default device.
       mesh: they as a mesh, if there is one: variables that lie along an axis here lie so along that axis there.
@@ -113,8 +113,8 @@ def notes_on_layout(
 
     It is said if they could lie on more of the devices than they do, and of the host's memory if the devices have it.
     """
-    held = [(record.layout, record.division) for v in trace.variables if (record := as_here.of(v)).division is not None]
-    is_on_host = names_host(layout) or (layout is None and any(kept_layout == "host" for kept_layout, _ in held))
+    laid = [(record.layout, record.division) for v in trace.variables if (record := as_here.of(v)).division is not None]
+    is_on_host = names_host(layout) or (layout is None and any(kept_layout == "host" for kept_layout, _ in laid))
     if is_on_host and set(host_devices(devices)) & set(devices):
         return (
             "the devices are CPUs, whose memory is the host's: variables with layout 'host' count as those of "
@@ -124,7 +124,7 @@ def notes_on_layout(
         return ()
     notes = []
     for kind, what in ((Cut, "sharded"), (Replicate, "replicated")):
-        lying = [division for kept_layout, division in held if type(division) is kind and kept_layout != "host"]
+        lying = [division for kept_layout, division in laid if type(division) is kind and kept_layout != "host"]
         if not lying:
             continue
         number_of, would = _numbers_of_devices(), lying_elsewhere(as_here, trace, devices, on_first=True)

@@ -183,8 +183,8 @@ def decide_in_stages(
     reshard_after_forward: bool,
 ) -> None:
     """Decide how variables lie, those that are known to belong to a stage on its devices; see `decide`."""
-    known = [(stage_known(lies, v, mesh), stage_known(lies, slots.get(id(v)), mesh)) for v in variables]
-    places = [own_place or of_head or tuple(devices) for own_place, of_head in known]
+    pairs = [(stage_known(lies, v, mesh), stage_known(lies, slots.get(id(v)), mesh)) for v in variables]
+    places = [own_place or of_head or tuple(devices) for own_place, of_head in pairs]
     for place in dict.fromkeys(places):
         numbers = [k for k, other in enumerate(places) if other == place]
         stage_mesh, laid = None if mesh is None else mesh.of_stage(place), [variables[k] for k in numbers]
@@ -247,18 +247,18 @@ def decide(
     for variable, layout_wanted in zip(variables, wanted, strict=True):
         if layout_wanted is None:
             continue
-        before, division = lies.of(variable), on_mesh.get(id(variable))
+        lying, division = lies.of(variable), on_mesh.get(id(variable))
         over, groups = tuple(PLACES.get(layout_wanted, tuple)(devices)), groups_for(layout_wanted, mesh)
-        lies_so = before.division is not None and (
-            (before.layout, before.over, before.groups) == (layout_wanted, over, groups)
+        lies_so = lying.division is not None and (
+            (lying.layout, lying.over, lying.groups) == (layout_wanted, over, groups)
             if division is None
-            else before.division == division
+            else lying.division == division
         )
         if not lies_so:
             lies.decide(variable, division=None, layout="home", over=())
         elif layout_wanted in PLACES:
-            lies.decide(variable, division=before.resharding(reshard_after_forward).division)  # it stays where it is
-        if groups or layout_wanted != before.stays:
+            lies.decide(variable, division=lying.resharding(reshard_after_forward).division)  # it stays where it is
+        if groups or layout_wanted != lying.stays:
             lies.decide(variable, stays="")
     free = [
         (v, layout_wanted) for v, layout_wanted in zip(variables, wanted, strict=True) if lies.of(v).division is None

@@ -40,10 +40,10 @@ def check_placement_suffix(path: str) -> None:
         )
 
 
-def check_suffix(path: str, what: str, known: Sequence[str]) -> None:
-    """Raise `ArgumentError` unless a file's name has one of the known suffixes; `what` is written to it."""
-    if suffix_of(path) not in known:
-        raise ArgumentError(f"{path!r}: {what} is written as {', '.join(known[:-1])} or {known[-1]}.")
+def check_suffix(path: str, what: str, suffixes: Sequence[str]) -> None:
+    """Raise `ArgumentError` unless a file's name has one of these suffixes; `what` is written to it."""
+    if suffix_of(path) not in suffixes:
+        raise ArgumentError(f"{path!r}: {what} is written as {', '.join(suffixes[:-1])} or {suffixes[-1]}.")
 
 
 def check_trace_suffix(path: str, what: str) -> None:

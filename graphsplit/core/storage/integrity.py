@@ -43,8 +43,8 @@ def _field_bytes(message: Any, field: FieldDescriptor, value: Any) -> bytes:
     if _is_map(field):
         return b"".join(_entry_bytes(message, field, key, value[key]) for key in _sorted(value))
     if field.message_type is not None:
-        each = [value] if isinstance(value, Message) else value
-        return b"".join(_with_length(field.number, canonical_bytes(entry)) for entry in each)
+        messages = [value] if isinstance(value, Message) else value
+        return b"".join(_with_length(field.number, canonical_bytes(entry)) for entry in messages)
     alone = type(message)()
     if isinstance(value, (str, bytes, int, float)):
         setattr(alone, field.name, value)
@@ -131,8 +131,8 @@ def check_fingerprint(directory: str, model: Any) -> None:
         fingerprint = tf.saved_model.experimental.read_fingerprint(directory)
     except Exception as error:  # TensorFlow's bindings raise a type of their own, which is not public
         raise ArgumentError(f"{directory + '/fingerprint.pb'!r} cannot be read as a fingerprint: {error}") from error
-    known = fingerprint.version.producer == _PRODUCER and not _is_newer(model.meta_graphs[0])
-    if known and fingerprint.saved_model_checksum != checksum(model):
+    is_comparable = fingerprint.version.producer == _PRODUCER and not _is_newer(model.meta_graphs[0])
+    if is_comparable and fingerprint.saved_model_checksum != checksum(model):
         raise ArgumentError(
             f"{str(model_file(directory))!r} is not the graph that was saved: its fingerprint (fingerprint.pb) is "
             "another. It was damaged, or changed afterwards. Save or copy the model again; if it was changed on "
@@ -147,8 +147,8 @@ def check_assets(directory: str, meta_graph: Any) -> None:
     """
     model, folder = Path(directory).resolve(), Path(directory) / "assets"
     files = {f"assets/{name}": folder / name for name in asset_names(meta_graph)}
-    more = [path for kind in ("assets", "assets.extra") for path in sorted((Path(directory) / kind).rglob("*"))]
-    files |= {str(path.relative_to(directory)): path for path in more}
+    paths = [path for kind in ("assets", "assets.extra") for path in sorted((Path(directory) / kind).rglob("*"))]
+    files |= {str(path.relative_to(directory)): path for path in paths}
     outside = [name for name, path in files.items() if not path.resolve().is_relative_to(model)]
     if outside:
         raise ArgumentError(

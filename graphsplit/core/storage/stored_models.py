@@ -131,10 +131,10 @@ def check_graph(graph_def: Any, where: str) -> None:
             if node.op not in library and node.op not in unknown and op_definition(node.op) is None:
                 unknown[node.op] = f"{node.op} (node {node.name!r}{inside})"
             lost = [r for r in node.input if source_of(r) not in names or not _makes(makers, r, library)]
-            read = [f"reads {reference!r}" for reference in lost]
+            phrases = [f"reads {reference!r}" for reference in lost]
             called = [f.name for value in node.attr.values() for f in (value.func, *value.list.func) if f.name]
-            read += [f"calls {f!r}" for f in called if f not in library and op_definition(f) is None]
-            damage += [f"{node.name!r}{inside} {what}, which is not there" for what in read]
+            phrases += [f"calls {f!r}" for f in called if f not in library and op_definition(f) is None]
+            damage += [f"{node.name!r}{inside} {what}, which is not there" for what in phrases]
         if circle := _circle({n.name: [source_of(r) for r in n.input] for n in nodes if n.op not in _TURNS_BACK}):
             damage.append(f"nodes{inside} wait for each other: {circle}")
     for name, function in library.items():

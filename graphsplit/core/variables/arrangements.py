@@ -1,7 +1,7 @@
 """How variables lie, or are to lie: what decides about layouts asks and tells an `Arrangement`, and nothing moves.
 
 What enters: decisions about variables. What leaves: the same decisions, for whoever plans; and, once a call runs, the
-variables as they were decided (`apply`): the only place where a layout is changed.
+variables as they were decided (`apply`): the only place where a call changes a layout.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Arrangement:
     def __init__(self, default_device: str = "", alike: Arrangement | None = None):
         self.default_device = default_device
         self.reason: str = "" if alike is None else alike.reason  # what asks for it, if a graph being built cannot
-        self._before: dict[int, Lying] = {} if alike is None else dict(alike._before)
+        self._lying_before: dict[int, Lying] = {} if alike is None else dict(alike._lying_before)
         self._decided: dict[int, tuple[tf.Variable, Lying]] = {} if alike is None else dict(alike._decided)
         self._then: list[Callable[[], Any]] = [] if alike is None else list(alike._then)
 
@@ -96,9 +96,9 @@ class Arrangement:
 
     def decide(self, variable: tf.Variable, **changes: Any) -> None:
         """Let a variable lie otherwise; see `Lying` for what may change."""
-        before = self.of(variable)
-        self._before.setdefault(id(variable), before)
-        self._decided[id(variable)] = variable, replace(before, **changes)
+        lying = self.of(variable)
+        self._lying_before.setdefault(id(variable), lying)
+        self._decided[id(variable)] = variable, replace(lying, **changes)
 
     def divide(self, variable: tf.Variable, division: MeshDivision, layout: Any, over: Sequence[str] = ()) -> None:
         """Let a variable be several; see `VariableParts` for `over`."""
@@ -139,7 +139,7 @@ class Arrangement:
     @property
     def holds(self) -> bool:
         """Whether those variables lie as they did of which something was decided."""
-        return all(lying_now(v) == self._before[id(v)] for v, _ in self._decided.values())
+        return all(lying_now(v) == self._lying_before[id(v)] for v, _ in self._decided.values())
 
     @property
     def is_applied(self) -> bool:
@@ -166,14 +166,14 @@ class Arrangement:
         if not moves:
             return None
         every = {id(v): v for v in (*variables, *[v for v, _ in moves])}.values()
-        held = sum([next(_while_moving(variable, lying_now(variable))) for variable in every], Counter[str]())
-        most = held.copy()
+        bytes_held = sum([next(_while_moving(variable, lying_now(variable))) for variable in every], Counter[str]())
+        most = bytes_held.copy()
         for variable, lying in moves:
             alone = list(_while_moving(variable, lying))
-            held.subtract(alone[0])
+            bytes_held.subtract(alone[0])
             for moment in alone:
-                most |= held + moment
-            held.update(alone[-1])
+                most |= bytes_held + moment
+            bytes_held.update(alone[-1])
         device = max(most, key=most.__getitem__)
         return FirstMove(len(moves), sum([bytes_of_variable(v) for v, _ in moves]), device, most[device])
 
@@ -199,7 +199,7 @@ class Arrangement:
                 record_of(variable).lying = replace(lying, division=None, layout="home", over=())
             for run in self._then:
                 run()
-            self._decided, self._before, self._then = {}, {}, []
+            self._decided, self._lying_before, self._then = {}, {}, []
 
 
 def _only_reshards(variable: tf.Variable, lying: Lying) -> bool:
@@ -222,9 +222,9 @@ def _while_moving(variable: tf.Variable, lying: Lying) -> Iterator[Counter[str]]
     """
     parts, whole = parts_of_variable(variable), _bytes_by_device(variable, None)
     if parts is not None and parts.in_parts:
-        yield (now := _bytes_by_device(variable, parts.division))
+        yield (bytes_now := _bytes_by_device(variable, parts.division))
         if not isinstance(parts, VariableCopies):
-            yield now + whole
+            yield bytes_now + whole
     yield whole
     if lying.division is not None:
         after = _bytes_by_device(variable, lying.division)

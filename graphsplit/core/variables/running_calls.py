@@ -86,8 +86,8 @@ class RunningCalls:
         is_of_tensorflow = type(this_thread).__name__ == "_DummyThread"  # Python did not begin it
         begin = time.monotonic()
         while users := [thread for used, thread in self._running.values() if not handle_ids.isdisjoint(map(id, used))]:
-            left = begin + _PATIENCE_S - time.monotonic() if is_of_tensorflow else None
-            if this_thread.ident in users or (left is not None and left <= 0):
+            seconds_left = begin + _PATIENCE_S - time.monotonic() if is_of_tensorflow else None
+            if this_thread.ident in users or (seconds_left is not None and seconds_left <= 0):
                 raise UnsupportedError(
                     f"{name} would have to move while a call runs that uses it, for Python code inside of a graph "
                     "(tf.py_function, a generator of a tf.data.Dataset). Read it there with .numpy(), which moves "
@@ -96,7 +96,7 @@ class RunningCalls:
             self._waits += 1
             self._waiting += 1
             try:
-                self._ended.wait(left)
+                self._ended.wait(seconds_left)
             finally:
                 self._waiting -= 1
 

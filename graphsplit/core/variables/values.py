@@ -52,8 +52,9 @@ def whole_of(values: Iterable[tf.Tensor | None], division: MeshDivision) -> tf.T
             return None
         axis, cut = division.axis, division.ranges
         if division.blocks > 1 and len(present) > 1:
-            each = [tf.split(value, list(map(len, entries)), axis) for value, entries in zip(present, cut, strict=True)]
-            present = [pieces[k] for k in range(division.blocks) for pieces in each]
+            by_part = [tf.split(part, list(map(len, ranges)), axis) for part, ranges in zip(present, cut, strict=True)]
+            in_order = [pieces[k] for k in range(division.blocks) for pieces in by_part]
+            return _joined(in_order, axis)
         return _joined(present, axis)
     columns = [
         whole_of(row_values, rows) for row_values, rows in zip(_by_column(values, division), division.rows, strict=True)

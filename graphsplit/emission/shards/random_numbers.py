@@ -121,8 +121,8 @@ def measured_rows(
     flat = copied(original, f"{name}/graphsplit_flat", [flat_shape, inputs[1], counter, *inputs[3:]])
     flat.attr["Tshape"].type = integer.as_datatype_enum
     dtype = tf.as_dtype(original.attr["dtype"].type)
-    rest = [flat.name, start, w.constant([-1])]
-    cut = make_node(f"{name}/graphsplit_rows", "Slice", rest, T=dtype, Index=integer)
+    slice_inputs = [flat.name, start, w.constant([-1])]
+    cut = make_node(f"{name}/graphsplit_rows", "Slice", slice_inputs, T=dtype, Index=integer)
     return [flat, cut, make_node(name, "Reshape", [cut.name, inputs[0]], T=dtype, Tshape=local_dtype)]
 
 

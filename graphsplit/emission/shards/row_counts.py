@@ -109,7 +109,7 @@ class RowCounts:
             self._made[key] = functools.reduce(lambda a, b: self.once("LogicalAnd", a, b), map(self.present, shards))
         return self._made[key]
 
-    def waits_for(self, d: int) -> str:
+    def presence_control(self, d: int) -> str:
         """Return the control input that keeps a node of shard `d` from running if it has no rows, or ""."""
         return ""
 
@@ -147,9 +147,9 @@ class RowCounts:
     ) -> str:
         # (of lengths, where blocks are)
         blocks = layout.pieces(rows)
-        each = shards or [(k,) for k in range(len(blocks[0]))]
+        groups = shards or [(k,) for k in range(len(blocks[0]))]
         sizes = [
-            Polynomial.of(sum([block[k] for k in shards_of_device])) for block in blocks for shards_of_device in each
+            Polynomial.of(sum([block[k] for k in shards_of_device])) for block in blocks for shards_of_device in groups
         ]
         return self.operand(f"{name}/sizes", d, as_entries(sizes), tf.int64, device)
 
@@ -189,7 +189,7 @@ class RowCounts:
         return [self.scalars[d][symbol] for symbol in symbols]
 
     def _number(self, name: str, d: int | None, value: np.ndarray, dtype: tf.DType, device: str) -> str:
-        wait = "" if d is None else self.waits_for(d)
+        wait = "" if d is None else self.presence_control(d)
         array = values_at(value, {}).astype(dtype.as_numpy_dtype)
         self._add(constant_node(name, array, dtype, device, wait), d)
         return name
@@ -210,8 +210,8 @@ class RowCounts:
         w, key = self.once if d is None else self.writers[d], (d, monomial, dtype)
         if key not in self._made:
             last = w.cast(self.scalars[d][monomial[-1]], tf.int64, dtype)
-            before = self._scalar(d, monomial[:-1], dtype) if len(monomial) > 1 else ""
-            self._made[key] = w("Mul", before, last, T=dtype) if before else last
+            product = self._scalar(d, monomial[:-1], dtype) if len(monomial) > 1 else ""
+            self._made[key] = w("Mul", product, last, T=dtype) if product else last
         return self._made[key]
 
 
@@ -308,7 +308,7 @@ class MeasuredRows(RowCounts):
         """Return the reference of a truth value on the default device: whether shard `d` has rows."""
         return self._present[d]
 
-    def waits_for(self, d: int) -> str:
+    def presence_control(self, d: int) -> str:
         """Return the control input that keeps a node of shard `d` from running if it has no rows; "" for the first."""
         return self.writers[d].control
 

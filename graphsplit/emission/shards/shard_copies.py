@@ -66,7 +66,7 @@ class ShardCopies:
         if op.index not in self._plain:
             self._plain[op.index] = self._is_plain(op, sharded)
         if self._plain[op.index]:
-            return self._draft.copy(op, name, device, [*data, *controls], d)
+            return self._draft.write_op(op, name, device, [*data, *controls], d)
         inputs = list(data)
         for i, value in resized(op, sharded, lambda extent: self._extent(extent, d)).items():
             inputs[i] = self._counts.operand(
@@ -84,7 +84,7 @@ class ShardCopies:
             return self._random_copy(op, sharded, inputs, d, device)
         if sharded.weighted and self._mesh.shards > 1:
             return self._weighted(op, sharded, inputs, d, device)
-        node = self._draft.copy(op, name, device, inputs, d)
+        node = self._draft.write_op(op, name, device, inputs, d)
         if PARTIAL_MEAN in sharded.gives and self._mesh.shards > 1:
             node.op = "Sum"  # what they add up to is divided once
         if op.type == "TensorListStack" and isinstance(rows := sharded.wants[0], Shard) and rows.axis == LIST:
@@ -125,14 +125,14 @@ class ShardCopies:
         def number(word: str, value: Any) -> str:
             return self._counts.operand(f"{w.scope}/{word}", d, as_entries(value), dtype)
 
-        before = self._counts.before(shift.layout, d)
-        place = [before, *[Polynomial.of(0)] * (shift.columns - 1)] if shift.columns else before
+        begin = self._counts.before(shift.layout, d)
+        place = [begin, *[Polynomial.of(0)] * (shift.columns - 1)] if shift.columns else begin
         local = w("Sub", source, number("before", place), T=dtype)
         if shift.others not in (DROPPED, LEFT_OUT, ZEROS):
             return local, ""
         own_length, end = self._counts.own(shift.layout, d), Polynomial.of(shift.layout.size(0))
         # numbers of no shard's are the first one's
-        low, high = (before, before + own_length) if d else (own_length, end)
+        low, high = (begin, begin + own_length) if d else (own_length, end)
         at_least = w("GreaterEqual", source, number("from", low), T=dtype)
         between = w("LogicalAnd", at_least, w("Less", source, number("upto", high), T=dtype))
         is_own = between if d else w("LogicalNot", between)
@@ -145,7 +145,7 @@ class ShardCopies:
     def _zeros_elsewhere(self, op: Op, inputs: Sequence[str], are_own: str, d: int, device: str) -> Any:
         """Write a gather whose result is zero wherever its indices are not the shard's own."""
         name, dtype, w = self._draft.prefixes[d] + op.name, op.out_dtypes[0], self._writer(op, "zeros", d, device)
-        gathered = self._draft.copy(op, f"{name}/{self._draft.helper}found", device, inputs, d, _PART)
+        gathered = self._draft.write_op(op, f"{name}/{self._draft.helper}found", device, inputs, d, _PART)
         behind = len(op.in_shapes[0] or ()) - 1 - int(op.constants[2]) % len(op.in_shapes[0] or ())
         for _ in range(behind):
             are_own = w("ExpandDims", are_own, w.constant(-1, tf.int32), T=tf.bool, Tdim=tf.int32)
@@ -171,7 +171,7 @@ class ShardCopies:
         averaged = sharded.wants[0]
         assert isinstance(averaged, Shard)
         share = self._counts.share(f"{name}/{self._draft.helper}share", d, dtype, averaged)
-        local = self._draft.copy(op, f"{name}/{self._draft.helper}local", device, inputs, d, _PART)
+        local = self._draft.write_op(op, f"{name}/{self._draft.helper}local", device, inputs, d, _PART)
         node = make_node(name, "Mul", [local.name, share], device, T=dtype)
         self._draft.add(node, Origin(op.index, d, "op"))
         return node
@@ -187,7 +187,7 @@ class ShardCopies:
         if self._mesh.axis:  # (the plan of the rows, which is made later, draws them)
             assert isinstance(layout, Shard)
             nodes = [copied(op.node, name, inputs)]
-            begin = sum([layout.own(self._mesh.rows, before) for before in range(d)])
+            begin = sum([layout.own(self._mesh.rows, k) for k in range(d)])
             note_part(nodes[0], PartDrawn(layout.axis, begin, layout.size(0)))
         elif draw and self._draft.program.symbols:
             assert isinstance(layout, Shard)
@@ -217,7 +217,7 @@ class ShardCopies:
         if "output_shapes" in node.attr:  # of the whole; TensorFlow infers them again
             del node.attr["output_shapes"].list.shape[:]
             if self._mesh.axis:  # (or they are told: sizes are known along it)
-                shapes = [self._mesh.shape_on(d, *each) for each in zip(op.out_shapes, sharded.gives, strict=True)]
+                shapes = [self._mesh.shape_on(d, *pair) for pair in zip(op.out_shapes, sharded.gives, strict=True)]
                 node.attr["output_shapes"].list.shape.extend([tf.TensorShape(shape).as_proto() for shape in shapes])
 
 
@@ -245,7 +245,7 @@ def write_sizes(draft: Draft, counts: RowCounts, op: Op, name: str, d: int | Non
 
 
 def carries(op: Op, name: str) -> bool:
-    """Return whether a function of a control-flow op returns what it is given, for the next turn of a loop."""
+    """Return whether a function of a control-flow op returns what it is given, for the next iteration."""
     return CONTROL_FLOW[op.type].loops and name == function_names(op.node)[1]
 
 
@@ -289,7 +289,7 @@ class Constants:
     def get(self, op: Op, layout: Layout, d: int | None, device: str) -> str:
         """Return the reference of a constant on a device, for shard `d` or (None) for what runs once; make it once."""
         cut = layout if isinstance(layout, Shard) else None
-        if d is not None and cut is None and op.type == "Const" and not self._counts.waits_for(d):
+        if d is not None and cut is None and op.type == "Const" and not self._counts.presence_control(d):
             d = self._first.setdefault(device, d)  # shards of one device share what is the same for all
         key = (op.index, cut, d, device)
         if key not in self._made:
@@ -306,8 +306,8 @@ class Constants:
             assert op.yields is not None
             return self._counts.operand(name, d, op.yields, op.out_dtypes[0])
         else:
-            wait = "" if d is None else self._counts.waits_for(d)
-            self._draft.copy(op, name, device, [wait] if wait else [], d, _ROLE)
+            wait = "" if d is None else self._counts.presence_control(d)
+            self._draft.write_op(op, name, device, [wait] if wait else [], d, _ROLE)
         return name
 
     def _name(self, op: Op, cut: Shard | None, d: int | None) -> str:

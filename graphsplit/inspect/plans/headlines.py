@@ -9,7 +9,7 @@ from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.burdens import NO_WORK
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.device_bytes import Traffic
-from graphsplit.planning.work_shares import Shares, balance_of, computing_devices, sharding_devices
+from graphsplit.planning.work_shares import Shares, balance_of, computing_devices, devices_of_shards
 from graphsplit.program.reading.trip_counts import times_run
 
 _LINK_BYTES_PER_S = 1e10  # PCIe 4: between GPUs of one machine without faster links
@@ -26,7 +26,7 @@ def headline(plan: Decisions, shares: Shares, sends: Traffic) -> str:
     """
     if not plan.mesh.shards:
         return "Plan: nothing is sharded"
-    where = f"{count_text(len(sharding_devices(plan)), 'device')}{_balance_text(plan, shares)}"
+    where = f"{count_text(len(devices_of_shards(plan)), 'device')}{_balance_text(plan, shares)}"
     amounts = f"{_alone_text(plan, shares)}{_sent_text(plan, sends)}{_limit_text(plan, shares, sends)}"
     work = sharded_text(shares) if is_divided(plan) else sharded_text(shares).replace("sharded", "in one shard,")
     return f"Plan: {work} on {where}, {amounts}"
@@ -34,7 +34,7 @@ def headline(plan: Decisions, shares: Shares, sends: Traffic) -> str:
 
 def is_divided(plan: Decisions) -> bool:
     """Return whether work on the batch is divided at all: among devices, or into turns of one."""
-    return plan.mesh.shards > 1 or len(sharding_devices(plan)) > 1
+    return plan.mesh.shards > 1 or len(devices_of_shards(plan)) > 1
 
 
 def _balance_text(plan: Decisions, shares: Shares) -> str:

@@ -69,9 +69,9 @@ def _not_counted(plan: Decisions) -> list[str]:
             shards = range(plan.mesh.shards) if step.shards else (None,)
             size = max([sum(kept_on(plan, op, d).values()) for d in shards])
             once = f"{format_bytes(size)} on {short_name(plan.places.once(op)[0])}"
-            each = f"at most {format_bytes(size)} on each of {len(shards)} shards"
-            kept = each if step.shards else once
-            lines += [f"    plus {kept} for each iteration of {op.type} {op.name!r}"] if size else []
+            per_shard = f"at most {format_bytes(size)} on each of {len(shards)} shards"
+            kept_text = per_shard if step.shards else once
+            lines += [f"    plus {kept_text} for each iteration of {op.type} {op.name!r}"] if size else []
     return lines
 
 
@@ -104,17 +104,17 @@ def _scopes(plan: Decisions) -> dict[Scopes, tuple[str, bool]]:
             pairs = zip(layers, scopes[start:], strict=False)
             if all(re.fullmatch(rf"{re.escape(layer)}(_\d+)?", scope) for layer, scope in pairs):
                 for k in range(1, len(layers) + 1):
-                    before = name_by_scopes.get(key := tuple(scopes[: start + k]))
-                    name_by_scopes[key] = "/".join(layers[:k]), k == len(layers) or (before is not None and before[1])
+                    entry = name_by_scopes.get(key := tuple(scopes[: start + k]))
+                    name_by_scopes[key] = "/".join(layers[:k]), k == len(layers) or (entry is not None and entry[1])
                 break
     return name_by_scopes
 
 
-def _layer(known: Mapping[Scopes, tuple[str, bool]], name: str) -> str:
+def _layer(name_by_scopes: Mapping[Scopes, tuple[str, bool]], name: str) -> str:
     """Return the layer of an operation; of one that has no variables what it is called in the model it is in."""
     *scopes, last = [scope for scope in name.split("/") if scope not in TAPES]
     for end in range(len(scopes), 0, -1):
-        layer, has_variables = known.get(tuple(scopes[:end]), ("", False))
+        layer, has_variables = name_by_scopes.get(tuple(scopes[:end]), ("", False))
         if layer:
             inner = scopes[end] if end < len(scopes) else last
             return layer if has_variables else f"{layer}/{re.sub(r'_[0-9]+$', '', inner)}"

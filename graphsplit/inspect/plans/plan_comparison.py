@@ -9,7 +9,7 @@ from graphsplit.planning.amounts import count_text, format_bytes
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.device_bytes import alive_on, traffic_of_call
 from graphsplit.planning.tasks import few_tasks_of
-from graphsplit.planning.work_shares import sharding_devices
+from graphsplit.planning.work_shares import devices_of_shards
 
 
 def compare(plan: Decisions, other: Decisions) -> str:
@@ -41,7 +41,7 @@ def _title(plan: Decisions, other: Decisions) -> str:
 
 
 def _count(plan: Decisions) -> str:
-    return count_text(len(sharding_devices(plan)) or 1, "device")
+    return count_text(len(devices_of_shards(plan)) or 1, "device")
 
 
 def _answers(plan: Decisions) -> list[str]:
@@ -54,7 +54,7 @@ def _answers(plan: Decisions) -> list[str]:
     fullest = max(live, key=lambda name: live[name], default="")
     kinds = Counter(move.kind for move in plan.moves)
     return [
-        ", ".join(map(short_name, sharding_devices(plan))) or short_name(plan.default_device),
+        ", ".join(map(short_name, devices_of_shards(plan))) or short_name(plan.default_device),
         str(plan.mesh.shards),
         str(len(plan.sharded_ops)),
         str(len(plan.ops_once)),

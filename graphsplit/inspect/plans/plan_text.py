@@ -81,9 +81,9 @@ def describe(plan: Decisions) -> str:
     nothing = [f"  all {'other ' * bool(once)}work on the batch is {how}"] if plan.mesh.shards else []
     run_once = [*once, *([*_run_once(plan), *_following(plan, shares)] or nothing), *_without_rows(plan, shares)]
     burden = burden_of_variables(plan, tasks)
-    more = [f"  {burden}"] if burden is not None else []
+    burden_lines = [f"  {burden}"] if burden is not None else []
     named = [*rows_in_place_text(plan), *whole_sums_text(plan)]
-    lines = [*_header(plan, shares, sends), *_communication(plan, sends), *named, *more, *run_once]
+    lines = [*_header(plan, shares, sends), *_communication(plan, sends), *named, *burden_lines, *run_once]
     return "\n".join([*lines, *_turns(plan), *_held(plan, tasks), *_split_loops(plan), *notes])
 
 
@@ -220,9 +220,9 @@ def _whole_heads(plan: Decisions) -> dict[str, int]:
             values = {capture, *reached([capture], keeping)}
             products = [r for i in values for r in readers[i] if program.ops[r].type in _PRODUCTS]
             for op in [program.ops[i] for i in sorted(reached(products, keeping)) if program.ops[i].type == "Reshape"]:
-                before, after = op.in_shapes[0] or (), [size or 0 for size in op.out_shapes[0] or ()]
-                if before[-1:] == cut.lengths[:1] == (math.prod(after[-2:]),) and len(after) > len(before):
-                    width_by_name.setdefault(name, after[-1])
+                in_shape, out_shape = op.in_shapes[0] or (), [size or 0 for size in op.out_shapes[0] or ()]
+                if in_shape[-1:] == cut.lengths[:1] == (math.prod(out_shape[-2:]),) and len(out_shape) > len(in_shape):
+                    width_by_name.setdefault(name, out_shape[-1])
     return width_by_name
 
 
@@ -247,12 +247,12 @@ def _variable_lines(names: Sequence[str], texts: Sequence[str]) -> list[str]:
 def _only_held(plan: Decisions, sends: Traffic) -> list[str]:
     """Say what devices hold that compute nothing else, the hosts of GPUs, and what they send and receive for that."""
     lines, computing = [], plan.places.computing(plan.program)
-    held: dict[str, dict[str, int]] = {}
+    held_by_device: dict[str, dict[str, int]] = {}
     for device, part in state_on(plan.program, plan.state, plan.default_device):
         if device not in computing and part.placeholder in plan.state.divisions:
-            bytes_by_variable = held.setdefault(device, {})
+            bytes_by_variable = held_by_device.setdefault(device, {})
             bytes_by_variable[part.placeholder] = bytes_by_variable.get(part.placeholder, 0) + part.bytes
-    for device, bytes_by_variable in held.items():
+    for device, bytes_by_variable in held_by_device.items():
         count, size = len(bytes_by_variable), format_bytes(sum(bytes_by_variable.values()))
         received, sent = (format_bytes(by.get(device, 0)) for by in (sends.received, sends.sent))
         travels = "" if plan.program.symbols else f"; it receives {received} and sends {sent} a call"
@@ -282,8 +282,8 @@ def _lengths(cut: Cut, head: int) -> str:
     units = [f"units of {max(cut.block, head)}"] if max(cut.block, head) > 1 else []
     blocks = [f"{cut.blocks} blocks"] if cut.blocks > 1 else []
     blocks = [f"blocks of {', '.join([str(times * cut.length) for times in cut.times])}"] if cut.times else blocks
-    more = f" ({'; '.join([*units, *blocks])})" if units or blocks else ""
-    return f"{' + '.join(map(str, cut.lengths))}{more}"
+    details = f" ({'; '.join([*units, *blocks])})" if units or blocks else ""
+    return f"{' + '.join(map(str, cut.lengths))}{details}"
 
 
 def _length_cut(plan: Decisions, name: str) -> int:
@@ -418,8 +418,8 @@ def _by_hosts(plan: Decisions, kind: str) -> str:
 
 def _hosts(plan: Decisions) -> set[str]:
     """Return the hosts of the shards, of the default device, of arguments and of variables."""
-    held = devices_of_handles(plan.program, plan.state)
-    devices = [plan.default_device, *plan.devices, *plan.places.all_once, *plan.state.devices.values(), *held]
+    handle_devices = devices_of_handles(plan.program, plan.state)
+    devices = [plan.default_device, *plan.devices, *plan.places.all_once, *plan.state.devices.values(), *handle_devices]
     return {host_name(device) for device in devices if device}
 
 
@@ -473,8 +473,8 @@ def run_for_rows(plan: Decisions) -> list[tuple[Op, str]]:
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.for_rows:
             rows, table, adds = step.for_rows
-            sent, held = plan.size_text(rows), plan.size_text([table])
-            lookups.append((op, f"{sent} of rows sent instead of {held} {'from' if adds else 'to'} each device"))
+            sent, table_size = plan.size_text(rows), plan.size_text([table])
+            lookups.append((op, f"{sent} of rows sent instead of {table_size} {'from' if adds else 'to'} each device"))
         for body in step.bodies.values():
             lookups += run_for_rows(body)
     return lookups
@@ -524,8 +524,8 @@ def _turns(plan: Decisions) -> list[str]:
     if met:
         names = [op.label for op in met[:_MOST_MET]]
         more = [f"{len(met) - _MOST_MET} more"] if len(met) > _MOST_MET else []
-        held = "" if plan.program.symbols else f", holding up to {format_bytes(held_bytes(plan))}"
-        lines.append(f"  all shards synchronize{held}: at {', '.join([*names, *more])}")
+        memory_text = "" if plan.program.symbols else f", holding up to {format_bytes(held_bytes(plan))}"
+        lines.append(f"  all shards synchronize{memory_text}: at {', '.join([*names, *more])}")
     return lines
 
 
@@ -535,8 +535,8 @@ def _held(plan: Decisions, tasks: Tasks) -> list[str]:
         return []
     alive, giving = alive_on(plan, tasks), giving_devices(plan)
     working = [device for device in alive if device not in giving]
-    beside_default = [device for device in working if device != plan.default_device]
-    fullest = max(beside_default, key=lambda device: alive[device].bytes, default=plan.default_device)
+    others_working = [device for device in working if device != plan.default_device]
+    fullest = max(others_working, key=lambda device: alive[device].bytes, default=plan.default_device)
     shown = [device for device in working if device in (plan.default_device, fullest)]
     most = [f"{format_bytes(alive[device].bytes)} on {short_name(device)}" for device in shown]
     most += [f"no more on {count_text(len(working) - len(shown), 'other')}"] if len(working) > len(shown) else []

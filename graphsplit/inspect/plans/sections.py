@@ -154,8 +154,8 @@ def _is_larger_than_rows(plan: Decisions, op: Op) -> bool:
     shards, size = plan.steps[op.index].shards, plan.program.bytes(Tensor(op.index, 0))
     if shards is None or not isinstance(shards.gives[0], Partial) or size <= SMALL_BYTES:
         return False
-    read = [t for t, want in zip(op.inputs, shards.wants, strict=True) if isinstance(want, Shard)]
-    return size > sum(map(plan.program.bytes, read))
+    tensors_read = [t for t, want in zip(op.inputs, shards.wants, strict=True) if isinstance(want, Shard)]
+    return size > sum(map(plan.program.bytes, tensors_read))
 
 
 _NO_WORK = frozenset({"Placeholder", "Const", "NoOp", "ReadVariableOp", "Identity", SIZES})
@@ -169,14 +169,14 @@ def compiled_text(plan: Decisions) -> list[str]:
     functions = {function.signature.name: function for function in plan.program.library.function}
     ops = [op for op in (*plan.sharded_ops, *plan.ops_once) if op.type not in _NO_WORK and not is_compiled(op.node)]
     split = plan.loops_split
-    left: Counter[tuple[str, str]] = Counter()
+    uncompiled: Counter[tuple[str, str]] = Counter()
     for op in ops:
         if why := why_not_compiled(op.node, functions, kind):
-            left[op.type, why] += 1
+            uncompiled[op.type, why] += 1
         elif op.index in split:
-            left[op.type, "the devices exchange data in each of its iterations"] += 1
-    lines = [f"  compiled by XLA between moves: {len(ops) - left.total()} of {len(ops)} operations that compute"]
-    lines += [f"    not compiled: {count} x {name}: {why}" for (name, why), count in left.most_common()]
+            uncompiled[op.type, "the devices exchange data in each of its iterations"] += 1
+    lines = [f"  compiled by XLA between moves: {len(ops) - uncompiled.total()} of {len(ops)} operations that compute"]
+    lines += [f"    not compiled: {count} x {name}: {why}" for (name, why), count in uncompiled.most_common()]
     if plan.program.symbols:
         lines.append("    compiled again for each new size of a shard")
     return lines

@@ -176,8 +176,8 @@ def picture(title: str, parts: Sequence[str], *, stacked: bool) -> str:
         title += f" (of {len(parts)} parts, the first and last {half})"
         parts = [*parts[:half], *parts[-half:]]
     wide = max(len(line) for part in parts for line in part.split("\n"))
-    each = 1 if stacked else max(1, (_WIDTH - 1) // (wide + 3))
-    return table(title, [parts[first : first + each] for first in range(0, len(parts), each)])
+    per_row = 1 if stacked else max(1, (_WIDTH - 1) // (wide + 3))
+    return table(title, [parts[first : first + per_row] for first in range(0, len(parts), per_row)])
 
 
 def table(title: str, rows: Sequence[Sequence[str]]) -> str:

@@ -49,8 +49,8 @@ def page_data(placement: PlacementGraph) -> dict[str, Any]:
     """Return what the page shows, operations in the order of execution."""
     order = reading_order(placement.graph)
     number = {name: i for i, name in enumerate(order)}
-    known = {op.requested for op in placement.ops.values()} | set(placement.devices)
-    devices = sorted(known - {""}, key=natural_order)
+    device_names = {op.requested for op in placement.ops.values()} | set(placement.devices)
+    devices = sorted(device_names - {""}, key=natural_order)
     colors = device_colors(devices)
     index = {device: i for i, device in enumerate(devices)} | {"": -1}
     lane_of = lanes_of(placement.ops.values())
@@ -146,8 +146,8 @@ def _largest(placement: PlacementGraph, number: Mapping[str, int], paths: Mappin
     """Return the largest tensors that are sent, the same to or from several devices once, with how users call them."""
     together = dict[tuple[str, int, int], list[Transfer]]()
     for transfer in placement.transfers:
-        read = [placement.ops[name].variable for name in placement.graph.predecessors(transfer.source)]
-        path = next(filter(None, read), "/".join(paths[transfer.source]))
+        variable_names = [placement.ops[name].variable for name in placement.graph.predecessors(transfer.source)]
+        path = next(filter(None, variable_names), "/".join(paths[transfer.source]))
         if placement.ops[transfer.source].role:
             path = re.sub(r"_\d+ \(", " (", path)  # what is packed on each device has its number
         together.setdefault((path, transfer.output, transfer.bytes), []).append(transfer)

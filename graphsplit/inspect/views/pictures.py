@@ -80,17 +80,17 @@ def _text(
 
 def _places(summary: Summary, order: Sequence[Box], wide: int) -> PointByLane:
     """Return where boxes are: below the box before it in its lane and the boxes that feed it."""
-    left = {group.shown: _LEFT + i * (wide + _GAP) for i, group in enumerate(summary.lanes)}
+    x_by_lane = {group.shown: _LEFT + i * (wide + _GAP) for i, group in enumerate(summary.lanes)}
     feeds: dict[tuple[Lane, str], list[Box]] = {}
     for flow in summary.flows:
         if flow.source.lane != flow.target.lane:
             feeds.setdefault(flow.target.key, []).append(flow.source)
-    next_y = dict.fromkeys(left, float(_TOP))
+    next_y = dict.fromkeys(x_by_lane, float(_TOP))
     places: dict[tuple[Lane, str], tuple[float, float]] = {}
     for box in order:
         below = [places[source.key][1] + _ROW / 2 for source in feeds.get(box.key, ()) if source.key in places]
         y = max([next_y[box.lane], *below])
-        places[box.key] = (left[box.lane], y)
+        places[box.key] = (x_by_lane[box.lane], y)
         next_y[box.lane] = y + _ROW
     return places
 
@@ -156,8 +156,8 @@ def _gap_near(tops: Sequence[float], y: float) -> float:
     """Return the height between two boxes of a lane, or beside all of them, that is nearest to `y`."""
     room = (_ROW - _HEIGHT) / 2
     bottoms = [-math.inf, *[top + _HEIGHT for top in tops]]
-    near = [max(min(y, top - room), low + room) for low, top in zip(bottoms, [*tops, math.inf], strict=True)]
-    return min(near, key=lambda height: abs(height - y))
+    heights = [max(min(y, top - room), low + room) for low, top in zip(bottoms, [*tops, math.inf], strict=True)]
+    return min(heights, key=lambda height: abs(height - y))
 
 
 def _label(

@@ -196,15 +196,15 @@ def _flows(
     placement: PlacementGraph, box_of: Mapping[str, Box], group_of: Mapping[Lane, Alike]
 ) -> tuple[LaneFlow, ...]:
     sizes: dict[tuple[Box, Box], int] = defaultdict(int)
-    seen: set[tuple[str, int, object]] = set()
+    counted: set[tuple[str, int, object]] = set()
     for edge in placement.edges:
         a, b = box_of.get(edge.source), box_of.get(edge.target)
         if edge.control or edge.dtype in NO_DATA or a is None or b is None or a == b:
             continue
         where = b.device if a.device != b.device else b  # a tensor is sent to a device once, whoever reads it there
-        if (edge.source, edge.output, where) in seen:
+        if (edge.source, edge.output, where) in counted:
             continue
-        seen.add((edge.source, edge.output, where))
+        counted.add((edge.source, edge.output, where))
         sizes[a, b] += edge.bytes
     return tuple(
         LaneFlow(a, b, size, a.device != b.device, _times(group_of[a.lane], group_of[b.lane]))

@@ -348,7 +348,7 @@ def _left_out(model: Any, distribution: Any) -> Iterable[str]:
         if len(variable.shape) > 1 and not any(distribution.get_variable_layout(variable).axes):
             alike.setdefault((re.sub(r"\d+", "*", variable.path), tuple(variable.shape)), []).append(variable)
     all_bytes = sum(map(_bytes_of, model.variables))
-    for (name, shape), variables in sorted(alike.items(), key=lambda item: -sum(map(_bytes_of, item[1]))):
+    for (name, shape), variables in sorted(alike.items(), key=lambda pair: -sum(map(_bytes_of, pair[1]))):
         size = sum(map(_bytes_of, variables))
         if size >= _LARGE * all_bytes:
             named = variables[0].path if len(variables) == 1 else f"{len(variables)} of {name}"

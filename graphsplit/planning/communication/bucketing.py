@@ -78,18 +78,18 @@ def _exchanged_at_once(
     of its own.)
     """
     exchanged = {move.tensor: move for move in moves if move.source == PARTIAL_SUM and move.target == REPLICATE}
-    before: list[tuple[int, int]] = []  # of each operation, how many exchanges and products lead to its results
+    counts_before: list[tuple[int, int]] = []  # of each operation, how many exchanges and products lead to its results
     ready: dict[tuple[object, ...], list[Move]] = {}
     sides = sides_of(program)
     for op in program.ops if exchanged else ():
-        read = [before[tensor.op][0] + (tensor in exchanged) for tensor in op.inputs]
-        exchanges = max([*read, *[before[i][0] for i in op.controls]], default=0)
+        exchange_counts = [counts_before[tensor.op][0] + (tensor in exchanged) for tensor in op.inputs]
+        exchanges = max([*exchange_counts, *[counts_before[i][0] for i in op.controls]], default=0)
         is_product = family_of(op.type) in (*MATRIX, "depthwise")
-        before.append((exchanges, max([before[i][1] for i in op.sources], default=0) + is_product))
+        counts_before.append((exchanges, max([counts_before[i][1] for i in op.sources], default=0) + is_product))
         for k, dtype in enumerate(op.out_dtypes):
             if (tensor := Tensor(op.index, k)) in exchanged:
                 is_number = program.shape(tensor) == ()
-                alike = (before[-1], levels[op.index], dtype, is_number, op.provenance.column, sides.of(tensor))
+                alike = (counts_before[-1], levels[op.index], dtype, is_number, op.provenance.column, sides.of(tensor))
                 ready.setdefault(alike, []).append(exchanged[tensor])
     full = [part for together in ready.values() for part in _filled(program, together, few_bytes)]
     return [together for together in full if len(together) > 1]
@@ -151,8 +151,8 @@ def check_buckets(program: Program, steps: Sequence[Step], buckets: Iterable[Col
 
 def _reads_whole(op: Op, step: Step, tensor: Tensor) -> bool:
     wants = step.shards.wants if step.shards else (PARTIAL_SUM,) * len(op.inputs)
-    read = [want for t, want in zip(op.inputs, wants, strict=True) if t == tensor]
-    return bool(read) and (step.once or any(want != PARTIAL_SUM for want in read))
+    layouts_wanted = [want for t, want in zip(op.inputs, wants, strict=True) if t == tensor]
+    return bool(layouts_wanted) and (step.once or any(want != PARTIAL_SUM for want in layouts_wanted))
 
 
 def _alike(program: Program, moves: Iterable[Move]) -> list[list[Move]]:
@@ -180,14 +180,14 @@ def _sent_to_owners(program: Program, moves: Iterable[Move]) -> list[list[Move]]
     """Return the moves of numbers from one owner to all owners, those together before which are as many such ways."""
     moves = [move for move in moves if isinstance(move.source, SingleDevice) and group_of(move.target)]
     sent = {move.tensor: move for move in moves if program.shape(move.tensor) == ()}
-    before = [0] * len(program.ops)
+    ways_before = [0] * len(program.ops)
     for op in program.ops if sent else ():
-        ways = [before[tensor.op] + (tensor in sent) for tensor in op.inputs]
-        before[op.index] = max([*ways, *[before[i] for i in op.sources]], default=0)
+        ways = [ways_before[tensor.op] + (tensor in sent) for tensor in op.inputs]
+        ways_before[op.index] = max([*ways, *[ways_before[i] for i in op.sources]], default=0)
     alike: dict[tuple[object, ...], list[Move]] = {}
     sides = sides_of(program)
     for tensor, move in sent.items():
-        key = _dtype(program, move).name, move.source, move.target, before[tensor.op], sides.of(tensor)
+        key = _dtype(program, move).name, move.source, move.target, ways_before[tensor.op], sides.of(tensor)
         alike.setdefault(key, []).append(move)
     return list(alike.values())
 
@@ -207,7 +207,7 @@ def _is_added_up_whole(target: Layout) -> bool:
 
 def leading_to_shards(program: Program, steps: Sequence[Step]) -> set[Tensor]:
     """Return the tensors from which, once they are reduced if they were sums, something follows on the shards."""
-    before: set[int] = set()  # operations from which something follows on the shards
+    leading_ops: set[int] = set()  # operations from which something follows on the shards
     leading: set[Tensor] = set()
     for op in reversed(program.ops):
         shards = steps[op.index].shards
@@ -215,8 +215,8 @@ def leading_to_shards(program: Program, steps: Sequence[Step]) -> set[Tensor]:
             for tensor, want in zip(op.inputs, shards.wants, strict=True):
                 if want is not PARTIAL_SUM and (type(want) is not Partial or want != PARTIAL_SUM):
                     leading.add(tensor)
-        if steps[op.index].once and op.index in before:
+        if steps[op.index].once and op.index in leading_ops:
             leading.update(op.inputs)
-        if shards or op.index in before or steps[op.index].bodies:
-            before.update(op.sources)
+        if shards or op.index in leading_ops or steps[op.index].bodies:
+            leading_ops.update(op.sources)
     return leading

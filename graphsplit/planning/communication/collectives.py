@@ -134,11 +134,11 @@ class _ValueWriter:
     def _copy(self, layout: Layout, device: str) -> int:
         """Return the copy of a group's that is nearest to a device."""
         assert isinstance(layout, Replicate)
-        near = layout.nearest(device)
-        if near not in self._copies:
-            copy_value = Own((), near, self._size, tensor=self._tensor, layout=layout, by=near)
-            self._copies[near] = self._add(copy_value)
-        return self._copies[near]
+        nearest = layout.nearest(device)
+        if nearest not in self._copies:
+            copy_value = Own((), nearest, self._size, tensor=self._tensor, layout=layout, by=nearest)
+            self._copies[nearest] = self._add(copy_value)
+        return self._copies[nearest]
 
     def _devices_of(self, layout: Layout) -> Sequence[str]:
         """Return the devices that have a value in a layout; the default one moves what a loader puts somewhere."""
@@ -185,18 +185,18 @@ class _ValueWriter:
         source, devices = _shard(move.source), self._devices_of(move.target)
         blocks = self._blocks(self._owns(source), source)
         pairs = itertools.product(blocks, self._mesh.by_device)
-        near = [
+        own_parts = [
             self._joined([block[d] for d in shards_of_device], source.axis, self._made_on[shards_of_device[0]])
             for block, shards_of_device in pairs
         ]
-        joined_by_device = {device: self._joined(near, source.axis, device) for device in dict.fromkeys(devices)}
+        joined_by_device = {device: self._joined(own_parts, source.axis, device) for device in dict.fromkeys(devices)}
         return [Read(joined_by_device[device], device) for device in devices]
 
     def in_rows(self, move: Move) -> list[Read]:
         """Each device concatenates a row of each shard."""
         owns, made_on = self._owns(move.source), self._made_on
-        near = [self._joined([owns[d] for d in alike], 0, made_on[alike[0]]) for alike in self._mesh.by_device]
-        rows_by_device = {device: self._joined(near, 0, device) for device in dict.fromkeys(made_on)}
+        own_rows = [self._joined([owns[d] for d in alike], 0, made_on[alike[0]]) for alike in self._mesh.by_device]
+        rows_by_device = {device: self._joined(own_rows, 0, device) for device in dict.fromkeys(made_on)}
         return [Read(rows_by_device[device], device) for device in made_on]
 
     def exchanged(self, move: Move) -> list[Read]:
@@ -237,11 +237,11 @@ class _ValueWriter:
             cut = move.target.cut(self._shape)
             if cut is None or is_added_up_by_each(self._program, self._mesh, self._tensor, move.target):
                 return [Read(self._sum(owns, source, device), device) for device in move.target.devices]
-            near = [
+            own_sums = [
                 self._sum([owns[d] for d in shards_of_device], source, self._made_on[shards_of_device[0]])
                 for shards_of_device in self._mesh.by_device
             ]
-            owns, parts = self._added_up_near(near, source, move.target), range(len(group_of(cut)))
+            owns, parts = self._added_up_near(own_sums, source, move.target), range(len(group_of(cut)))
             sent = [
                 self._pieces(shard_number, Slicing(cut.axis, cut, holder=d), parts)
                 for d, shard_number in enumerate(owns)
@@ -261,18 +261,18 @@ class _ValueWriter:
         """
         if not copies.readers:
             return owns
-        near: dict[str, list[int]] = {}
+        parts_by_device: dict[str, list[int]] = {}
         for shard_number in owns:
-            near.setdefault(copies.nearest(self.values[shard_number].device), []).append(shard_number)
-        return [self._sum(parts, source, device, True) for device, parts in near.items()]
+            parts_by_device.setdefault(copies.nearest(self.values[shard_number].device), []).append(shard_number)
+        return [self._sum(parts, source, device, True) for device, parts in parts_by_device.items()]
 
     def filled(self, move: Move) -> list[Read]:
         """The first shard has all, the others zeros: of known shape constants of their own, else sent to them."""
         whole_value = self.whole(move.source)
-        known = self._shape is not None and None not in self._shape and not has_sizes(self._shape)
+        is_static = self._shape is not None and None not in self._shape and not has_sizes(self._shape)
         numbers = [whole_value]
         for d in self._shards[1:]:
-            of, device = ((), self._made_on[d]) if known else ((whole_value,), self.values[whole_value].device)
+            of, device = ((), self._made_on[d]) if is_static else ((whole_value,), self.values[whole_value].device)
             numbers.append(self._add(Zeros(of, device, self._size, d)))
         return self._read(numbers)
 

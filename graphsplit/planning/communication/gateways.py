@@ -65,9 +65,9 @@ def _summed_by_group(collective: Collective, has_rows: bool, passed: Passed) -> 
     is_exchange = len({value.of for value in totals}) == 1 < len({value.device for value in totals})
     gateways: dict[tuple[str, tuple[int, ...]], str] = {}
 
-    def place(value: Value, group: Sequence[str], near: Sequence[str]) -> str:
-        if near:
-            return value.device if group == near else group[near.index(value.device) % len(group)]
+    def place(value: Value, group: Sequence[str], own_group: Sequence[str]) -> str:
+        if own_group:
+            return value.device if group == own_group else group[own_group.index(value.device) % len(group)]
         host = host_name(group[0])
         if (host, value.of) not in gateways:
             is_target = host == host_name(value.device) and not is_exchange
@@ -82,7 +82,7 @@ def _summed_by_group(collective: Collective, has_rows: bool, passed: Passed) -> 
         is_across = len(by_host([*devices, value.device])) > 1
         if len(groups) == 1 and not is_across:
             return rewrite.add(value)
-        near = [] if is_across else next(group for group in groups if value.device in group)
+        own_group = [] if is_across else next(group for group in groups if value.device in group)
         parts: dict[str, list[int]] = {}
         for i, device in zip(value.of, devices, strict=True):
             parts.setdefault(device, []).append(i)
@@ -91,7 +91,7 @@ def _summed_by_group(collective: Collective, has_rows: bool, passed: Passed) -> 
             of = tuple([i for device in group for i in parts[device]])
             if len(of) > 1:
                 host = host_name(group[0]) if is_across else ""
-                of = (_added_up(rewrite, replace(value, of=of, device=place(value, group, near), host=host)),)
+                of = (_added_up(rewrite, replace(value, of=of, device=place(value, group, own_group), host=host)),)
             of_groups += of
         total = replace(value, of=tuple(of_groups))
         return rewrite.add_sum(total) if isinstance(total, Sum) else rewrite.add(total)

@@ -271,15 +271,15 @@ class _Check:
         if self._collective.moves[0].source == OWN_ROW:
             return self._rows(of)
         entries: list[tuple[int, int]] = []
-        rest = set()
+        remainders = set()
         for content in [content for contents in of for content in contents]:
             for axis, layout, part_entries in content.along:
                 if axis == value.axis:
                     entries += part_entries
-                    rest.add((content._replace(along=content.along - {(axis, layout, part_entries)}), layout))
-        if len(rest) != 1 or len(entries) < len(of):
+                    remainders.add((content._replace(along=content.along - {(axis, layout, part_entries)}), layout))
+        if len(remainders) != 1 or len(entries) < len(of):
             raise CheckError("concatenates what does not belong together.")
-        [(content, layout)] = rest
+        [(content, layout)] = remainders
         return (self._whole(content._replace(along=content.along | {(value.axis, layout, tuple(entries))})),)
 
     def _rows(self, of: Sequence[_Contents]) -> _Contents:
@@ -362,8 +362,8 @@ class _Check:
         hosts = by_host(self._behind_relays(k).device for k in value.of)
         devices_of_host = {host: devices for host, devices in hosts.items() if len(devices) > 1}
         if value.host:
-            known = readers.get(value.host) or hosts.get(value.host, [])
-            if list(hosts) != [value.host] or value.device not in known:
+            devices_there = readers.get(value.host) or hosts.get(value.host, [])
+            if list(hosts) != [value.host] or value.device not in devices_there:
                 raise CheckError(f"passes through {value.device} on host {value.host!r}.")
             if not readers and host_name(self._target(i)) == value.host:
                 raise CheckError(f"needs no gateway on host {value.host!r}, and has one.")

@@ -192,13 +192,13 @@ class Collective:
 
     def transfers(self) -> Iterator[tuple[Move, Send]]:
         """Yield what is sent from device to device, each value to each device once, and for which move."""
-        seen: set[tuple[int, str]] = set()
+        pairs_sent: set[tuple[int, str]] = set()
         inner = [(self.moves[0], Read(i, value.device)) for value in self.values for i in value.of]
         last = [(move, read) for move, reads in zip(self.moves, self.reads, strict=True) for read in reads]
         for move, (i, device) in [*inner, *last]:
             value = self.values[i]
-            if value.device != device and (i, device) not in seen:
-                seen.add((i, device))
+            if value.device != device and (i, device) not in pairs_sent:
+                pairs_sent.add((i, device))
                 yield move, (value.device, device, value.bytes)
 
 

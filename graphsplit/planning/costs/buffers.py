@@ -41,13 +41,13 @@ def kept_each_iteration(op: Op, size_of: Callable[[Program, Op, int], int]) -> d
     flow = CONTROL_FLOW.get(op.type) if op.bodies else None
     if flow is None or not flow.loops:
         return {}
-    body, bytes_by_output, held = op.bodies[function_names(op.node)[1]], dict[int, int](), set[Tensor]()
+    body, bytes_by_output, counted = op.bodies[function_names(op.node)[1]], dict[int, int](), set[Tensor]()
     for k, output in enumerate(body.outputs[: len(op.out_dtypes)]):
         if op.out_dtypes[k] == tf.variant:
             for reader, operand in _put(body, output):
                 maker = _made(body, reader.inputs[operand])
-                if maker is not None and maker not in held:
-                    held.add(maker)
+                if maker is not None and maker not in counted:
+                    counted.add(maker)
                     bytes_by_output[k] = bytes_by_output.get(k, 0) + size_of(body, reader, operand)
     return bytes_by_output
 

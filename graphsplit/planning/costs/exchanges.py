@@ -38,7 +38,7 @@ def exchange_bytes_between(devices: Sequence[str], most_bytes: int | None) -> in
 
     Args:
       devices: full names, of all that exchange.
-      asked: what `tuning={"exchange_bytes": ...}` says; None for what pays between these devices.
+      most_bytes: what `tuning={"exchange_bytes": ...}` says; None for what pays between these devices.
     """
     usual = EXCHANGE_BYTES if copies_take_time(devices) else 0
     return usual if most_bytes is None else most_bytes

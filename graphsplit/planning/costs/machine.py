@@ -196,8 +196,8 @@ class Machine:
         """
         if not 1 <= count <= self.most_devices:
             where = f"{self.devices} on each of {self.hosts} hosts" if self.hosts > 1 else f"{self.devices}"
-            more = self._larger(count)
-            raise ArgumentError(f"devices={count}: the machine {self.name!r} has {where}. {more}")
+            advice = self._larger(count)
+            raise ArgumentError(f"devices={count}: the machine {self.name!r} has {where}. {advice}")
         kind = self.device.kind
         if self.hosts == 1:
             return tuple([f"/device:{kind}:{i}" for i in range(count)])

@@ -85,8 +85,8 @@ def machine_text(machine: Machine) -> str:
     content: dict[str, Any] = {"name": machine.name, "devices": machine.devices, "calibrated": machine.calibrated}
     for name in _TABLES:
         if (table := getattr(machine, name)) is not None:
-            known = {key: value for key, value in vars(table).items() if value is not None and key != "samples"}
-            content[name] = {**known, "source": machine.sources.get(name, "unknown")}
+            figures = {key: value for key, value in vars(table).items() if value is not None and key != "samples"}
+            content[name] = {**figures, "source": machine.sources.get(name, "unknown")}
     for key in ("shared", "copies") if machine.network is not None else ():
         del content["network"][key]  # (hosts share no network, and have no memory in common)
     content["samples"] = [
@@ -97,23 +97,23 @@ def machine_text(machine: Machine) -> str:
 
 
 def _by_name(wanted_name: str, unknown: str) -> Machine:
-    known = known_machines()
-    if wanted_name in known:
-        return known[wanted_name]
+    machines = known_machines()
+    if wanted_name in machines:
+        return machines[wanted_name]
     parts = wanted_name.split("x")
     counts = [int(part) for part in itertools.takewhile(re.compile("[0-9]{1,9}").fullmatch, parts)]
     base = "x".join(parts[len(counts) :])
-    known_machine = next((m for m in known.values() if base in (m.name, m.device.name)), None)
-    if known_machine is None or len(counts) > (1 if base in known else 2) or 0 in counts:
-        names = [*known, *(f"{m.devices}x{m.device.name}" for m in known.values())]
+    known_machine = next((m for m in machines.values() if base in (m.name, m.device.name)), None)
+    if known_machine is None or len(counts) > (1 if base in machines else 2) or 0 in counts:
+        names = [*machines, *(f"{m.devices}x{m.device.name}" for m in machines.values())]
         begin = [name for name in names if wanted_name and name.startswith(wanted_name)]
-        near = begin or difflib.get_close_matches(wanted_name, names, 3, 0.5)
+        nearest = begin or difflib.get_close_matches(wanted_name, names, 3, 0.5)
         raise ArgumentError(
-            f"{unknown}. {'Nearest are' if near else 'There are'} {', '.join(map(repr, near or known))}; `graphsplit "
-            "machines` lists all. "
+            f"{unknown}. {'Nearest are' if nearest else 'There are'} {', '.join(map(repr, nearest or machines))}; "
+            "`graphsplit machines` lists all. "
             "A file of your own ends in .toml; `graphsplit calibrate -o here.toml` writes one for the one at hand."
         )
-    if base in known:
+    if base in machines:
         return known_machine.cluster(counts[0]) if counts else known_machine
     devices = counts[-1] if counts else 1
     if devices > known_machine.devices:

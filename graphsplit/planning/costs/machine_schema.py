@@ -102,10 +102,10 @@ def _faults(schema: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[t
             missing = [key for key in error.validator_value if key not in error.instance]
             yield from ((".".join(names), key, "is missing") for key in missing)
         elif error.validator == "additionalProperties" and not error.validator_value:
-            known = error.schema["properties"]
-            for key in error.instance.keys() - known:
-                near = difflib.get_close_matches(key, known, 1)
-                other = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            properties = error.schema["properties"]
+            for key in error.instance.keys() - properties:
+                nearest = difflib.get_close_matches(key, properties, 1)
+                other = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(properties)}"
                 yield ".".join(names), key, f"is not known; {other}"
         else:
             value, schema_of_value = content, schema

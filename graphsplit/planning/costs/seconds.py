@@ -74,21 +74,21 @@ class Costs:
             self.sampled.add(key)
             return sample.seconds
         roofline_s, op_type = device.roofline_s(work), key.partition(" ")[0]
-        near = self._nearest(op_type, roofline_s)
+        nearest = self._nearest(op_type, roofline_s)
         if key:
             is_alike = (
-                near is not None
+                nearest is not None
                 and "->" not in key
-                and math.isclose(device.roofline_s(near.work), roofline_s, rel_tol=_ALIKE)
+                and math.isclose(device.roofline_s(nearest.work), roofline_s, rel_tol=_ALIKE)
             )
             (self.sampled if is_alike else self.estimated).add(key)
-        if near is None:
+        if nearest is None:
             return roofline_s
-        of_near = device.roofline_s(near.work)
+        of_near = device.roofline_s(nearest.work)
         if of_near < _TELLS_RATE_S and roofline_s > of_near:  # to do next to nothing takes some time, and is no rate
-            return roofline_s + max(0.0, near.seconds - of_near)
+            return roofline_s + max(0.0, nearest.seconds - of_near)
         # what even the shortest takes is no work, and does not grow with it
-        return self._shortest_s + (near.seconds - self._shortest_s) * (roofline_s / of_near if of_near else 1.0)
+        return self._shortest_s + (nearest.seconds - self._shortest_s) * (roofline_s / of_near if of_near else 1.0)
 
     def _nearest(self, op_type: str, roofline_s: float) -> Sample | None:
         """Return what was measured of an operation of the same type that is about as large: by their ratio.

@@ -169,11 +169,11 @@ def data_in(program: Program, batch: int) -> list[bool]:
     return have_data
 
 
-def is_data(op: Op, before: Sequence[bool], program: Program, batch: int) -> bool:
+def is_data(op: Op, have_data: Sequence[bool], program: Program, batch: int) -> bool:
     """Return whether an operation depends on more than variables, given that of those before it."""
     if op.type == "Placeholder":
         return bool(op.out_dtypes[0] != tf.resource)
-    if any(before[tensor.op] for tensor in op.inputs) or is_random(op.type):
+    if any(have_data[tensor.op] for tensor in op.inputs) or is_random(op.type):
         return True
     if any(program.ops[t.op].out_dtypes[t.index] == tf.resource for t in op.inputs):
         return False
@@ -187,14 +187,14 @@ def _rearranges(op: Op) -> bool:
 
     A weight that is reshaped so that an axis is as long as the batch has no rows all the same.
     """
-    read = [shape for i, shape in enumerate(op.in_shapes) if i not in op.constants]
-    counts = [_entries(shape) for shape in (*read, *op.out_shapes)]
-    return None not in counts and sum(counts[: len(read)]) == sum(counts[len(read) :])  # type: ignore[arg-type]
+    shapes = [shape for i, shape in enumerate(op.in_shapes) if i not in op.constants]
+    counts = [_entries(shape) for shape in (*shapes, *op.out_shapes)]
+    return None not in counts and sum(counts[: len(shapes)]) == sum(counts[len(shapes) :])  # type: ignore[arg-type]
 
 
 def _entries(shape: Shape | None) -> int | None:
-    known = shape is not None and all(type(size) is int for size in shape)
-    return math.prod(shape) if known and shape is not None else None  # type: ignore[arg-type]
+    is_static = shape is not None and all(type(size) is int for size in shape)
+    return math.prod(shape) if is_static and shape is not None else None  # type: ignore[arg-type]
 
 
 def _follows_from_variables(op: Op, program: Program) -> bool:

@@ -55,8 +55,8 @@ def entries_averaged(op: Op) -> int:
         return 0
     if any(shape is None or None in shape or has_sizes(shape) for shape in shapes):
         return 0
-    before, after = (math.prod(size or 0 for size in shape or ()) for shape in shapes)
-    return before // after if after else 0
+    entries_before, entries_after = (math.prod(size or 0 for size in shape or ()) for shape in shapes)
+    return entries_before // entries_after if entries_after else 0
 
 
 _DEEPEST_REMAKE = 24

@@ -48,14 +48,14 @@ def with_cuts(program: Program, mesh: Mesh, make: Pass) -> NaturalForms:
     natural = _reduced_in_pieces(program, mesh, make, make(ForwardPropagation).run())
     if mesh.shards < 2 or _share_once(program, natural) < LEAST_SHARE:
         return natural
-    known = natural.wanted_whole
-    hope = make(_Hopeful, settled=natural.answers, wanted_whole=known, mesh=mesh)
+    wanted_whole = natural.wanted_whole
+    hope = make(_Hopeful, settled=natural.answers, wanted_whole=wanted_whole, mesh=mesh)
     assert isinstance(hope, _Hopeful)
     answers, cuts = _Components(program, natural, hope.run(), hope.lengths, mesh).that_pay()
     if not answers:
         return natural
     settled = [answers.get(op.index, natural.answers[op.index]) for op in program.ops]
-    return make(ForwardPropagation, settled=settled, wanted_whole=known, cuts=cuts).run()
+    return make(ForwardPropagation, settled=settled, wanted_whole=wanted_whole, cuts=cuts).run()
 
 
 def _reduced_in_pieces(program: Program, mesh: Mesh, make: Pass, natural: NaturalForms) -> NaturalForms:
@@ -195,9 +195,9 @@ class _Components:
         for op in self._new:
             self._add_to_component(op, component_by_root.setdefault(self._root(op.index), _Component()))
         self._count_exits(component_by_root)
-        kept = {root: component for root, component in component_by_root.items() if self._pays(component)}
-        answers = {op.index: self.hopeful.answers[op.index] for op in self._new if self._root(op.index) in kept}
-        cuts = {tensor: cut for component in kept.values() for tensor, cut in component.cuts.items()}
+        paying = {root: component for root, component in component_by_root.items() if self._pays(component)}
+        answers = {op.index: self.hopeful.answers[op.index] for op in self._new if self._root(op.index) in paying}
+        cuts = {tensor: cut for component in paying.values() for tensor, cut in component.cuts.items()}
         return {i: answer for i, answer in answers.items() if answer is not None}, cuts
 
     def _pays(self, component: _Component) -> bool:
@@ -276,15 +276,15 @@ class _Components:
                 component_by_root[self._root(tensor.op)].bytes += self.program.bytes(tensor)
         for tensor, want in dict.fromkeys(self._read_on_shards()):
             if self._is_new(tensor.op) and isinstance(layout := self.hopeful.layout(tensor), Shard):
-                before = self._bytes_to_cut(tensor, want) if isinstance(want, Shard) else 0
-                after = self.program.bytes(tensor) if want != layout else 0
-                component_by_root[self._root(tensor.op)].bytes += after - before
+                bytes_before = self._bytes_to_cut(tensor, want) if isinstance(want, Shard) else 0
+                bytes_after = self.program.bytes(tensor) if want != layout else 0
+                component_by_root[self._root(tensor.op)].bytes += bytes_after - bytes_before
 
     def _read_whole(self) -> Sequence[Tensor]:
         """Return what is read by operations that run once, or returned."""
         answers = self.hopeful.answers
-        read = [tensor for op in self.program.ops if answers[op.index] is None for tensor in op.inputs]
-        return [*read, *self.program.outputs]
+        operands = [tensor for op in self.program.ops if answers[op.index] is None for tensor in op.inputs]
+        return [*operands, *self.program.outputs]
 
     def _read_on_shards(self) -> list[tuple[Tensor, Layout]]:
         """Return what operations that are on the shards anyway read, and in which layout."""
@@ -292,6 +292,6 @@ class _Components:
         for op in self.program.ops:
             answer = self.natural.answers[op.index]
             if answer is not None:
-                read = enumerate(zip(op.inputs, answer.wants, strict=True))
-                reads += [pair for i, pair in read if i not in answer.makes]
+                numbered_pairs = enumerate(zip(op.inputs, answer.wants, strict=True))
+                reads += [pair for i, pair in numbered_pairs if i not in answer.makes]
         return reads

@@ -142,7 +142,7 @@ class ForwardPropagation:
     in_pieces: Collection[Tensor] = ()
     _answers: list[Sharded | None] = field(default_factory=list, init=False)
     _reasons: list[str] = field(default_factory=list, init=False)
-    _seen: list[tuple[Layout, ...]] = field(default_factory=list, init=False)
+    _layouts: list[tuple[Layout, ...]] = field(default_factory=list, init=False)
     _moved: set[tuple[Tensor, Layout]] = field(default_factory=set, init=False)  # what moves for an operation before
     _staying: set[Tensor] = field(default_factory=set, init=False)  # parts of variables, and what follows from them
 
@@ -166,19 +166,19 @@ class ForwardPropagation:
                 self._append(None, "", (self._seen_whole(op, 0) if argument_layout == self.whole else argument_layout,))
             else:
                 self._visit(op)
-        return NaturalForms(self._answers, self._reasons, self._seen, self.kept_once, self.wanted_whole, self.whole)
+        return NaturalForms(self._answers, self._reasons, self._layouts, self.kept_once, self.wanted_whole, self.whole)
 
     def _arguments(self) -> dict[int, Layout]:
         return dict(zip(self.program.inputs, self.input_layouts, strict=True))
 
     def layout(self, tensor: Tensor) -> Layout:
         """Return the layout in which readers meet a tensor."""
-        return self._seen[tensor.op][tensor.index]
+        return self._layouts[tensor.op][tensor.index]
 
-    def _append(self, sharding: Sharded | None, reason: str, seen: tuple[Layout, ...]) -> None:
+    def _append(self, sharding: Sharded | None, reason: str, layouts: tuple[Layout, ...]) -> None:
         self._answers.append(sharding)
         self._reasons.append(reason)
-        self._seen.append(seen)
+        self._layouts.append(layouts)
 
     def _seen_whole(self, op: Op, output: int) -> Layout:
         """Return how readers meet what is whole."""
@@ -355,7 +355,7 @@ def read_in_pieces(program: Program, natural: NaturalForms) -> set[Tensor]:
 
 
 def with_operand(rule: Rule, op: Op, layouts: Sequence[Layout], operand: int) -> Answer:
-    """Return how an operation may run with one of its operands where it is."""
+    """Return how an operation runs if the layout of one of its operands is preferred to those of all others."""
     return answer(rule, op, layouts, [_ONLY_THIS if k == operand else 0 for k in range(len(layouts))])
 
 

@@ -46,9 +46,9 @@ class _GroupFinder:
 
     def find(self) -> dict[int, Replicate]:
         self.groups = {op.index: group for op in self.program.ops if (group := self._beside(op)) is not None}
-        before = -1
-        while before < len(self.groups):  # what is wanted for one reader costs nothing for another one
-            before = len(self.groups)
+        group_count = -1
+        while group_count < len(self.groups):  # what is wanted for one reader costs nothing for another one
+            group_count = len(self.groups)
             self.sent.clear()
             for op in reversed(self.program.ops):
                 group = self.groups.get(op.index) or self._chosen(op)
@@ -84,8 +84,8 @@ class _GroupFinder:
     def _may_repeat(self, op: Op) -> bool:
         if not self.steps[op.index].once:
             return False
-        read = sum(map(self.program.bytes, op.inputs)) if self.waits and op.type in _NORMS else 0
-        return may_repeat(self.program, op, sum(op.out_bytes) + read)
+        bytes_read = sum(map(self.program.bytes, op.inputs)) if self.waits and op.type in _NORMS else 0
+        return may_repeat(self.program, op, sum(op.out_bytes) + bytes_read)
 
     def _cost(self, tensors: Iterable[Tensor], group: Replicate) -> int:
         """Return the bytes that each device of a group is sent of some values."""

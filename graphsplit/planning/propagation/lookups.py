@@ -83,8 +83,8 @@ class _Finder:
         """Return what of an operation's operands and results shards would have in pieces."""
         answer = self._natural.answers[op.index]
         assert answer is not None
-        read = [tensor for tensor, want in zip(op.inputs, answer.wants, strict=True) if isinstance(want, Shard)]
-        return [*read, *[Tensor(op.index, k) for k, layout in enumerate(answer.gives) if isinstance(layout, Shard)]]
+        pieces = [tensor for tensor, want in zip(op.inputs, answer.wants, strict=True) if isinstance(want, Shard)]
+        return [*pieces, *[Tensor(op.index, k) for k, layout in enumerate(answer.gives) if isinstance(layout, Shard)]]
 
     def _waits_for_work(self, op: Op) -> bool:
         """Return whether shards that take turns would have to meet for ids that they compute in a network.

@@ -75,17 +75,17 @@ def _pinned(program: Program, state: State, default_device: str) -> dict[int, st
     """
     device_by_op = {op.index: op.device for op in program.ops if op.device}
     is_away = task_of(default_device) is not None
-    held = {op.index: state.devices[op.name] for op in program.ops if op.name in state.devices}
-    held |= {i: device_by_op[i] for i in program.captures if i in device_by_op}
+    handle_devices = {op.index: state.devices[op.name] for op in program.ops if op.name in state.devices}
+    handle_devices |= {i: device_by_op[i] for i in program.captures if i in device_by_op}
     for op in program.ops:
         if is_away and _calls_back(op):
             device_by_op[op.index] = _HERE
             continue
-        if op.index in held:
-            device_by_op[op.index] = held[op.index]
+        if op.index in handle_devices:
+            device_by_op[op.index] = handle_devices[op.index]
             continue
-        if read := dict.fromkeys([tensor.op for tensor in op.inputs if tensor.op in held]):
-            touched = Counter(held[i] for i in read)
+        if handles_read := dict.fromkeys([tensor.op for tensor in op.inputs if tensor.op in handle_devices]):
+            touched = Counter(handle_devices[i] for i in handles_read)
             device_by_op[op.index] = max(touched, key=lambda device: (touched[device], device == default_device))
     return device_by_op
 
@@ -218,14 +218,14 @@ class _OwnerFinder:
                 made_on = self._default_device if tensor.op in self._lying else of_ops[tensor.op]
                 device = gathered.get(tensor, made_on) or usual
                 votes[device] = votes.get(device, 0) + self._program.bytes(tensor)
-        near = self._near(op, frozenset(votes))
-        may = [device for device in votes if device in near]
+        allowed_devices = self._near(op, frozenset(votes))
+        may = [device for device in votes if device in allowed_devices]
         most = max(may, key=lambda device: (votes[device], device == usual))
         if len(self._served[op.index]) != 1:
             return most
         [device] = self._served[op.index]
-        more = sum(op.out_bytes) + votes.get(device, 0) - votes[most]  # to be sent, if it does not run there
-        is_cheap = votes[most] > _FEW and votes[most] >= _MORE * more
+        extra_bytes = sum(op.out_bytes) + votes.get(device, 0) - votes[most]  # to be sent, if it does not run there
+        is_cheap = votes[most] > _FEW and votes[most] >= _MORE * extra_bytes
         return most if most not in self._computing and is_cheap else device
 
     @functools.cached_property

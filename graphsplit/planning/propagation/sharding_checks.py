@@ -57,7 +57,7 @@ def check_step(program: Program, op: Op, step: Step, mesh: Mesh) -> list[tuple[T
                 "nothing may travel for it."
             )
     wanted = enumerate(zip(op.inputs, shards.wants, strict=True))
-    return [read for i, read in wanted if i not in shards.makes]
+    return [pair for i, pair in wanted if i not in shards.makes]
 
 
 def exchanges(program: Program, moves: Sequence[Move]) -> Sequence[Move]:
@@ -79,8 +79,8 @@ def _check_numbers(op: Op, shards: Sharded) -> None:
         cut = shards.wants[0]  # type: ignore[assignment]
     if cut is None:
         return
-    known = {"GatherV2": (1, ZEROS), "OneHot": (0, SKIPPED)}
-    operand, of_others = (1, LEFT_OUT) if writes_rows else known.get(op.type, (1, DROPPED))
+    shift_by_type = {"GatherV2": (1, ZEROS), "OneHot": (0, SKIPPED)}
+    operand, of_others = (1, LEFT_OUT) if writes_rows else shift_by_type.get(op.type, (1, DROPPED))
     shift = shards.shift.get(operand)
     fits = shift is not None and shift.layout.along(cut.axis) == cut
     if not fits or (shift and isinstance(cut.partition, EvenCut) and shift.others != of_others):

@@ -40,8 +40,8 @@ def shared_numbers(
             and len(served[op.index]) > 1
             and _is_small(program, op, len(served[op.index]), exchange_bytes)
         ):
-            read = {"" if tensor.op in shared else places.get(tensor) for tensor in op.inputs} - {None}
-            if "" in read or len(read) > 1:
+            operand_places = {"" if tensor.op in shared else places.get(tensor) for tensor in op.inputs} - {None}
+            if "" in operand_places or len(operand_places) > 1:
                 shared.add(op.index)
     group = Replicate(tuple(sorted({device for i in shared for device in served[i]})))
     return dict.fromkeys(sorted(shared), group)

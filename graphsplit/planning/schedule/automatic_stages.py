@@ -62,24 +62,24 @@ class StageUnits:
 
     def chain(self) -> Chain:
         """Return the units as a chain."""
-        size, sent, kept, weights = len(self.forward), [], [0] * len(self.forward), [0] * len(self.forward)
+        size, sent, kept_bytes, weights = len(self.forward), [], [0] * len(self.forward), [0] * len(self.forward)
         for tensor, concerned in self.tensors().items():
             units, count = [self.of[i] for i in concerned], self.program.bytes(tensor)
             sent.append(Sent(min(units), max(units), count))
             if tensor.op not in self.backward and not self.backward.isdisjoint(concerned):
-                kept[self.of[tensor.op]] += count
-        seen: set[Tensor] = set()
+                kept_bytes[self.of[tensor.op]] += count
+        counted: set[Tensor] = set()
         for k, i in enumerate(self.forward):
-            new = {t for t in self.program.ops[i].inputs if t.op not in self.of} - seen
+            new = {t for t in self.program.ops[i].inputs if t.op not in self.of} - counted
             weights[k] = sum(map(self.program.bytes, new))
-            seen |= new
+            counted |= new
         seams = tuple([self._seam(k) for k in range(size)])
-        return Chain(tuple(self.seconds), tuple(sent), tuple(weights), tuple(kept), seams)
+        return Chain(tuple(self.seconds), tuple(sent), tuple(weights), tuple(kept_bytes), seams)
 
     def _seam(self, k: int) -> int:
         """Return how little a unit is the beginning of something: of a layer, of a product with weights."""
-        op, before = self.program.ops[self.forward[k]], self.program.ops[self.forward[k - 1]]
-        same = op.name.rpartition("/")[0] == before.name.rpartition("/")[0]
+        op, op_before = self.program.ops[self.forward[k]], self.program.ops[self.forward[k - 1]]
+        same = op.name.rpartition("/")[0] == op_before.name.rpartition("/")[0]
         return same + (family_of(op.type) not in COSTLY)
 
 
@@ -91,14 +91,14 @@ def stage_units(program: Program, steps: Sequence[Step], batch: int) -> StageUni
       batch: the number of rows.
     """
     sharded = [op.index for op in program.ops if steps[op.index].shards]
-    running_backward = backward_ops(program, set(sharded))
-    backward = {i for i in sharded if i in running_backward}
+    all_backward = backward_ops(program, set(sharded))
+    backward = {i for i in sharded if i in all_backward}
     live = [op for op, step in zip(program.ops, steps, strict=True) if step.shards or step.once]
-    data = data_in(program, batch)
+    has_data = data_in(program, batch)
     work = [
-        op.index for op in live if data[op.index] and op.index not in running_backward and seconds_of(program, op) > 0
+        op.index for op in live if has_data[op.index] and op.index not in all_backward and seconds_of(program, op) > 0
     ]
-    forward = [i for i in sharded if i not in running_backward]
+    forward = [i for i in sharded if i not in all_backward]
     of = {i: k for k, i in enumerate(forward)} | dict(pair(program, forward, backward) if forward else {})
     seconds = [0.0] * len(forward)
     for i, k in of.items():
@@ -336,8 +336,8 @@ def with_all_in_stages(program: Program, steps: Sequence[Step]) -> Program:
     variables alone, wherever it runs.
     """
     ops, sharded = list(program.ops), {op.index for op in program.ops if steps[op.index].shards}
-    held = set(program.captures)
-    read: dict[int, Op] = {}
+    from_variables = set(program.captures)
+    first_reader: dict[int, Op] = {}
 
     def place(op: Op) -> int:
         return _place(op, program.stages)
@@ -350,16 +350,16 @@ def with_all_in_stages(program: Program, steps: Sequence[Step]) -> Program:
 
     for op in program.ops:
         sources = sources_of(op, sharded)
-        before = [ops[i] for i in sources if ops[i].stage]
-        if op.index in sharded and not op.stage and before:
-            join(op.index, max(before, key=place))
-        elif not op.stage and sources and all(i in held or ops[i].is_constant for i in sources):
-            held.add(op.index)
-    for i in sorted(sharded | held - {*program.captures}, reverse=True):
-        if not ops[i].stage and i in read:
-            join(i, read[i])
+        staged_sources = [ops[i] for i in sources if ops[i].stage]
+        if op.index in sharded and not op.stage and staged_sources:
+            join(op.index, max(staged_sources, key=place))
+        elif not op.stage and sources and all(i in from_variables or ops[i].is_constant for i in sources):
+            from_variables.add(op.index)
+    for i in sorted(sharded | from_variables - {*program.captures}, reverse=True):
+        if not ops[i].stage and i in first_reader:
+            join(i, first_reader[i])
         for source in sources_of(ops[i], sharded) if ops[i].stage else ():
-            read[source] = min(ops[i], read.get(source, ops[i]), key=place)
+            first_reader[source] = min(ops[i], first_reader.get(source, ops[i]), key=place)
     return replace(program, ops=tuple(ops))
 
 
@@ -379,8 +379,8 @@ def cuts_of(program: Program, steps: Sequence[Step], stages_asked: StagesAsked) 
     stage_of = {op.index: op.stage for op in sharded if op.stage}
 
     def cut(stage: Stage) -> StageStart:
-        read = dict.fromkeys([tensor for op in ops_of_stage[stage] for tensor in op.inputs])
-        received = tuple([tensor for tensor in read if stage_of.get(tensor.op, stage) != stage])
+        operands = dict.fromkeys([tensor for op in ops_of_stage[stage] for tensor in op.inputs])
+        received = tuple([tensor for tensor in operands if stage_of.get(tensor.op, stage) != stage])
         first = next(op.index for op in ops_of_stage[stage] if not op.provenance.backward)
         return StageStart(stage, first, seconds[stage] / total, received)
 
@@ -392,13 +392,13 @@ def check_stage_starts(program: Program, steps: Sequence[Step], cuts: StageStart
     stages, sharded = program.stages, {i for i, step in enumerate(steps) if step.shards}
     place: dict[int, int] = {}
     for op in program.ops:
-        before = max([place[i] for i in sources_of(op, sharded) if i in place], default=-1)
+        place_before = max([place[i] for i in sources_of(op, sharded) if i in place], default=-1)
         stage = op.stage
         if steps[op.index].shards and cuts.stages:
             if stage not in stages:
                 raise CheckError(f"{op.name!r} runs on the shards and is of no stage.")
             place[op.index] = _place(op, stages)
-        if before > place.get(op.index, before):
+        if place_before > place.get(op.index, place_before):
             raise CheckError(f"{op.name!r} of stage {stage} follows from a later stage.")
-        if before >= 0:
-            place.setdefault(op.index, before)
+        if place_before >= 0:
+            place.setdefault(op.index, place_before)

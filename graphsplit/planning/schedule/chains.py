@@ -92,7 +92,7 @@ class _PartSearch:
         self._time = np.array([0.0, *accumulate(chain.seconds)])
         nothing = (0,) * len(chain.seconds)
         self._weights = np.array([0, *accumulate(chain.weights or nothing)])
-        self._kept = np.array([0, *accumulate(chain.kept or nothing)])
+        self._kept_bytes = np.array([0, *accumulate(chain.kept or nothing)])
         self._works = np.array([0, *accumulate(second > 0 for second in chain.seconds)])
 
     def fastest(self) -> float | None:
@@ -116,9 +116,9 @@ class _PartSearch:
 
     def _furthest(self, part: int, start: int, most: float) -> int:
         """Return where a part that begins at `start` may end at the latest; -1 if it cannot be."""
-        left = self._works[-1] - (self._count - part - 1)  # each later part needs some work
+        most_works = self._works[-1] - (self._count - part - 1)  # each later part needs some work
         end = int(np.searchsorted(self._time, self._time[start] + most * (1 + 1e-12), "right")) - 1
-        end = min(end, int(np.searchsorted(self._works, left, "right")) - 1)
+        end = min(end, int(np.searchsorted(self._works, most_works, "right")) - 1)
         while end > start and not self._has_room(part, start, end):
             end -= 1
         return end if self._works[end] > self._works[start] else -1
@@ -126,8 +126,8 @@ class _PartSearch:
     def _has_room(self, part: int, start: int, end: int) -> bool:
         if self._room is None:
             return True
-        kept = (self._kept[end] - self._kept[start]) * self._room.alive[part]
-        return bool(self._weights[end] - self._weights[start] + kept <= self._room.bytes)
+        kept_bytes = (self._kept_bytes[end] - self._kept_bytes[start]) * self._room.alive[part]
+        return bool(self._weights[end] - self._weights[start] + kept_bytes <= self._room.bytes)
 
     def least_sent(self, most: float) -> tuple[int, ...]:
         """Return the cut of parts that take at most so long over which the fewest bytes are sent."""

@@ -81,11 +81,11 @@ class _Pairing:
         number_of_pair: dict[int, int] = {}
         most: dict[int, int] = {}  # of all operations: what a follower cannot be behind
         for op in self._program.ops:
-            before = [most[i] for i in self._sources[op.index] if i in most]
-            behind = min(before, default=len(self._forward) - 1)
+            limits = [most[i] for i in self._sources[op.index] if i in most]
+            behind = min(limits, default=len(self._forward) - 1)
             if op.index in self._backward:
                 number_of_pair[op.index] = behind = self._choose(op, behind)
-            if op.index in self._backward or before:
+            if op.index in self._backward or limits:
                 most[op.index] = behind
         return self._with_readers(number_of_pair)
 
@@ -109,12 +109,12 @@ class _Pairing:
 
     def _find_candidates(self, op: Op) -> list[int]:
         """Return the forward operations that have to do with all that a backward one reads of forward, in order."""
-        read = [self._concerned[tensor] for tensor in op.inputs if tensor in self._concerned]
-        if not read:
+        ops_by_operand = [self._concerned[tensor] for tensor in op.inputs if tensor in self._concerned]
+        if not ops_by_operand:
             return []
-        common = set.intersection(*read)
+        common = set.intersection(*ops_by_operand)
         if not common:
-            return [max(map(min, read))]
+            return [max(map(min, ops_by_operand))]
         flops, forward_type = flops_of(op), _without_version(op.type)
         alike = [k for k in common if forward_type.startswith(_without_version(self._forward[k].type))]
         alike = alike or [k for k in common if flops and self._flops[k] == flops] or list(common)
@@ -127,13 +127,13 @@ class _Pairing:
         least: dict[int, int] = {}
         updated = self._updated_variables()
         for op in reversed(self._program.ops):
-            known = [least[op.index]] if op.index in least else []
+            lower_bounds = [least[op.index]] if op.index in least else []
             if op.index in self._backward:
-                known += self._candidates[op.index][:1]
+                lower_bounds += self._candidates[op.index][:1]
                 if len(updated[op.index]) == 1:  # it is the gradient of that variable, or leads to no other one
-                    known += updated[op.index]
-            if known:
-                least[op.index] = max(known)
+                    lower_bounds += updated[op.index]
+            if lower_bounds:
+                least[op.index] = max(lower_bounds)
                 for i in self._sources[op.index]:
                     least[i] = max(least.get(i, 0), least[op.index])
         return least
@@ -181,10 +181,10 @@ class _Pairing:
             sources = [i for i in self._sources[op.index] if i in self._backward]
             if op.index not in number_of_pair or self._candidates[op.index] or len(sources) != 1:
                 continue
-            of_readers = [result[i] for i in self._readers[op.index] if i in number_of_pair]
-            beside = [
+            numbers_of_readers = [result[i] for i in self._readers[op.index] if i in number_of_pair]
+            numbers_beside = [
                 result[i] for i in self._readers[sources[0]] if i in number_of_pair and result[i] < result[op.index]
             ]
-            if of_readers and beside:
-                result[op.index] = min(result[op.index], max(*of_readers, *beside))
+            if numbers_of_readers and numbers_beside:
+                result[op.index] = min(result[op.index], max(*numbers_of_readers, *numbers_beside))
         return result

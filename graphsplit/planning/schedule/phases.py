@@ -77,8 +77,8 @@ class _Levels:
         for op in self._ops:
             for on_shards, sources in self._copies(op):
                 least = self._wanted.get((op.index, on_shards), first if op.index in seeds else 0)
-                before = [self._level(s.op, s.on_shards) + s.of_all for s in sources]
-                (self._shards if on_shards else self._whole)[op.index] = max([least, *before])
+                levels = [self._level(s.op, s.on_shards) + s.of_all for s in sources]
+                (self._shards if on_shards else self._whole)[op.index] = max([least, *levels])
 
     def _look_back(self) -> None:
         """Find which operations can wait with what reads them."""
@@ -298,10 +298,10 @@ def check_turns_taken(phases: Sequence[Phase], mesh: Mesh, turns: Sequence[Turn]
     ]:
         raise CheckError("A shard runs a phase twice, or not at all.")
     place = {(turn.phase, turn.shard): number for number, turn in enumerate(turns)}
-    before = 0
+    phase_before = 0
     for p, phase in enumerate(phases):
         for d in range(mesh.shards):
-            if place[before, d] > place[p, d]:
-                raise CheckError(f"Shard {d} runs phase {p} before phase {before}, on which it may depend.")
+            if place[phase_before, d] > place[p, d]:
+                raise CheckError(f"Shard {d} runs phase {p} before phase {phase_before}, on which it may depend.")
         if phase.task is None or phase.task.kind != "W":  # nothing depends on what only leads to gradients of weights
-            before = p
+            phase_before = p

@@ -98,18 +98,18 @@ def _tasks_in_order(
     tasks: list[StageTask | None] = [None] * len(program.ops)
     for position in sharded:
         op = program.ops[position]
-        stage, before = op.stage, max([t for i in sources[position] if (t := tasks[i])], default=None)
+        stage, task_before = op.stage, max([t for i in sources[position] if (t := tasks[i])], default=None)
         if stage is None or stage not in stages:
-            tasks[position] = before
+            tasks[position] = task_before
             continue
         number, is_backward = stages.index(stage), op.provenance.backward
         place = 2 * len(stages) - 1 - number if is_backward else number
         tasks[position] = task = StageTask((place, 0), number, "B" if is_backward else "F")
-        if before is not None and before > task:
+        if task_before is not None and task_before > task:
             raise ArgumentError(
                 f"A schedule lets shards go through the stages once, and {stage} reads at {op.name!r} what "
-                f"follows from {stages[before.stage]}, a later stage. Give the second call a stage of its own, or drop "
-                "schedule."
+                f"follows from {stages[task_before.stage]}, a later stage. Give the second call a stage of its own, or "
+                "drop schedule."
             )
     return tasks
 

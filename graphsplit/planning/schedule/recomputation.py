@@ -60,7 +60,7 @@ def recomputed(program: Program, recompute: Recompute, batch: int) -> tuple[Prog
 
     Args:
       program: of a whole training step, or of a function and its gradients.
-      asked: see `Recompute`.
+      recompute: see `Recompute`.
       batch: the number of rows.
 
     Raises:
@@ -121,16 +121,16 @@ class _Passes:
 
     def read_outside(self, ops: frozenset[int]) -> set[int]:
         """Return which of some operations others of the forward pass read, or the caller."""
-        read = {tensor.op for tensor in self.program.outputs}
+        positions_read = {tensor.op for tensor in self.program.outputs}
         for i in self.active:
             if i not in ops:
-                read.update(tensor.op for tensor in self.program.ops[i].inputs)
-        return read & ops
+                positions_read.update(tensor.op for tensor in self.program.ops[i].inputs)
+        return positions_read & ops
 
 
 def _passes_of(program: Program, batch: int) -> _Passes:
-    backward, data = backward_ops(program, range(len(program.ops))), data_in(program, batch)
-    is_active = [is_data and op.type != "Placeholder" for is_data, op in zip(data, program.ops, strict=True)]
+    backward, has_data = backward_ops(program, range(len(program.ops))), data_in(program, batch)
+    is_active = [is_data and op.type != "Placeholder" for is_data, op in zip(has_data, program.ops, strict=True)]
     active = [i for i, is_active_op in enumerate(is_active) if is_active_op and i not in backward]
     among, latest, read_back = frozenset(active), list[int](), [0] * len(program.ops)
     for op in program.ops:
@@ -199,11 +199,11 @@ def _named(passes: _Passes, patterns: Sequence[str]) -> list[list[int]]:
     return list(ops_by_layer.values())
 
 
-def _of_share(blocks: Sequence[Block], share: float, kept: int) -> list[Block]:
+def _of_share(blocks: Sequence[Block], share: float, kept_bytes: int) -> list[Block]:
     """Return the blocks that save most bytes for a second until a share of all bytes is saved, in order."""
     chosen, saved = [], 0
     for block in sorted(blocks, key=lambda block: block.seconds / block.saved):
-        if saved < share * kept:
+        if saved < share * kept_bytes:
             chosen.append(block)
             saved += block.saved
     return [block for block in blocks if block in chosen]
@@ -225,9 +225,9 @@ def _block(passes: _Passes, ops: frozenset[int]) -> Block | None:
     saved = sum(passes.read_back[i] for i in wanted)
     pending = list(wanted)
     while pending:
-        more = {t.op for t in program.ops[pending.pop()].inputs} & may - wanted
-        wanted |= more
-        pending += more
+        newly_wanted = {t.op for t in program.ops[pending.pop()].inputs} & may - wanted
+        wanted |= newly_wanted
+        pending += newly_wanted
     seconds = sum(seconds_of(program, program.ops[i]) for i in wanted)
     return Block(ops, tuple(sorted(wanted)), *entry, saved, seconds) if saved else None
 
@@ -239,8 +239,8 @@ def _entry(passes: _Passes, block: set[int], end: int) -> tuple[int, int] | None
 
     Args:
       passes: of the program.
-      made: operations of the block.
-      end: its last operation.
+      block: its operations.
+      end: the last of them.
     """
     of_block: set[int] = set()  # backward, and of nothing but the block
     for i in sorted(passes.backward):
@@ -251,6 +251,10 @@ def _entry(passes: _Passes, block: set[int], end: int) -> tuple[int, int] | None
                 return late[-1], i
             of_block.add(i)
     return None
+
+
+OpOrCopy = tuple[int, bool]
+"""An operation of the program, by position, and whether its copy is meant."""
 
 
 class _CopyWriter(ProgramWriter):
@@ -267,7 +271,7 @@ class _CopyWriter(ProgramWriter):
         arranged = list(self._arranged())
         number = {entry: k for k, entry in enumerate(arranged)}
         sources = [[number[source] for source in self._sources(*entry)] for entry in arranged]
-        place: dict[tuple[int, bool], int] = {}
+        place: dict[OpOrCopy, int] = {}
         for k in in_order(sources, [self._program.ops[i].name for i, _ in arranged]):
             i, is_copy = arranged[k]
             place[arranged[k]] = self._write(self._program.ops[i], is_copy, place)
@@ -276,12 +280,13 @@ class _CopyWriter(ProgramWriter):
             self._note(op, results, [place[entry] for entry in ((op.index, False), (op.index, True)) if entry in place])
         return self._written()
 
-    def _arranged(self) -> Iterator[tuple[int, bool]]:
-        before: dict[int, list[int]] = {}
+    def _arranged(self) -> Iterator[OpOrCopy]:
+        """Yield each operation, in the order of the program, and the copies of a block before what first reads them."""
+        copies_before: dict[int, list[int]] = {}
         for block in self._blocks:
-            before.setdefault(block.first, []).extend(block.copied)
+            copies_before.setdefault(block.first, []).extend(block.copied)
         for op in self._program.ops:
-            yield from ((i, True) for i in before.get(op.index, ()))
+            yield from ((i, True) for i in copies_before.get(op.index, ()))
             yield op.index, False
 
     def _reads(self, op: Op, is_copy: bool) -> list[tuple[Tensor, bool]]:
@@ -296,16 +301,17 @@ class _CopyWriter(ProgramWriter):
         if not is_copy:
             return list(op.controls)
         block = self._copies[op.index]
-        kept = any(not copied and self._passes.latest[tensor.op] >= 0 for tensor, copied in self._reads(op, True))
-        is_first = kept or not any(copied for _, copied in self._reads(op, True))
+        reads_kept = any(not copied and self._passes.latest[tensor.op] >= 0 for tensor, copied in self._reads(op, True))
+        is_first = reads_kept or not any(copied for _, copied in self._reads(op, True))
         return [*op.controls, *([block.waits_for] if is_first else [])]
 
-    def _sources(self, i: int, is_copy: bool) -> list[tuple[int, bool]]:
+    def _sources(self, i: int, is_copy: bool) -> list[OpOrCopy]:
+        """Return what is written before an operation or its copy: what that reads, and what it waits for."""
         op = self._program.ops[i]
         data_sources = [(tensor.op, copied) for tensor, copied in self._reads(op, is_copy)]
         return [*data_sources, *[(control, False) for control in self._waits(op, is_copy)]]
 
-    def _write(self, op: Op, is_copy: bool, place: Mapping[tuple[int, bool], int]) -> int:
+    def _write(self, op: Op, is_copy: bool, place: Mapping[OpOrCopy, int]) -> int:
         inputs = [Tensor(place[tensor.op, copied], tensor.index) for tensor, copied in self._reads(op, is_copy)]
         controls = [place[control, False] for control in self._waits(op, is_copy)]
         name = self._unused(f"{op.name}/again") if is_copy else op.name

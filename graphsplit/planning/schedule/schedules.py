@@ -137,8 +137,8 @@ class Schedule:
             cells = [".".ljust(width)] * self.slots
             for slot in self.order(device):
                 cells[self.starts[slot]] = (f"{slot}" + (f"/{slot.stage}" if self.chunks > 1 else "")).ljust(width)
-            more = " ..." if self.slots > _MOST_COLUMNS else ""
-            lines.append(f"  device {device}: {''.join(cells[:_MOST_COLUMNS]).rstrip()}{more}")
+            ellipsis = " ..." if self.slots > _MOST_COLUMNS else ""
+            lines.append(f"  device {device}: {''.join(cells[:_MOST_COLUMNS]).rstrip()}{ellipsis}")
         return "\n".join(lines)
 
 

@@ -202,11 +202,11 @@ def _holds_more(program: Program, op: Op, freed: Iterable[Tensor]) -> bool:
     """
     if op.type in SAME_BUFFER or op.type in NO_BUFFER or op.stateful or op.writes or op.bodies:
         return False
-    held = {tensor for tensor in freed if program.ops[tensor.op].type not in NO_BUFFER}
-    return tf.variant not in op.out_dtypes and sum(op.out_bytes) >= max(_LEAST_BYTES, 1 + sum(map(program.bytes, held)))
+    freed_bytes = sum(map(program.bytes, {t for t in freed if program.ops[t.op].type not in NO_BUFFER}))
+    return tf.variant not in op.out_dtypes and sum(op.out_bytes) >= max(_LEAST_BYTES, 1 + freed_bytes)
 
 
-def _may_follow(op: Op, step: Step, first: Op, before: Step) -> bool:
+def _may_follow(op: Op, step: Step, first: Op, first_step: Step) -> bool:
     """Return whether an operation may wait for another one: on the same column and stage, its shard for its shard."""
     same = first.provenance.column in (None, op.provenance.column) and first.stage == op.stage
-    return same and (bool(before.shards) or before.once) and (not step.shards or not before.once)
+    return same and (bool(first_step.shards) or first_step.once) and (not step.shards or not first_step.once)

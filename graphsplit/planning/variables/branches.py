@@ -57,9 +57,9 @@ def without_branches(
     doubtful = {i for i in program.captures if program.ops[i].name in twins}
     branches, notes = set(), []
     for op in program.ops:
-        read = {tensor.op for tensor in op.inputs}
-        if op.type in _BRANCHES and not handles.isdisjoint(read):
-            why = "it is given a variable twice" if doubtful & read else ""
+        ops_read = {tensor.op for tensor in op.inputs}
+        if op.type in _BRANCHES and not handles.isdisjoint(ops_read):
+            why = "it is given a variable twice" if doubtful & ops_read else ""
             why = why or _obstacle(program, op) or _other_shape(program, op, shapes, apart)
             if why:
                 notes.append(f"{op.type} {op.name!r} stays a branch, on one device: {why}")
@@ -160,10 +160,10 @@ class _BranchWriter(RowAdder):
     nothing that has to run waits for something that may be dead.
     """
 
-    def __init__(self, program: Program, branches: Set[int], held: _ShapeByName):
+    def __init__(self, program: Program, branches: Set[int], shapes: _ShapeByName):
         super().__init__(program)
         self._branches = branches
-        self._held = held
+        self._held_shapes = shapes
         self._switches: dict[tuple[Tensor, Tensor], Tensor] = {}  # of the branch that is written
         self._op_by_work: dict[Hashable, int] = {}  # likewise
 
@@ -178,52 +178,52 @@ class _BranchWriter(RowAdder):
         # (a gradient's branch has its own, as nothing that may be dead can be handed from one function to another)
         self._switches, self._op_by_work = {}, {}
         operands, controls = [self._results[tensor] for tensor in op.inputs], self._controls(op)
-        before: _ValueByHandle = {}
+        values_before: _ValueByHandle = {}
         for handle, dtype in {
             handle: _value_of(body, inner)[1] for handle, body, inner in _used(op, op.inputs)
         }.items():
-            written_handle, shape = self._results[handle], tuple(self._held[self._program.ops[handle.op].name])
-            node = make_node(self._unused(f"{op.name}/read_{len(before)}"), "ReadVariableOp", [], dtype=dtype)
-            before[written_handle] = self._new(node, (written_handle,), [(shape, dtype)], {}, controls)
-        results, after = self._choose(op, op.name, operands, before)
+            written_handle, shape = self._results[handle], tuple(self._held_shapes[self._program.ops[handle.op].name])
+            node = make_node(self._unused(f"{op.name}/read_{len(values_before)}"), "ReadVariableOp", [], dtype=dtype)
+            values_before[written_handle] = self._new(node, (written_handle,), [(shape, dtype)], {}, controls)
+        results, after = self._choose(op, op.name, operands, values_before)
         reads = [tensor.op for tensor in operands if self._ops[tensor.op].type == "ReadVariableOp"]
         # (who changes later what is only read waits until it is)
-        writes = [value.op for handle, value in before.items() if handle not in after]
+        writes = [value.op for handle, value in values_before.items() if handle not in after]
         for handle, value in after.items():
             dtype, name = self._type_of(value), self._unused(f"{op.name}/write_{len(writes)}")
             node = make_node(name, "AssignVariableOp", [], dtype=dtype)
-            writes.append(self._new(node, (handle, value), [], {}, (before[handle].op, *controls)).op)
+            writes.append(self._new(node, (handle, value), [], {}, (values_before[handle].op, *controls)).op)
         self._note(op, results, (*writes, *dict.fromkeys(reads)))  # (who changes what it only reads waits, too)
 
     def _choose(
-        self, op: Op, name: str, operands: Sequence[Tensor], before: _ValueByHandle, first: int = 0
+        self, op: Op, name: str, operands: Sequence[Tensor], values_before: _ValueByHandle, first: int = 0
     ) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
         """Write the sides of a branch; return its results, and the value of each variable that it writes, by handle.
 
         Args:
           op: the branch.
           name: for what is written.
-          given: its operands.
-          before: the value of each variable, by handle.
+          operands: what it is given.
+          values_before: the value of each variable, by handle.
           first: the number of the first side that may be taken here. Where more than one other is left, what chooses
             among those is the other side.
         """
-        then, otherwise, *more = function_names(op.node)[first:]
+        then, otherwise, *other_names = function_names(op.node)[first:]
         which = self._compared("Equal", f"{name}/is_{first}", operands[0], first) if _is_of_several(op) else operands[0]
-        sides, results = [_SideWriting(which, number, before) for number in (0, 1)], []
+        sides, results = [_SideWriting(which, number, values_before) for number in (0, 1)], []
         for side in sides:
             part = f"{name}/{'then' if side.number else 'else'}"
             passed = [self._passed(f"{name}/given", tensor, side) for tensor in operands[1:]]
-            if more and not side.number:
-                left = [self._passed(f"{name}/index", operands[0], side), *passed]
-                results.append(self._write_branch_inside(op, part, left, side, first + 1))
+            if other_names and not side.number:
+                inner_operands = [self._passed(f"{name}/index", operands[0], side), *passed]
+                results.append(self._write_branch_inside(op, part, inner_operands, side, first + 1))
             else:
                 function = then if side.number else otherwise
                 results.append(self._write_side(op.bodies[function], part, passed, side))
         after: _ValueByHandle = {}
         for handle in dict.fromkeys([*sides[0].written, *sides[1].written]):
             ends = [self._value(f"{name}/before", handle, side) for side in sides]
-            after[handle] = self._merged(f"{name}/merged", ends, sides, self._shape_of(before[handle]))
+            after[handle] = self._merged(f"{name}/merged", ends, sides, self._shape_of(values_before[handle]))
         pairs = zip(op.out_shapes, zip(*results, strict=True), strict=True)
         return [self._merged(f"{name}/merged", ends, sides, shape) for shape, ends in pairs], after
 
@@ -270,11 +270,11 @@ class _BranchWriter(RowAdder):
             elif op.type == "AssignVariableOp":
                 side.written[inputs[0]] = inputs[1]
             elif op.type in _ADDS or op.type in ADDS_ROWS:
-                before, added = self._value(f"{name}/before", inputs[0], side), inputs[-1]
+                old_value, added = self._value(f"{name}/before", inputs[0], side), inputs[-1]
                 if op.type in ADDS_ROWS:
-                    added = self._added_up(f"{name}/{op.name}", inputs[1], inputs[2], self._shape_of(before))
+                    added = self._added_up(f"{name}/{op.name}", inputs[1], inputs[2], self._shape_of(old_value))
                 kind = _ADDS[ADDS_ROWS.get(op.type, op.type)]
-                side.written[inputs[0]] = self._plain(kind, f"{name}/{op.name}", (before, added), T=True)
+                side.written[inputs[0]] = self._plain(kind, f"{name}/{op.name}", (old_value, added), T=True)
                 side.behind.add(side.written[inputs[0]].op)
             else:
                 results_inside = self._write_inside(op, f"{name}/{op.name}", inputs, side)
@@ -320,8 +320,8 @@ class _BranchWriter(RowAdder):
     ) -> list[Tensor]:
         """Write a branch on a side, or (`first`) what is left of one; `operands` are behind the side's `Switch`."""
         handles = dict.fromkeys([handle for handle, _, _ in _used(op, operands)])
-        before = {handle: self._value(f"{name}/before", handle, side) for handle in handles}
-        results, after = self._choose(op, name, operands, before, first)
+        values_before = {handle: self._value(f"{name}/before", handle, side) for handle in handles}
+        results, after = self._choose(op, name, operands, values_before, first)
         side.written.update(after)
         side.behind.update([value.op for value in after.values()])
         return results
@@ -332,7 +332,7 @@ def _used(op: Op, operands: Sequence[Tensor]) -> Iterator[tuple[Tensor, Program,
 
     Args:
       op: the branch.
-      given: its operands, outside of all branches.
+      operands: what it is given, outside of all branches.
     """
     for name in function_names(op.node):
         body = op.bodies[name]

@@ -152,8 +152,8 @@ class _PartsWriter(WholeWriter):
         """Return the device of what is done once: that of what it follows from, or else the one that does least."""
         owner = next((self._owners[tensor.op] for tensor in op.inputs if tensor.op in self._owners), None)
         if owner is None:
-            known = [self._finder.cut[tensor] for tensor in op.inputs if tensor in self._finder.cut]
-            devices = [device for cut_layout in known for device in group_of(cut_layout)]
+            layouts = [self._finder.cut[tensor] for tensor in op.inputs if tensor in self._finder.cut]
+            devices = [device for cut_layout in layouts for device in group_of(cut_layout)]
             devices = devices or [device for copies in self._program.copied.values() for device in copies.devices]
             owner = min(dict.fromkeys(devices), key=lambda device: self._done[device])
         self._done[owner] += sum(op.out_bytes)
@@ -194,7 +194,7 @@ class _PartsWriter(WholeWriter):
         if isinstance(table, Replicate):
             return self._write_rows_of_copies(op, table, inputs, controls)
         pairs = enumerate(zip(operands, inputs, strict=True))
-        constants = {i: value for i, ((before, value), now) in pairs if value is not None and now == before}
+        constants = {i: value for i, ((operand, value), tensor) in pairs if value is not None and tensor == operand}
         shapes = [part_shape(shape, give, k) for shape, give in zip(op.out_shapes, how.gives, strict=True)]
         name = self._unused(f"{op.name}/{'rows' if how.shift else 'part'}_{k}")
         written = self._append(op, name, inputs, controls, shapes, constants)
@@ -207,9 +207,9 @@ class _PartsWriter(WholeWriter):
         (What is taken apart may be a partial sum, which is added up where that is best.)
         """
         pairs = zip(op.inputs, how.wants, strict=True)
-        read = [tensor for tensor, want in pairs if isinstance(want, Shard) and tensor.op in self._finder.how]
+        tensors_read = [tensor for tensor, want in pairs if isinstance(want, Shard) and tensor.op in self._finder.how]
         least = _MORE * len(group_of(layout)) * sum(op.out_bytes)
-        return 0 < least <= sum(map(self._program.bytes, read)) and not copies_of_pieces(layout)
+        return 0 < least <= sum(map(self._program.bytes, tensors_read)) and not copies_of_pieces(layout)
 
     def _operand(self, op: Op, how: Sharded, i: int, k: int) -> tuple[Tensor, np.ndarray | None]:
         """Return what part `k` of an operation reads as operand `i`, and its value where that is known."""

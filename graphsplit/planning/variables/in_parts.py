@@ -37,7 +37,7 @@ def program_of(
       trace: the function.
       state: where its variables and tables live, and how they are several; None: as `state_of` says.
       reshard: see `divide`.
-      given: its program, if some variables are in parts there already, and for each capture the original's, and part.
+      columns: its program, if some variables are in parts there already, and for each capture the original's, and part.
       mesh: the shards, among which variables are used where their parts are that lie so.
     """
     state = replace(state or state_of(trace), captured=captured_by(trace))
@@ -51,18 +51,18 @@ def program_of(
 
     def attempt(whole: dict[str, str]) -> tuple[tuple[Program, State], dict[str, str]]:
         """Let variables lie in parts that no operation takes whole, or together with those of other devices."""
-        left = {n: division for n, division in state.divisions.items() if n not in whole and n not in state.in_place}
-        cuts = {n: division for n, division in left.items() if not axis_of(division)}
+        allowed = {n: division for n, division in state.divisions.items() if n not in whole and n not in state.in_place}
+        cuts = {n: division for n, division in allowed.items() if not axis_of(division)}
         cuts, staying = as_they_stay(program, cuts, mesh)
         divided = divide(program, cuts, reshard)
         devices = {name: device for name, device in state.devices.items() if name not in cuts}
         obstacles = divided.obstacles or _apart(divided, devices, names, cuts)
         parts = tuple([(origins[k][0], origins[k][1] + part) for k, part in divided.origins])
-        held = {**cuts, **{name: state.divisions[name] for name in state.in_place}}
+        new_divisions = {**cuts, **{name: state.divisions[name] for name in state.in_place}}
         staying_by_name = {state.captured[origins[names.index(n)][0]].name: why for n, why in staying.items()}
         all_whole = {**state.whole, **whole}
         divided_state = replace(
-            state, devices=devices, divisions=held, parts=parts, whole=all_whole, staying=staying_by_name
+            state, devices=devices, divisions=new_divisions, parts=parts, whole=all_whole, staying=staying_by_name
         )
         return (divided.program, divided_state), with_twins(trace, obstacles)
 

@@ -60,9 +60,9 @@ def most_bytes(program: Program, rows: Tensor) -> int:
 
     (Keras divides rows in a branch, one side of which finds out which of them are zero.)
     """
-    size, left, seen = program.bytes(rows), [rows], set[Tensor]()
-    while left:
-        tensor = left.pop()
+    size, pending, seen = program.bytes(rows), [rows], set[Tensor]()
+    while pending:
+        tensor = pending.pop()
         op = program.ops[tensor.op]
         if tensor in seen or None not in (program.shape(tensor) or ()):
             continue
@@ -70,7 +70,7 @@ def most_bytes(program: Program, rows: Tensor) -> int:
         is_branch = bool(op.bodies) and not CONTROL_FLOW[op.type].loops
         ends = [(body, body.outputs[tensor.index]) for body in op.bodies.values()] if is_branch else []
         size = max([size, *[body.bytes(end) for body, end in ends if not has_sizes(body.shape(end))]])
-        left += op.inputs
+        pending += op.inputs
     return size
 
 
@@ -79,7 +79,7 @@ class _PartFinder:
         self._program = program
         self._handles = {i: layout for i, layout in handles.items() if len(group_of(layout)) > 1}
         reads = [op for op in program.ops if op.type in READS and op.inputs[0].op in self._handles]
-        self._held = {op.inputs[0].op: op.out_shapes[0] for op in reads}
+        self._shape_by_handle = {op.inputs[0].op: op.out_shapes[0] for op in reads}
         self._how: dict[int, Sharded] = {}
         self._cut: dict[Tensor, Shard] = {}
         self._once: set[int] = set()
@@ -115,7 +115,7 @@ class _PartFinder:
         """
         tensor, shape = Tensor(op.index, 0), op.out_shapes[0]
         large = tensor not in self._cut and self._program.bytes(tensor) > SMALL_BYTES
-        layouts = [self._handles[i] for i in self._handles if large and self._held.get(i) == shape]
+        layouts = [self._handles[i] for i in self._handles if large and self._shape_by_handle.get(i) == shape]
         if layouts and tensor not in self._program.outputs:
             self._cut[tensor] = layouts[0]
             self._note(op, self._made_in_parts(tensor, layouts[0]))
@@ -123,9 +123,9 @@ class _PartFinder:
 
     def _settle(self) -> None:
         """Follow what is in parts, and lead it to where it is made, until nothing more is found."""
-        before = -1
-        while len(self._how) + len(self._cut) != before:  # a gradient that is taken apart has other readers, and so on
-            before = len(self._how) + len(self._cut)
+        count = -1
+        while len(self._how) + len(self._cut) != count:  # a gradient that is taken apart has other readers, and so on
+            count = len(self._how) + len(self._cut)
             for op in self._program.ops:
                 if op.index not in self._how:
                     self._follow(op)
@@ -265,11 +265,11 @@ class _PartFinder:
                     self._no_sums.add(tensor := reader_of[tensor])
                 return False
             for i in summed:
-                read, want = op.inputs[i], how.wants[i]
-                possible = self._possible_in_parts(read, want) if isinstance(want, Shard) else None
-                if possible is not None and read not in reader_of:
-                    reader_of[read] = tensor
-                    pending.append((read, possible))
+                operand, want = op.inputs[i], how.wants[i]
+                possible = self._possible_in_parts(operand, want) if isinstance(want, Shard) else None
+                if possible is not None and operand not in reader_of:
+                    reader_of[operand] = tensor
+                    pending.append((operand, possible))
         return True
 
 
@@ -278,13 +278,13 @@ def _is_by_rows(how: Sharded, of_others: str) -> bool:
     return [(shift.others, shift.layout.blocks) for shift in how.shift.values()] == [(of_others, (1,))]
 
 
-def _adds_no_axis(factors: Factors, known: Sequence[Dims]) -> bool:
+def _adds_no_axis(factors: Factors, known_dims: Sequence[Dims]) -> bool:
     """Return whether all axes of what an operation reads and makes are among those of some operands.
 
     So is elementwise arithmetic on a variable, and so are sums over it. Products with what has other axes, a batch,
     are not: they are done by the shards, with the whole variable.
     """
-    at_hand = set().union(*map(_factors_of, known))
+    at_hand = set().union(*map(_factors_of, known_dims))
     return all(_factors_of(dims) <= at_hand for dims in (*factors.inputs, *factors.outputs))
 
 

@@ -164,12 +164,12 @@ def _head(variables: Sequence[Held], position: int) -> int:
 
     Of several of one name (those that were given none), it is the one at the same place among them.
     """
-    held = variables[position]
-    if held.head is not None:
-        return held.head
-    fits = _fitting(held, variables)
-    before = sum(other.name == held.name and other.shape == held.shape for other in variables[:position])
-    return fits[before % len(fits)] if fits else position
+    variable = variables[position]
+    if variable.head is not None:
+        return variable.head
+    fits = _fitting(variable, variables)
+    place = sum(other.name == variable.name and other.shape == variable.shape for other in variables[:position])
+    return fits[place % len(fits)] if fits else position
 
 
 def head_by_name(held: Held, earlier: Sequence[Held]) -> int | None:

@@ -34,22 +34,22 @@ class RowWriter(ProgramWriter):
 
         Return which of all numbers those are, if what is found for others does not count.
         """
+        first, are_own = len(self._ops), None
         for i, shift in how.shift.items():
-            name, first = f"{op.name}/rows_{k}", len(self._ops)
+            name = f"{op.name}/rows_{k}"
             local, are_own = self._own_ids(name, operands[i], shift.layout, k)
             if shift.others == LEFT_OUT:
                 own_entries = [are_own, local, operands[2]]
                 if not self._shape_of(are_own):  # (`Where` takes no single number)
                     own_entries = [self._widened(f"{name}/one", tensor, 0) for tensor in own_entries]
                 operands[1:3] = self._chosen(name, *own_entries)
-                for position in range(first, len(self._ops)):
-                    if self._ops[position].type != "Const":
-                        self._lay(position, devices=(device,))
-                return None
+                break
             instead = self._number(f"{name}/other", 0 if shift.others == ZEROS else -1, local)  # (-1 is passed over)
             operands[i] = self._select(f"{name}/safe", are_own, local, instead)
-            return are_own if shift.others == ZEROS else None
-        return None
+        for position in range(first, len(self._ops)):
+            if self._ops[position].type != "Const":
+                self._lay(position, devices=(device,))
+        return are_own if any(shift.others == ZEROS for shift in how.shift.values()) else None
 
     def _zeros_elsewhere(self, op: Op, k: int, are_own: Tensor, rows: Tensor) -> Tensor:
         """Write what is zero wherever numbers of rows are not a part's own."""
@@ -98,4 +98,4 @@ class RowWriter(ProgramWriter):
 
 def begin_of(layout: Shard, part: int) -> int:
     """Return how many entries are before those of a part."""
-    return sum([layout.own((), before) for before in range(part)])
+    return sum([layout.own((), k) for k in range(part)])

@@ -60,6 +60,8 @@ class RowAdder(ProgramWriter):
 def with_sums_of_rows(program: Program, names: Collection[str], shapes: Mapping[str, Sequence[int | None]]) -> Program:
     """Return a program in which rows are added up, and truth values joined, before they are put into a table.
 
+    Rows are where they are more bytes than the table; fewer are sent as they are.
+
     Args:
       program: the function.
       names: of the placeholders of the handles of variables in parts.
@@ -72,14 +74,14 @@ def with_sums_of_rows(program: Program, names: Collection[str], shapes: Mapping[
 class _SumsWriter(RowAdder):
     def __init__(self, program: Program, names: Collection[str], shapes: Mapping[str, Sequence[int | None]]):
         super().__init__(program)
-        self._held = {name: tuple(shape) for name, shape in shapes.items() if name in names}
+        self._held_shapes = {name: tuple(shape) for name, shape in shapes.items() if name in names}
 
     def is_written(self, op: Op) -> bool:
         """Return whether an operation is written in another way."""
         return self._has_many_rows(op) or self._joins_rows(op) is not None
 
     def _has_many_rows(self, op: Op) -> bool:
-        shape = self._held.get(self._program.ops[op.inputs[0].op].name) if op.type in ADDS_ROWS else None
+        shape = self._held_shapes.get(self._program.ops[op.inputs[0].op].name) if op.type in ADDS_ROWS else None
         if not is_sum_of_rows(op, shape) or has_sizes(op.in_shapes[2]):
             return False  # (of an unknown batch, nobody knows which are more)
         size = math.prod([count or 0 for count in shape or ()]) * self._program.dtype(op.inputs[2]).size
@@ -103,7 +105,7 @@ class _SumsWriter(RowAdder):
             self._write_joined(op, table)
         elif self._has_many_rows(op):
             handle, numbers, rows = [self._result(tensor) for tensor in op.inputs]
-            total = self._added_up(op.name, numbers, rows, self._held[self._program.ops[op.inputs[0].op].name])
+            total = self._added_up(op.name, numbers, rows, self._held_shapes[self._program.ops[op.inputs[0].op].name])
             node = make_node(op.name, ADDS_ROWS[op.type], [], dtype=self._type_of(rows))
             self._note(op, (), [self._new(node, [handle, total], [], {}, self._controls(op)).op])
         else:
@@ -113,10 +115,10 @@ class _SumsWriter(RowAdder):
         """Write what joins all truth values: those of each row first, which are then put into a table of one column."""
         places, rows = [self._result(tensor) for tensor in table.inputs[1:]]
         value = self._result(self._program.ops[table.inputs[0].op].inputs[1])
-        (count, *_), (*each, _), shape = [sizes or () for sizes in table.in_shapes]
-        axes, length = np.arange(len(each), len(shape), dtype=np.int32), np.array([count], np.int32)
+        (count, *_), (*outer_dims, _), shape = [sizes or () for sizes in table.in_shapes]
+        axes, length = np.arange(len(outer_dims), len(shape), dtype=np.int32), np.array([count], np.int32)
         operands = [rows, self._constant(f"{op.name}/columns", axes, tf.int32)]
-        of_rows = [(tuple(each), tf.bool)]
+        of_rows = [(tuple(outer_dims), tf.bool)]
         joined = self._made(op.type, self._unused(f"{op.name}/of_rows"), operands, of_rows, {1: axes}, Tidx=tf.int32)
         operands, column = [self._constant(f"{op.name}/length", length, tf.int32), value], [((count,), tf.bool)]
         types = {"T": tf.bool, "index_type": tf.int32}

@@ -36,7 +36,7 @@ def as_they_stay(
         }
 
     # (an operation may take variables of which only some stay)
-    why_by_name = settled(lambda known: (known, _wrong(program, lying(known), mesh)))
+    why_by_name = settled(lambda reasons: (reasons, _wrong(program, lying(reasons), mesh)))
     return lying(why_by_name), {
         name: why_by_name.get(name, "") for name, division in cuts.items() if is_staying(division)
     }

@@ -46,13 +46,13 @@ def used_beyond_updates(program: Program, variables: Mapping[int, int]) -> set[i
     Args:
       program, variables: as of `updated_together`.
     """
-    used, read = set[int](), dict[int, int]()
+    used, variable_by_read = set[int](), dict[int, int]()
     for op in program.ops:
         for tensor in op.inputs:
-            if tensor.op in read and any(shape != program.shape(tensor) for shape in op.out_shapes):
-                used.add(read[tensor.op])
+            if tensor.op in variable_by_read and any(shape != program.shape(tensor) for shape in op.out_shapes):
+                used.add(variable_by_read[tensor.op])
             elif tensor.op in variables and op.type in READS:
-                read[op.index] = variables[tensor.op]
+                variable_by_read[op.index] = variables[tensor.op]
             elif tensor.op in variables and not (op.type in WRITES or "Apply" in op.type or op.bodies):
                 used.add(variables[tensor.op])
     return used
@@ -81,9 +81,9 @@ def _outside(program: Program, tensor: Tensor) -> Iterator[int]:
 
 def _followed(program: Program, written: Tensor) -> Iterator[int]:
     """Yield the handles, and arguments, from whose values a value follows entry by entry, by their positions."""
-    shape, seen, left = program.shape(written), set[Tensor](), [written]
-    while left and shape and None not in shape and not has_sizes(shape):
-        tensor = left.pop()
+    shape, seen, pending = program.shape(written), set[Tensor](), [written]
+    while pending and shape and None not in shape and not has_sizes(shape):
+        tensor = pending.pop()
         op = program.ops[tensor.op]
         if tensor in seen or program.shape(tensor) != shape:
             continue
@@ -93,7 +93,7 @@ def _followed(program: Program, written: Tensor) -> Iterator[int]:
         elif op.type == "Placeholder":
             yield op.index
         elif _is_elementwise(op):
-            left += op.inputs
+            pending += op.inputs
         for called in () if op.bodies and CONTROL_FLOW[op.type].loops else _given(op):
             for i in _followed(called.body, called.body.outputs[tensor.index]):
                 yield from _outside(program, called.inputs[i])

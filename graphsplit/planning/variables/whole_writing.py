@@ -39,7 +39,7 @@ class WholeWriter(RowWriter):
         self._finder = finder
         self._parts: dict[tuple[Tensor, Shard], list[Tensor]] = {}
         self._again = again
-        self._kept: dict[int | None, dict[Tensor, _KeptWhole]] = {}  # there; what was read last comes last
+        self._kept_by_column: dict[int | None, dict[Tensor, _KeptWhole]] = {}  # there; what was read last comes last
         self._gates: dict[int | None, int] = {}  # what has run when all have read what was there before
 
     @functools.cached_property
@@ -65,25 +65,25 @@ class WholeWriter(RowWriter):
         if tensor not in self._again.get(op.index, ()):
             return self._result(tensor)
         column, size = self._column(tensor), self._program.bytes
-        kept = self._kept.setdefault(column, {})
-        if (kept_value := kept.pop(tensor, None)) is None:
+        whole_values = self._kept_by_column.setdefault(column, {})
+        if (kept_value := whole_values.pop(tensor, None)) is None:
             waits: list[int] = []
-            for other in [other for other in kept if other not in op.inputs]:
-                if sum(map(size, kept)) + size(tensor) > self._room[column]:
-                    waits += kept.pop(other).readers
+            for other in [other for other in whole_values if other not in op.inputs]:
+                if sum(map(size, whole_values)) + size(tensor) > self._room[column]:
+                    waits += whole_values.pop(other).readers
             if waits:
                 self._write_gate(column, waits)
             kept_value = _KeptWhole(self._put_together(tensor, self._gates.get(column)), [])
         kept_value.readers.append(op.index)
-        kept[tensor] = kept_value
+        whole_values[tensor] = kept_value
         return kept_value.value
 
     def _write_gate(self, column: int | None, waits: Sequence[int]) -> None:
         """Write what has run when all shards have ended some operations, and what earlier gates wait for."""
         ended = [copy for position in dict.fromkeys(waits) for copy in self._became[position]]
-        before = [self._gates[column]] if column in self._gates else []
+        last_gate = [self._gates[column]] if column in self._gates else []
         node = make_node(self._unused(f"gate_{len(self._ops)}"), "NoOp", [])
-        self._gates[column] = self._new(node, (), [], {}, (*ended, *before)).op
+        self._gates[column] = self._new(node, (), [], {}, (*ended, *last_gate)).op
 
     def _column(self, tensor: Tensor) -> int | None:
         return self._program.ops[tensor.op].provenance.column

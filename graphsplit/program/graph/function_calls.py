@@ -152,7 +152,7 @@ class Body:
     Args:
       function: its `FunctionDef`.
       prefix: what comes before the names of its nodes there.
-      given: what stands for its arguments there.
+      arguments: what stands for its arguments there.
       library: the functions that its nodes may have as their types, by name.
     """
 

@@ -74,8 +74,8 @@ def _cumulate(op: Any, values: OperandValues) -> list[np.ndarray]:
 
 def _split(value: np.ndarray, sizes: np.ndarray, axis: int) -> list[np.ndarray]:
     """Return a value in pieces; one of them may have what the others leave, a size of -1."""
-    rest = value.shape[axis] - sum(int(size) for size in sizes if size >= 0)
-    ends = np.cumsum([rest if size < 0 else int(size) for size in sizes])
+    remainder = value.shape[axis] - sum(int(size) for size in sizes if size >= 0)
+    ends = np.cumsum([remainder if size < 0 else int(size) for size in sizes])
     return np.split(value, ends[:-1], axis)
 
 

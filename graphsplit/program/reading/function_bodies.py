@@ -53,10 +53,10 @@ class KnownArguments:
         """Return whether all that is known here of any sizes is so of what is given, if the sizes are these."""
         shapes = [*zip(self.shapes, arguments.shapes, strict=True)]
         shapes += [(shape, arguments.elements.get(i, (dtype, None))[1]) for i, (dtype, shape) in self.elements.items()]
-        held = [(value, arguments.held.get(i)) for i, value in self.held.items()]
+        value_pairs = [(value, arguments.held.get(i)) for i, value in self.held.items()]
         return (
             all(_says_no_more(shape_at(shape, point), other) for shape, other in shapes)
-            and all(other is not None and _at(value, point) == _at(other, point) for value, other in held)
+            and all(other is not None and _at(value, point) == _at(other, point) for value, other in value_pairs)
             and all(Polynomial.of(count).at(point) == arguments.counts.get(i) for i, count in self.counts.items())
             and all(arguments.constants.get(i) == node for i, node in self.constants.items())
             and (self.kept, self.empty) == (arguments.kept, arguments.empty)
@@ -150,8 +150,8 @@ class Bodies:
     def _found_before(self, digest: bytes, arguments: KnownArguments) -> Findings:
         """Return what was found in a function for all sizes, if what was known of its arguments then still is so."""
         if self._point is not None:
-            for (read, symbols, _), (_, known, findings) in reversed(self._memo.items()):
-                if read == digest and symbols and known.holds(arguments, self._point):
+            for (other_digest, symbols, _), (_, known_arguments, findings) in reversed(self._memo.items()):
+                if other_digest == digest and symbols and known_arguments.holds(arguments, self._point):
                     return findings
         return Findings()
 
@@ -166,8 +166,8 @@ class Bodies:
         return self._digests[name]
 
     def _program(self, function: Any, arguments: KnownArguments, before: Findings, findings: list[Findings]) -> Program:
-        known = [without_sizes(shape) for shape in arguments.shapes]
-        graph, outputs = function_graph(function, self._library.values(), self._versions, known, arguments.constants)
+        shapes = [without_sizes(shape) for shape in arguments.shapes]
+        graph, outputs = function_graph(function, self._library.values(), self._versions, shapes, arguments.constants)
         calls = stage_calls(graph)
         effects = [f"^{name}" for name in function.control_ret.values()]
         nodes, references = inline_calls(graph, [*outputs, *effects])
@@ -237,17 +237,17 @@ def _pushed(body: Program, i: int) -> np.ndarray | None:
     op = _last_change(body, i)
     if op.type != "TensorListPushBack" or op.inputs[0].op != body.inputs[i]:
         return None
-    item = body.ops[op.inputs[1].op]
-    if not item.is_constant or not item.out_dtypes[0].is_integer:
+    pushed_op = body.ops[op.inputs[1].op]
+    if not pushed_op.is_constant or not pushed_op.out_dtypes[0].is_integer:
         return None
-    return constant_value(item.node) if item.yields is None else item.yields
+    return constant_value(pushed_op.node) if pushed_op.yields is None else pushed_op.yields
 
 
 def _is_as_long(body: Program, i: int) -> bool:
     """Return whether the list that a loop carries as number `i` has as many elements after an iteration as before."""
     op = _last_change(body, i)
-    before = op.inputs if op.type == "AddN" else op.inputs[: op.type == "TensorListSetItem"]  # (one length is added)
-    return not grows(op) and body.inputs[i] in [op.index, *[origin(body, tensor).op for tensor in before]]
+    lists = op.inputs if op.type == "AddN" else op.inputs[: op.type == "TensorListSetItem"]  # (one length is added)
+    return not grows(op) and body.inputs[i] in [op.index, *[origin(body, tensor).op for tensor in lists]]
 
 
 def grows(op: Op) -> bool:

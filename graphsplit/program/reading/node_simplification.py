@@ -43,9 +43,9 @@ def simplified(
     return node
 
 
-def is_known(before: Shape | None, ensured: Shape | None) -> bool:
+def is_known(inferred: Shape | None, ensured: Shape | None) -> bool:
     """Return whether a tensor is known to have a shape, every size of it."""
-    return before is not None and None not in before and are_same(before, ensured)
+    return inferred is not None and None not in inferred and are_same(inferred, ensured)
 
 
 def _without_empty_parts(node: Any, shapes: Sequence[Shape | None], axis: np.ndarray | None) -> Any:
@@ -53,14 +53,14 @@ def _without_empty_parts(node: Any, shapes: Sequence[Shape | None], axis: np.nda
     if axis is None:
         return node
     data, controls = inputs_of(node)
-    parts = zip(data[:-1], shapes, strict=False)
-    kept = [part for part, shape in parts if not shape or not is_same(shape[int(axis)], 0)]
-    if not kept or len(kept) == len(data) - 1:
+    pairs = zip(data[:-1], shapes, strict=False)
+    parts = [part for part, shape in pairs if not shape or not is_same(shape[int(axis)], 0)]
+    if not parts or len(parts) == len(data) - 1:
         return node
     dtype, index_dtype = (tf.as_dtype(node.attr[name].type) for name in ("T", "Tidx"))
-    if len(kept) == 1:
-        return make_node(node.name, "Identity", [*kept, *controls], T=dtype)
-    return make_node(node.name, "ConcatV2", [*kept, data[-1], *controls], N=len(kept), T=dtype, Tidx=index_dtype)
+    if len(parts) == 1:
+        return make_node(node.name, "Identity", [*parts, *controls], T=dtype)
+    return make_node(node.name, "ConcatV2", [*parts, data[-1], *controls], N=len(parts), T=dtype, Tidx=index_dtype)
 
 
 def _with_squeezed_axes(node: Any, shape: Shape | None) -> Any:
@@ -106,8 +106,8 @@ def _reading(op: Op, k: int, tile: Op) -> Op:
 
 def _scaled_first(op: Op, k: int, tile: Op) -> list[Op]:
     shape = tile.in_shapes[0]
-    known = shape is not None and None not in shape
-    size = int(op.out_dtypes[0].size) * math.prod(int(size or 0) for size in shape or ()) if known else 0
+    is_defined = shape is not None and None not in shape
+    size = int(op.out_dtypes[0].size) * math.prod(int(size or 0) for size in shape or ()) if is_defined else 0
     small = replace(_reading(op, k, tile), name=f"{op.name}/untiled", out_shapes=(shape,), out_bytes=(size,))
     tiled = replace(
         tile,

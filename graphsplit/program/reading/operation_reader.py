@@ -54,7 +54,7 @@ class OperationReader:
         nodes: Mapping[str, Any],
         known_outputs: Mapping[str, Sequence[tf.Tensor]],
         resources: Mapping[str, Elements],
-        held: Mapping[str, np.ndarray],
+        held_by_inputs: Mapping[str, np.ndarray],
         counts: Mapping[str, int],
         values: Mapping[str, np.ndarray],
         carried: Mapping[tuple[str, int], Shape | None],
@@ -69,21 +69,21 @@ class OperationReader:
         self._resources = resources
         self._read_bodies = bodies
         self._unknown, self._largest = sizes
-        self._held_by_inputs = held
+        self._held_by_inputs = held_by_inputs
         self._counts_by_inputs = counts
         self._values_of_inputs = values
         self._carried = carried
         self.ops: list[Op] = []
         self.positions: dict[str, int] = {}
         self._nodes = nodes
-        self._known: dict[Tensor, np.ndarray] = {}
+        self._integers: dict[Tensor, np.ndarray] = {}
         self.found = Findings()
         self._lists = Lists(self.found)
         self._counting: dict[Tensor, InOrder] = {}  # lists that loops made, onto which each iteration pushed its number
-        self._row_numbers = RowNumbers(self.ops, self._known)
+        self._row_numbers = RowNumbers(self.ops, self._integers)
         self._guessed: set[Tensor] = set()  # what follows from unknown sizes, and no polynomial says how
         self._doubted: set[Tensor] = set()  # what follows from tensors of which too much was known
-        self._symbols: dict[Tensor, np.ndarray] = {}  # of those known: values that depend on the number of rows
+        self._symbols: dict[Tensor, np.ndarray] = {}  # of those integers: values that depend on the number of rows
         self._constants: dict[tuple[tf.DType, Shape, bytes], int] = {}
         self._replaced: dict[Tensor, Tensor] = {}  # outputs of an op with several, each now a constant of its own
 
@@ -120,7 +120,7 @@ class OperationReader:
             tensor = self.tensor(f"{output.op.name}:{k}")
             shapes = [known_shape(case.outputs[k].shape) for case in cases]
             is_shaped = output.dtype not in (tf.variant, tf.resource)
-            if is_guess and tensor not in self._known:
+            if is_guess and tensor not in self._integers:
                 self._guessed.add(tensor)
             if not is_doubted and is_shaped and _says_more(shapes, self._shape(tensor)):
                 self.found.doubted[output.op.name, k] = output.dtype, self._shape(tensor)
@@ -133,8 +133,8 @@ class OperationReader:
         node = self._nodes[name]
         inputs = self._inputs(node)
         if node.op in SIMPLIFIED and inputs:
-            shapes_read, known = map(self._shape, inputs), map(self._known.get, inputs)
-            node = simplified(node, tuple(shapes_read), tuple(known), shapes, dtypes)
+            shapes_read, values_read = map(self._shape, inputs), map(self._integers.get, inputs)
+            node = simplified(node, tuple(shapes_read), tuple(values_read), shapes, dtypes)
             inputs = self._inputs(node)
         first = shapes[0] if shapes else None
         count = rows_made(node, inputs, self.ops, self._value) if first and first[0] is None else None
@@ -152,7 +152,7 @@ class OperationReader:
             out_shapes=tuple(shapes),
             out_dtypes=tuple(dtypes),
             out_bytes=tuple([_bytes(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]),
-            constants={i: self._known[t] for i, t in enumerate(inputs) if t in self._known},
+            constants={i: self._integers[t] for i, t in enumerate(inputs) if t in self._integers},
             symbols={i: self._symbols[t] for i, t in enumerate(inputs) if t in self._symbols},
             stateful=is_stateful(node.op) and not is_repeatable(node),
             bodies=self._bodies(node, inputs, shapes) if node.op in CONTROL_FLOW else _NO_BODIES,
@@ -163,8 +163,8 @@ class OperationReader:
             op = replace(op, numbers=self._row_numbers.find(op))
         elif op.bodies:
             op = replace(op, numbers={i: self._counting[t] for i, t in enumerate(inputs) if t in self._counting})
-        *before, op = untile(op, self.ops)
-        self.ops += before
+        *earlier_ops, op = untile(op, self.ops)
+        self.ops += earlier_ops
         self.positions[op.name] = op.index
         if op.name in self._held_by_inputs:
             self._lists.held[Tensor(op.index, 0)] = self._held_by_inputs[op.name]
@@ -196,7 +196,7 @@ class OperationReader:
 
     def _value(self, tensor: Tensor) -> np.ndarray | None:
         """Return integers that are known, or follow from unknown sizes."""
-        return self._symbols.get(tensor, self._known.get(tensor))
+        return self._symbols.get(tensor, self._integers.get(tensor))
 
     def _shape(self, tensor: Tensor) -> Shape | None:
         return self.ops[tensor.op].out_shapes[tensor.index]
@@ -216,7 +216,7 @@ class OperationReader:
             if op.name in self._values_of_inputs:
                 self._append_value(op, 0, self._values_of_inputs[op.name])
             if op.type == "Const" and op.out_dtypes[0].is_integer and op.out_bytes[0] <= 8192:
-                self._known[Tensor(op.index, 0)] = constant_value(op.node)
+                self._integers[Tensor(op.index, 0)] = constant_value(op.node)
         elif len(values) == 1:
             self.positions[op.name] = self._constant(op.name, values[0], op, 0).op
         else:
@@ -235,8 +235,8 @@ class OperationReader:
             return None if count is None else [_entry(count, np.int32)]
         if op.type == "StridedSlice" and self.ops[op.inputs[0].op].type == "Shape":  # of sizes some are known, perhaps
             sizes = self._shape(self.ops[op.inputs[0].op].inputs[0])
-            known = np.array([as_exact(size) for size in sizes or ()], object)
-            op = replace(op, constants={**op.constants, 0: known}, symbols={0: known}) if sizes else op
+            shape_array = np.array([as_exact(size) for size in sizes or ()], object)
+            op = replace(op, constants={**op.constants, 0: shape_array}, symbols={0: shape_array}) if sizes else op
         return fold(op, op.symbols) if op.type in FOLDABLE and not op.controls else None
 
     def _read_through(self, op: Op) -> None:
@@ -275,17 +275,17 @@ class OperationReader:
             self.found.values[op.name, output] = Integers.of(op.out_dtypes[output], value)
 
     def _shape_of_variable(self, op: Op) -> list[np.ndarray] | None:
-        held = self._resources.get(self.ops[op.inputs[0].op].name)
-        if held is None or held[1] is None or None in held[1]:
+        elements = self._resources.get(self.ops[op.inputs[0].op].name)
+        if elements is None or elements[1] is None or None in elements[1]:
             return None
-        return [np.array(held[1], op.out_dtypes[0].as_numpy_dtype)]
+        return [np.array(elements[1], op.out_dtypes[0].as_numpy_dtype)]
 
     def _bodies(self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]) -> Mapping[str, Program]:
         """Return the programs of the functions that a loop or branch calls, and note what they say of its results."""
         passed = inputs[CONTROL_FLOW[node.op].chooses :]
         arguments = self._lists.given(passed, [self.ops[t.op].out_shapes[t.index] for t in passed], self.ops)
         if not CONTROL_FLOW[node.op].loops:
-            exact = {i: t for i, t in enumerate(passed) if t in self._known and t not in self._symbols}
+            exact = {i: t for i, t in enumerate(passed) if t in self._integers and t not in self._symbols}
             constants = {i: self._constant_node(tensor) for i, tensor in exact.items()}
             programs, shapes = self._read_bodies.of_branches(node, replace(arguments, held={}, constants=constants))
             if "output_shapes" in node.attr:
@@ -302,7 +302,7 @@ class OperationReader:
 
     def _constant_node(self, tensor: Tensor) -> Any:
         dtype = self.ops[tensor.op].out_dtypes[tensor.index]
-        return constant_node("", np.asarray(self._known[tensor], dtype.as_numpy_dtype), dtype)
+        return constant_node("", np.asarray(self._integers[tensor], dtype.as_numpy_dtype), dtype)
 
     def _find_results(self, node: Any, body_shapes: Sequence[Shape | None]) -> None:
         """Note the shapes of a branch's results, if the node does not name them as its bodies do.
@@ -312,7 +312,7 @@ class OperationReader:
         named = [known_shape(tf.TensorShape(proto)) for proto in node.attr["output_shapes"].list.shape]
         hints = [known_shape(tensor.shape) for tensor in self._known_outputs.get(node.name, ())]
         hints += [None] * (len(body_shapes) - len(hints))
-        shapes = tuple([confirmed(*known) for known in zip(named or body_shapes, body_shapes, hints, strict=True)])
+        shapes = tuple([confirmed(*claims) for claims in zip(named or body_shapes, body_shapes, hints, strict=True)])
         if not named or not all(map(are_same, shapes, named)):
             self.found.outputs[node.name] = shapes
 
@@ -343,7 +343,7 @@ class OperationReader:
                 provenance=op.provenance,
             )
         )
-        self._known[tensor] = value
+        self._integers[tensor] = value
         return tensor
 
 

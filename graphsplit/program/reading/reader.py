@@ -70,8 +70,8 @@ def build_program(
     bodies = Bodies(build_program, graph.library, graph.versions, symbols, memo, labels.provenances, point)
 
     def make_reader() -> OperationReader:
-        of_inputs, before = (known.held, known.counts, arrays), known.findings
-        carried = {} if point is None else {key: shape_at(shape, point) for key, shape in before.carried.items()}
+        of_inputs, so_far = (known.held, known.counts, arrays), known.findings
+        carried = {} if point is None else {key: shape_at(shape, point) for key, shape in so_far.carried.items()}
         return OperationReader(
             by_name, hints, known.resources, *of_inputs, carried, bodies, sizes, labels.calls, labels.provenance
         )
@@ -113,7 +113,7 @@ def _read_until_known(
     nodes: Sequence[Any],
     make_reader: Callable[[], OperationReader],
     infer: Callable[[Findings], Sequence[Sequence[tf.Operation]]],
-    before: Findings = Findings(),  # noqa: B008  # frozen
+    prior: Findings = Findings(),  # noqa: B008  # frozen
 ) -> tuple[OperationReader, Findings]:
     """Read operations again and again, until nothing more is found: what is behind a loop is only known when that is.
 
@@ -121,25 +121,25 @@ def _read_until_known(
       nodes: of the graph.
       make_reader: begins anew.
       infer: returns the operations with shapes, for each choice of sizes.
-      before: what is known beforehand. TensorFlow decides whether that fits.
+      prior: what is known beforehand. TensorFlow decides whether that fits.
     """
-    known = before
+    assumed = prior
     while True:
         try:
-            cases = infer(known)
+            cases = infer(assumed)
         except InferenceError:
             doubted = Findings(_claims(nodes))
-            if known != before or before == doubted:
+            if assumed != prior or prior == doubted:
                 raise
-            before = known = Findings() if before != Findings() else doubted
+            prior = assumed = Findings() if prior != Findings() else doubted
             continue
         reader = make_reader()
         for operations in zip(*cases, strict=True):
             reader.read(operations)
-        findings = before.joined(reader.found)
-        if findings == known:
-            return reader, known
-        known = findings
+        findings = prior.joined(reader.found)
+        if findings == assumed:
+            return reader, assumed
+        assumed = findings
 
 
 def _largest_number(nodes: Sequence[Any], resources: Mapping[str, Elements]) -> int:
@@ -184,8 +184,8 @@ def build_for_any_batch(graph: FlatGraph, known: KnownBefore, labels: Labels, me
         try:
             present = set(symbols_in(list(open_shapes.values())))
             values = {name: value for name, value in known.values.items() if present.issuperset(symbols_in([value]))}
-            now = replace(known, shapes=open_shapes, values=values)
-            return build_program(graph, now, replace(labels, notes=tuple(notes)), memo)
+            known_now = replace(known, shapes=open_shapes, values=values)
+            return build_program(graph, known_now, replace(labels, notes=tuple(notes)), memo)
         except ValueError as error:
             symbols = symbols_in(list(open_shapes.values()))
             if not symbols:
@@ -224,8 +224,8 @@ def build_for_sizes(
     if point and None not in points and known.shapes:
         with contextlib.suppress(InferenceError):  # (what does not follow for all sizes may do for these)
             build_program(graph, known, labels, memo, findings)
-    now = replace(known, shapes=sizes, values=values, findings=findings[-1], point=point)
-    return build_program(graph, now, labels, memo)
+    known_now = replace(known, shapes=sizes, values=values, findings=findings[-1], point=point)
+    return build_program(graph, known_now, labels, memo)
 
 
 def _without(shape: Shape | None, symbol: Symbol) -> Shape | None:

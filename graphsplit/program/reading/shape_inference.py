@@ -80,8 +80,8 @@ class Findings:
         """Return this and more, which counts where both say something."""
         return Findings(
             *[
-                {**known, **more_known}
-                for known, more_known in zip(vars(self).values(), vars(more).values(), strict=True)
+                {**entries, **more_entries}
+                for entries, more_entries in zip(vars(self).values(), vars(more).values(), strict=True)
             ]
         )
 
@@ -136,9 +136,9 @@ def import_for_shapes(
         if node.name in findings.outputs:
             shapes = [tf.TensorShape(shape_at(shape, point)).as_proto() for shape in findings.outputs[node.name]]
         if node.name in ensured:
-            known = tf.compat.v1.AttrValue(shape=shapes[0])
+            shape_value = tf.compat.v1.AttrValue(shape=shapes[0])
             graph_def.node.append(
-                make_node(_shape_name(node.name), "EnsureShape", [node.name], shape=known, T=copy.attr["T"])
+                make_node(_shape_name(node.name), "EnsureShape", [node.name], shape=shape_value, T=copy.attr["T"])
             )
         elif node.name in findings.outputs:
             del copy.attr["output_shapes"].list.shape[:]
@@ -153,8 +153,8 @@ def import_for_shapes(
     for tensor, value in findings.values.items():
         graph_def.node.append(constant_node(_value_name(*tensor), value.at(point), value.dtype))
     for tensor, (dtype, shape) in findings.doubted.items():
-        known = tf.compat.v1.AttrValue(shape=tf.TensorShape(shape_at(shape, point)).as_proto())
-        graph_def.node.append(make_node(_doubt_name(*tensor), "Placeholder", [], dtype=dtype, shape=known))
+        shape_value = tf.compat.v1.AttrValue(shape=tf.TensorShape(shape_at(shape, point)).as_proto())
+        graph_def.node.append(make_node(_doubt_name(*tensor), "Placeholder", [], dtype=dtype, shape=shape_value))
     try:
         return import_operations(graph_def)
     except ValueError as error:

@@ -24,7 +24,7 @@ class Lists:
     """Notes on the lists of a program.
 
     Args:
-      found: takes what shape inference is to be told of them.
+      findings: takes what shape inference is to be told of them.
 
     Attributes:
       held: of lists whose elements are all the same known integers: those.
@@ -46,14 +46,14 @@ class Lists:
         largest: int,
     ) -> None:
         """Note what TensorFlow knows of the elements of a list, for one or several choices of unknown sizes."""
-        held_by_cases = [held for case in cases if (held := resource_value(case)) is not None]
+        held_by_cases = [elements for case in cases if (elements := resource_value(case)) is not None]
         if held_by_cases:
             dtype, shape = (
                 held_by_cases[0][0],
-                joined_shapes([known_shape(held[1]) for held in held_by_cases], symbols, largest),
+                joined_shapes([known_shape(elements[1]) for elements in held_by_cases], symbols, largest),
             )
-        elif hint is not None and (held := resource_value(hint)) is not None:
-            dtype, shape = held[0], known_shape(held[1])
+        elif hint is not None and (elements := resource_value(hint)) is not None:
+            dtype, shape = elements[0], known_shape(elements[1])
         else:
             return
         if dtype != tf.variant:
@@ -61,10 +61,10 @@ class Lists:
 
     def element_shape(self, tensor: Tensor) -> np.ndarray | None:
         """Return the shape of a list's elements, -1 where it is not known, or None if their rank is not."""
-        held = self._elements.get(tensor)
-        if held is None or held[1] is None:
+        elements = self._elements.get(tensor)
+        if elements is None or elements[1] is None:
             return None
-        return np.array([-1 if size is None else as_exact(size) for size in held[1]], object)
+        return np.array([-1 if size is None else as_exact(size) for size in elements[1]], object)
 
     def given(self, passed: Sequence[Tensor], shapes: Sequence[Shape | None], ops: Sequence[Op]) -> KnownArguments:
         """Return what is known of the arguments of a function, made by `ops`."""
@@ -97,15 +97,15 @@ class Lists:
             return
         first_input = op.inputs[0] if op.inputs else None
         self._count(op, first_input)
-        held = [t for t in (Tensor(op.index, 0), first_input) if t in self._elements]
-        if not held:
+        lists = [t for t in (Tensor(op.index, 0), first_input) if t in self._elements]
+        if not lists:
             return
-        dtype, shape = self._elements[held[0]]
+        dtype, shape = self._elements[lists[0]]
         if first_input in self._elements:
             shape = with_sizes(shape, self._elements[first_input][1])
         if op.type in ITEM:
-            item = op.in_shapes[ITEM[op.type]]
-            shape = with_sizes(shape, item and item[1:] if op.type == "TensorListFromTensor" else item)
+            put_shape = op.in_shapes[ITEM[op.type]]
+            shape = with_sizes(shape, put_shape and put_shape[1:] if op.type == "TensorListFromTensor" else put_shape)
         if op.out_dtypes[0] == tf.variant:
             self._elements[Tensor(op.index, 0)] = dtype, shape
         if op.type in ELEMENT_SHAPE and has_sizes(shape):

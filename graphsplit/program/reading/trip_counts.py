@@ -102,8 +102,8 @@ def _counts(op: Any, body: Any, k: int) -> bool:
     if added.type != "AddV2" or origin(body, added.inputs[0]).op != body.inputs[k]:
         return False
     step = number_at(added, 1)
-    if step is None and (more := origin(body, added.inputs[1]).op) in body.inputs:
-        step = _unchanged(op, body, body.inputs.index(more))
+    if step is None and (addend := origin(body, added.inputs[1]).op) in body.inputs:
+        step = _unchanged(op, body, body.inputs.index(addend))
     return step == 1
 
 

@@ -84,8 +84,8 @@ def einsum(op: Op) -> Factors | Declined:
     undecided = {len(sizes) - i for sizes in stands_for for i, size in enumerate(sizes) if size is None}
     inputs = tuple([dims(term, shape, shared) for term, shape in zip(terms, shapes, strict=True)])
     output = dims(result, result_shape, None)
-    kept = set(output or ())
-    contracted = {f: "sum" for d in inputs for f in d or () if isinstance(f, int) and f not in kept}
+    output_factors = set(output or ())
+    contracted = {f: "sum" for d in inputs for f in d or () if isinstance(f, int) and f not in output_factors}
     return Factors(inputs, (output,), contracted)
 
 
@@ -114,8 +114,8 @@ def _channels(op: Op, rank: int, images: KnownSizes, kernel: KnownSizes) -> tupl
     """
     count = images[_channel_axis(op, rank)] if images is not None and _has_channels(op) else None
     is_cut = count is not None and kernel is not None and is_same(count, kernel[-2])
-    read, made_channels = (1, 2) if is_cut else (None, None)
-    return read, made_channels, (*[None] * (rank - 2), read, made_channels)
+    in_channel, out_channel = (1, 2) if is_cut else (None, None)
+    return in_channel, out_channel, (*[None] * (rank - 2), in_channel, out_channel)
 
 
 @register("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv", linear=(0, 1))
@@ -125,32 +125,32 @@ def convolution(op: Op) -> Factors:
     (In NCHW channels are the second axis. Where `_channels` has no factors of them, they are whole: `n.., .. -> n..`.)
     """
     rank = _rank(op) if op.type != "Conv" else len(op.out_shapes[0] or (0,) * 4)
-    read, made_channels, dims = _channels(op, rank, *op.in_shapes)
-    sums = {} if read is None else {read: "sum"}
-    return Factors((_images(op, rank, read), dims), (_images(op, rank, made_channels),), sums)
+    in_channel, out_channel, dims = _channels(op, rank, *op.in_shapes)
+    sums = {} if in_channel is None else {in_channel: "sum"}
+    return Factors((_images(op, rank, in_channel), dims), (_images(op, rank, out_channel),), sums)
 
 
 @register("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput", linear=(1, 2))
 def convolution_input_gradient(op: Op) -> Factors:
     """`(input_sizes, ..io, n..o) -> n..i`; `input_sizes` may begin with the number of samples, and has the channels."""
     rank, sizes = _rank(op), shape_operand(op, 0, "its input_sizes are")
-    read, made_channels, dims = _channels(op, rank, op.out_shapes[0], op.in_shapes[1])
-    axis_of_factor = {0: 0} if read is None else {0: 0, read: _channel_axis(op, rank)}
+    in_channel, out_channel, dims = _channels(op, rank, op.out_shapes[0], op.in_shapes[1])
+    axis_of_factor = {0: 0} if in_channel is None else {0: 0, in_channel: _channel_axis(op, rank)}
     resize = {factor: (Resize(0, k, sizes),) if len(sizes) == rank else () for factor, k in axis_of_factor.items()}
-    sums = {} if made_channels is None else {made_channels: "sum"}
-    return Factors((None, dims, _images(op, rank, made_channels)), (_images(op, rank, read),), sums, resize=resize)
+    sums = {} if out_channel is None else {out_channel: "sum"}
+    return Factors((None, dims, _images(op, rank, out_channel)), (_images(op, rank, in_channel),), sums, resize=resize)
 
 
 @register("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter", linear=(0, 2))
 def convolution_filter_gradient(op: Op) -> Factors:
     """`(n..i, filter_sizes, n..o) -> ..io`: a sum over the samples, so one addend per device."""
     rank, sizes = _rank(op), shape_if_known(op, 1)
-    read, made_channels, dims = _channels(op, rank, op.in_shapes[0], sizes)
+    in_channel, out_channel, dims = _channels(op, rank, op.in_shapes[0], sizes)
     resize = {}
-    if sizes is not None and read is not None and made_channels is not None:
-        resize = {read: (Resize(1, rank - 2, sizes),), made_channels: (Resize(1, rank - 1, sizes),)}
+    if sizes is not None and in_channel is not None and out_channel is not None:
+        resize = {in_channel: (Resize(1, rank - 2, sizes),), out_channel: (Resize(1, rank - 1, sizes),)}
     return Factors(
-        (_images(op, rank, read), None, _images(op, rank, made_channels)), (dims,), {0: "sum"}, resize=resize
+        (_images(op, rank, in_channel), None, _images(op, rank, out_channel)), (dims,), {0: "sum"}, resize=resize
     )
 
 

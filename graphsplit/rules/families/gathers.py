@@ -134,12 +134,12 @@ def strided_slice_gradient_blocks(op: Op, layouts: Sequence[Layout]) -> Answer |
     zeros = beside(gradient_layout, start, size - stop, gradient[layout.axis])
     if zeros is None:
         return None
-    before, after = zeros
-    whole = joined([before, gradient_layout, after])
+    zeros_before, zeros_after = zeros
+    whole = joined([zeros_before, gradient_layout, zeros_after])
     resize = (
         Resize(0, axis, shape),
-        Resize(1, position, op.constants[1], before),
-        Resize(2, position, op.constants[2], whole.between(0, len(before.blocks) + len(layout.blocks))),
+        Resize(1, position, op.constants[1], zeros_before),
+        Resize(2, position, op.constants[2], whole.between(0, len(zeros_before.blocks) + len(layout.blocks))),
     )
     return Sharded((REPLICATE,) * 4 + (layout,), (whole,), resize)
 
@@ -212,8 +212,8 @@ def gather_nd(op: Op) -> Factors:
     params, indices = ranked(*op.in_shapes)
     rows: tuple[Dim, ...] = tuple(range(len(indices) - 1))
     depth = operator.index(known(indices[-1], "the shape of its indices is"))
-    rest: tuple[Dim, ...] = tuple(100 + i for i in range(depth, len(params)))
-    return Factors((((None,) * depth + rest), (*rows, None)), ((*rows, *rest),))
+    inner_axes: tuple[Dim, ...] = tuple(100 + i for i in range(depth, len(params)))
+    return Factors((((None,) * depth + inner_axes), (*rows, None)), ((*rows, *inner_axes),))
 
 
 @register("OneHot")

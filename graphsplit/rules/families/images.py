@@ -81,13 +81,13 @@ def fused_batch_norm_gradient(op: Op) -> Factors | Declined:
 @register("SpaceToBatchND", "BatchToSpaceND", linear=(0,))
 def space_to_batch(op: Op) -> Factors:
     """Images are cut into interleaved ones, or joined: an axis has one batch for each position in the block."""
-    before, after = ranked(op.in_shapes[0], op.out_shapes[0])
-    few, many = (before, after) if op.type == "SpaceToBatchND" else (after, before)
+    read_shape, made_shape = ranked(op.in_shapes[0], op.out_shapes[0])
+    few, many = (read_shape, made_shape) if op.type == "SpaceToBatchND" else (made_shape, read_shape)
     counts = [known(shape[0], "its shape is") for shape in (many, few)]
     count = operator.index(known(quotient(*counts), "its shape is"))
     images: Dims = (0, *(None,) * (len(few) - 1))
     blocks: Dims = ((Part(0, count, 1),), *(None,) * (len(many) - 1))
-    read_dims, made_dims = (images, blocks) if few is before else (blocks, images)
+    read_dims, made_dims = (images, blocks) if few is read_shape else (blocks, images)
     return Factors((read_dims, None, None), (made_dims,))
 
 

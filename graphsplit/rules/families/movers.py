@@ -71,9 +71,9 @@ def pad_with_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     zeros = beside(layout, ahead, behind, shape[axis])
     if zeros is None:
         return None
-    before, after = zeros
-    resize = (Resize(1, (axis, 0), paddings, before), Resize(1, (axis, 1), paddings, after))
-    return Sharded((layout, *(REPLICATE,) * (len(layouts) - 1)), (joined([before, layout, after]),), resize)
+    zeros_before, zeros_after = zeros
+    resize = (Resize(1, (axis, 0), paddings, zeros_before), Resize(1, (axis, 1), paddings, zeros_after))
+    return Sharded((layout, *(REPLICATE,) * (len(layouts) - 1)), (joined([zeros_before, layout, zeros_after]),), resize)
 
 
 @register("MirrorPad", "MirrorPadGrad", linear=(0,))
@@ -170,19 +170,19 @@ def join_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     if known_axis is None or shape is None:
         return None
     axis = int(known_axis) % len(shape)
-    data = layouts[:-1]
-    if not any(isinstance(layout, Shard) and layout.axis == axis for layout in data):
+    operands = layouts[:-1]
+    if not any(isinstance(layout, Shard) and layout.axis == axis for layout in operands):
         return None
-    sizes = [None if s is None else s[axis] for s in op.in_shapes[: len(data)]]
-    cut_along_axis = [layout if isinstance(layout, Shard) and layout.axis == axis else None for layout in data]
+    sizes = [None if s is None else s[axis] for s in op.in_shapes[: len(operands)]]
+    cut_along_axis = [layout if isinstance(layout, Shard) and layout.axis == axis else None for layout in operands]
     cuts = [(layout, rows_of(layout, size)) for layout, size in zip(cut_along_axis, sizes, strict=True) if layout]
-    known: list[Shard] = []
+    wants: list[Shard] = []
     for layout, size in zip(cut_along_axis, sizes, strict=True):
         cut = layout or _cut_like(axis, size, cuts)
         if cut is None:
             return Declined("it joins sharded rows with rows that every device has")
-        known.append(cut)
-    return Sharded((*known, REPLICATE), (joined(known),))
+        wants.append(cut)
+    return Sharded((*wants, REPLICATE), (joined(wants),))
 
 
 def _cut_like(axis: int, size: Any, cuts: Sequence[tuple[Shard, Any]]) -> Shard | None:
@@ -227,10 +227,10 @@ def split_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     if not isinstance(layout, Shard) or known_axis is None or shape is None:
         return None
     count = len(op.out_shapes)
-    each, rest = divmod(len(layout.blocks), count)
-    groups = [layout.between(i * each, (i + 1) * each) for i in range(count)]
+    per_piece, remainder = divmod(len(layout.blocks), count)
+    groups = [layout.between(i * per_piece, (i + 1) * per_piece) for i in range(count)]
     alike = len({(sum(group.blocks), group.partition) for group in groups}) == 1
-    if layout.axis != int(known_axis) % len(shape) or rest or not alike or isinstance(groups[0].partition, Joined):
+    if layout.axis != int(known_axis) % len(shape) or remainder or not alike or isinstance(groups[0].partition, Joined):
         return None
     return Sharded((REPLICATE, layout), tuple(groups))
 
@@ -259,7 +259,7 @@ def split_v_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
 @register("SplitV", linear=(0,), layouts=split_v_blocks)
 def split(op: Op) -> Factors:
     """`(axis, ab) -> ab, ab`, or `(ab, sizes, axis)`; the split axis must be whole."""
-    data, axis = (1, 0) if op.type == "Split" else (0, 2)
-    [shape] = ranked(op.in_shapes[data])
+    operand, axis = (1, 0) if op.type == "Split" else (0, 2)
+    [shape] = ranked(op.in_shapes[operand])
     dims = but(axes_in(op, axis, len(shape), "its axis is"), len(shape))
-    return Factors(tuple([dims if i == data else None for i in range(len(op.inputs))]), (dims,) * len(op.out_shapes))
+    return Factors(tuple([dims if i == operand else None for i in range(len(op.inputs))]), (dims,) * len(op.out_shapes))

@@ -31,8 +31,8 @@ def kernel_by_kernel(op: Op, layouts: Sequence[Layout]) -> Answer | None:
         wants[_LENGTHS] = cut.along(0)
     if "Backprop" in op.type:
         return Sharded(tuple(wants), (*[_states(shape, cut) for shape in op.in_shapes[:3]], PARTIAL_SUM))
-    kept = (REPLICATE,) * (len(op.out_shapes) - 3)
-    return Sharded(tuple(wants), (*[_states(shape, cut) for shape in op.out_shapes[:3]], *kept))
+    reserve_layouts = (REPLICATE,) * (len(op.out_shapes) - 3)
+    return Sharded(tuple(wants), (*[_states(shape, cut) for shape in op.out_shapes[:3]], *reserve_layouts))
 
 
 @register("CudnnRNN", "CudnnRNNV2", "CudnnRNNV3", layouts=kernel_by_kernel)

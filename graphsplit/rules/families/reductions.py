@@ -38,8 +38,8 @@ def _reduced(op: Op) -> tuple[set[int], int, Dims]:
     """Return the axes that an op reduces, of how many, and the dims of its result."""
     [shape] = ranked(op.in_shapes[0])
     axes, keep = axes_in(op, 1, len(shape)), op.attr("keep_dims").b
-    left = [None if i in axes else i for i in range(len(shape)) if keep or i not in axes]
-    return axes, len(shape), tuple(left)
+    dims = [None if i in axes else i for i in range(len(shape)) if keep or i not in axes]
+    return axes, len(shape), tuple(dims)
 
 
 @register("L2Loss")
@@ -60,22 +60,22 @@ def unsorted_segments(op: Op) -> Factors:
     A segment without rows holds the identity of the reduction, on one device as in the whole.
     """
     data, ids = ranked(*op.in_shapes[:2])
-    rows, rest = tuple(range(len(ids))), tuple(range(len(ids), len(data)))
+    rows, inner_axes = tuple(range(len(ids))), tuple(range(len(ids), len(data)))
     contracted, count = dict.fromkeys(rows, _REDUCTION[op.type.removeprefix("UnsortedSegment")]), op.constants.get(2)
     if count is None or 2 in op.symbols or int(count) > tf.as_dtype(op.attr("Tindices").type).max:
-        return Factors((rows + rest, rows, None), ((None, *rest),), contracted)
+        return Factors((rows + inner_axes, rows, None), ((None, *inner_axes),), contracted)
     resize = {_SEGMENT: (Resize(2, (), np.asarray(count)),)}
     numbered = {_SEGMENT: Numbered(1, DROPPED)}
-    return Factors((rows + rest, rows, None), ((_SEGMENT, *rest),), contracted, resize, numbered=numbered)
+    return Factors((rows + inner_axes, rows, None), ((_SEGMENT, *inner_axes),), contracted, resize, numbered=numbered)
 
 
 @register("ScatterNd", linear=(1,), layouts=own_segments(0))
 def scatter_nd(op: Op) -> Factors:
     """`(indices, updates, shape)`: every device adds its own updates into zeros. The gradient of `GatherNd`."""
     shape, (indices, updates) = shape_operand(op, 2), ranked(*op.in_shapes[:2])
-    rows, rest = tuple(range(len(indices) - 1)), tuple(range(len(indices) - 1, len(updates)))
+    rows, inner_axes = tuple(range(len(indices) - 1)), tuple(range(len(indices) - 1, len(updates)))
     indexed = operator.index(known(indices[-1], "its shape is"))
-    resize = {factor: (Resize(2, indexed + i, shape),) for i, factor in enumerate(rest)}
-    dims = ((*rows, None), rows + rest, None)
+    resize = {factor: (Resize(2, indexed + i, shape),) for i, factor in enumerate(inner_axes)}
+    dims = ((*rows, None), rows + inner_axes, None)
     adds = "any" if op.out_dtypes[0].is_bool else "sum"
-    return Factors(dims, ((*(None,) * indexed, *rest),), dict.fromkeys(rows, adds), resize)
+    return Factors(dims, ((*(None,) * indexed, *inner_axes),), dict.fromkeys(rows, adds), resize)

@@ -33,9 +33,9 @@ def by_core_ranks(operands: Ranks, results: Ranks) -> Callable[[Op], Factors]:
         pairs = list(zip((*op.in_shapes, *op.out_shapes), ranks, strict=True))
         ranked(*[shape for shape, rank in pairs if rank is not None])
         leads = [_lead(shape, rank) for shape, rank in pairs]
-        known = [lead for lead in leads if lead is not None]
-        whole = _broadcast(known)
-        free = result_dims(known, whole)  # an axis is nobody's factor where an operand's size is unknown
+        known_leads = [lead for lead in leads if lead is not None]
+        whole = _broadcast(known_leads)
+        free = result_dims(known_leads, whole)  # an axis is nobody's factor where an operand's size is unknown
         dims: list[Dims] = []
         for lead, (shape, _) in zip(leads, pairs, strict=True):
             lead_dims = broadcast_dims(lead, whole) if lead is not None else ()

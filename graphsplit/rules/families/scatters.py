@@ -41,8 +41,8 @@ def scatter_own(op: Op, layouts: Sequence[Layout]) -> Answer | None:
         return None
     if None in (*tensor, *updates) or not is_at_least(math.prod(updates), math.prod(tensor)):
         return None
-    read, joined = _JOINED[op.type]
-    return Sharded((read, cut, cut), (joined,))
+    tensor_layout, joined = _JOINED[op.type]
+    return Sharded((tensor_layout, cut, cut), (joined,))
 
 
 @register("TensorScatterUpdate", *_JOINED, layouts=scatter_own)
@@ -69,8 +69,8 @@ def dynamic_stitch(op: Op) -> Factors:
     """`(indices ..., data ...)`: the first axis of the result is numbered, those behind it are free."""
     *shapes, result = ranked(*op.in_shapes, op.out_shapes[0])
     count, behind = len(shapes) // 2, tuple(range(1, len(result)))
-    data = [(*(None,) * (len(shape) - len(behind)), *behind) for shape in shapes[count:]]
-    return Factors(((None,) * count + tuple(data)), ((None, *behind),))
+    data_dims = [(*(None,) * (len(shape) - len(behind)), *behind) for shape in shapes[count:]]
+    return Factors(((None,) * count + tuple(data_dims)), ((None, *behind),))
 
 
 @register("DenseBincount")

@@ -86,7 +86,7 @@ def _trace_joint(trace: Trace, groups: Sequence[_Group]) -> JointTrace:
     seeds: list[tf.Tensor] = []
     flat: list[tf.Tensor] = []
     trees = []
-    before = len(trace.graph.get_operations())
+    count_before = len(trace.graph.get_operations())
     with trace.graph.as_default():
         for group in groups:
             targets = [trace.outputs[k] for k in group.outputs]
@@ -100,7 +100,7 @@ def _trace_joint(trace: Trace, groups: Sequence[_Group]) -> JointTrace:
             seeds += own_seeds
             flat += tensors
             trees.append(tree)
-    _read_late(trace.graph, trace.graph.get_operations()[before:])
+    _read_late(trace.graph, trace.graph.get_operations()[count_before:])
     outputs_of = [group.outputs for group in groups]
     names = [*trace.program.input_names, *[f"gradient of output {k}" for group in outputs_of for k in group]]
     inputs, outputs = (*trace.inputs, *seeds), (*trace.outputs, *flat)
@@ -129,8 +129,8 @@ def _read_late(graph: Any, operations: Sequence[tf.Operation]) -> None:
     if not readers:
         return
     with raw_handles():
-        known, handles = captures_of_graph(graph)
-    outside = {id(inner): outer for inner, outer in zip(known, handles, strict=True)}
+        placeholders, handles = captures_of_graph(graph)
+    outside = {id(inner): outer for inner, outer in zip(placeholders, handles, strict=True)}
     for op, i, tensor in readers:
         if id(tensor) in outside and is_eager(outside[id(tensor)]):
             take_other_input(op, i, captured_once_more(graph, outside[id(tensor)]))
@@ -157,8 +157,8 @@ def _is_differentiable(dtype: tf.DType) -> bool:
 
 
 def _has_gradient(source: tf.Tensor) -> bool:
-    held = resource_value(source) if source.dtype == tf.resource else (source.dtype, None)
-    return held is not None and _is_differentiable(held[0])
+    dtype_and_shape = resource_value(source) if source.dtype == tf.resource else (source.dtype, None)
+    return dtype_and_shape is not None and _is_differentiable(dtype_and_shape[0])
 
 
 def _grouped(program: Program, chosen: Sequence[int]) -> list[_Group]:

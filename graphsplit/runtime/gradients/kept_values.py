@@ -56,11 +56,11 @@ class KeptValues:
     @classmethod
     def now(cls, trace: Trace, plan: Plan, handles: Sequence[tf.Tensor]) -> KeptValues:
         """Return the values that the variables have now."""
-        held = [resource_value(handle) if handle.dtype == tf.resource else None for handle in handles]
+        value_types = [resource_value(handle) if handle.dtype == tf.resource else None for handle in handles]
 
-        def read() -> tuple[tf.Tensor, ...]:
+        def read_values() -> tuple[tf.Tensor, ...]:
             with no_recording():
-                pairs = zip(handles, held, strict=True)
+                pairs = zip(handles, value_types, strict=True)
                 return tuple([handle if value is None else _read(handle, value[0]) for handle, value in pairs])
 
         positions: dict[str, list[int]] = {}
@@ -73,9 +73,9 @@ class KeptValues:
                 tuple([handles[i].device for i in positions_of_capture]),
             )
             captures[name] = _Capture(
-                values, devices, plan.state.divisions.get(name), held[positions_of_capture[0]] is not None
+                values, devices, plan.state.divisions.get(name), value_types[positions_of_capture[0]] is not None
             )
-        kept = cls(asked_of_workers(trace, read), captures)
+        kept = cls(asked_of_workers(trace, read_values), captures)
         kept._record(trace, handles)
         return kept
 

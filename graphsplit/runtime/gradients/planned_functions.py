@@ -291,18 +291,17 @@ class ForwardAndBackward:
         results: Sequence[tf.Tensor],
         gradients: Sequence[Any],
     ) -> list[Any]:
-        """Return the gradients by all that was given, by what came of it, outputs and residuals."""
+        """Return the gradients by `function_inputs`, added up over groups; `results` are outputs, then residuals."""
         count = len(self.single.trace.outputs)
         outputs, residuals = results[:count], results[count:]
         totals: list[Any] = [None] * len(function_inputs)
         for g, group in enumerate(self.joint.groups):
             group_gradients = [gradients[k] for k in group]
             if any(gradient is not None for gradient in group_gradients):
-                for i, gradient in enumerate(
-                    self._run_backward(g, function_inputs, outputs, group_gradients, residuals, kept)
-                ):
-                    total = totals[i]
-                    totals[i] = total if gradient is None else gradient if total is None else total + gradient
+                of_group = self._run_backward(g, function_inputs, outputs, group_gradients, residuals, kept)
+                for i, gradient in enumerate(of_group):
+                    if gradient is not None:
+                        totals[i] = gradient if totals[i] is None else totals[i] + gradient
         return totals
 
     def _run_forward(
@@ -311,7 +310,7 @@ class ForwardAndBackward:
         """Return outputs and residuals.
 
         Args:
-          given: arguments and captures.
+          function_inputs: arguments and captures.
           planned: the same as the plan takes them.
           kept: the values of the captures, None if those that are planned keep them.
         """
@@ -440,11 +439,11 @@ class ForwardAndBackward:
         that takes all: that one's gradient by the arguments says all that there is to say, and residuals need none.
         """
         arguments, first, last = len(self.single.trace.inputs), len(function_inputs), len(function_inputs) + len(seeds)
-        held, planned = last + len(residuals), self._as_planned(function_inputs) if self.plan.state.parts else []
-        end = held + len(planned)
+        begin, planned = last + len(residuals), self._as_planned(function_inputs) if self.plan.state.parts else []
+        end = begin + len(planned)
 
         def run(*flat: tf.Tensor) -> list[tf.Tensor]:
-            return self.cut.run_backward(g, flat[held:end] or flat[:first], flat[first:last], flat[last:held])
+            return self.cut.run_backward(g, flat[begin:end] or flat[:first], flat[first:last], flat[last:begin])
 
         taken = [*function_inputs, *seeds, *residuals, *planned, *(kept.tensors if kept else ())]
         flat = self._as_one_call(g, run, taken)
@@ -453,10 +452,13 @@ class ForwardAndBackward:
             if kept is None:
                 self._refuse()
             sources = [*inputs[:arguments], *inputs[first:last], *inputs[arguments:first]]
-            by_all = self._again(g).pair().gradients(sources, gradients, replace(kept, tensors=tuple(inputs[end:])))
-            by_arguments, by_seeds = by_all[:arguments], by_all[arguments : arguments + len(seeds)]
+            gradients_by_all = (
+                self._again(g).pair().gradients(sources, gradients, replace(kept, tensors=tuple(inputs[end:])))
+            )
+            end_of_seeds = arguments + len(seeds)
+            by_arguments, by_seeds = gradients_by_all[:arguments], gradients_by_all[arguments:end_of_seeds]
             nothing = [None] * (len(inputs) - last)
-            return [*by_arguments, *by_all[arguments + len(seeds) :], *by_seeds, *nothing]
+            return [*by_arguments, *gradients_by_all[end_of_seeds:], *by_seeds, *nothing]
 
         set_graph_gradient(flat, backward, by_rows=True)
         if watches(taken[:last]):
@@ -491,9 +493,9 @@ def _forward_and_backward(single: PlannedFunction, watched: Sequence[bool]) -> F
     program, joint = single.trace.program, joint_trace(single.trace, watched)
     layouts = [_layout_of(single, k) for group in joint.groups for k in group]
     plan = single.plan_now(single.plan, joint.trace, (*single.plan.input_layouts, *layouts))
-    graph, known = emit(plan), {program.ops[i].name for i in program.captures} | joint.trace.counters
+    graph, forward_captures = emit(plan), {program.ops[i].name for i in program.captures} | joint.trace.counters
     names = zip(origins_of(joint.trace, plan), graph.captures, strict=True)
-    late = [name for (origin, _), name in names if origin not in known]
+    late = [name for (origin, _), name in names if origin not in forward_captures]
     cut = separate_graph(graph, len(program.inputs), len(program.outputs), joint.sizes(), single.name, late)
     return ForwardAndBackward(single, plan, joint, cut)
 

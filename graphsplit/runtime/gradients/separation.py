@@ -41,9 +41,9 @@ class SeparatedGraph:
         self, g: int, inputs: Sequence[tf.Tensor], seeds: Sequence[tf.Tensor], residuals: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Return the gradients of group `g`."""
-        known = dict(zip((*self.given, *self.residuals), (*inputs, *residuals), strict=True))
-        read, function = self.backward[g]
-        return function([*[known[r] for r in read], *seeds])
+        tensor_by_reference = dict(zip((*self.given, *self.residuals), (*inputs, *residuals), strict=True))
+        references, function = self.backward[g]
+        return function([*[tensor_by_reference[r] for r in references], *seeds])
 
 
 class _BackwardPart(NamedTuple):
@@ -87,20 +87,20 @@ def separate_graph(
     forward = set(graph.by_name).difference(*[part.after for part in parts])
     crossing = [_crossing(graph, part.after, part.results, constant) for part in parts]
     dead = dead_tensors(graph)
-    read = [*[r for c in crossing for r in c], *graph.present]
-    residuals = [r for r in dict.fromkeys(read) if source_of(r) not in inputs]
-    kept, returned = dead.replaced(residuals)
+    references = [*[r for c in crossing for r in c], *graph.present]
+    residuals = [r for r in dict.fromkeys(references) if source_of(r) not in inputs]
+    replacing_nodes, returned = dead.replaced(residuals)
     run_forward = runtime_function(
         f"{name}_forward",
         graph,
-        [*[n for n in graph.nodes if n.name in forward], *kept],
+        [*[n for n in graph.nodes if n.name in forward], *replacing_nodes],
         inputs,
         (*graph.outputs[:outputs], *returned),
         [e for e in graph.effects if e in forward],
         {},
     )
     pairs = zip(parts, crossing, strict=True)
-    backward = [_backward(graph, constant, part, read, dead, f"{name}_backward") for part, read in pairs]
+    backward = [_backward(graph, constant, part, crossed, dead, f"{name}_backward") for part, crossed in pairs]
     return SeparatedGraph(outputs, inputs, residuals, run_forward, backward)
 
 
@@ -121,8 +121,8 @@ def _backward(
     graph: EmittedGraph, constant: set[str], part: _BackwardPart, crossing: Sequence[str], dead: DeadTensors, name: str
 ) -> tuple[Sequence[str], Function]:
     """Return the backward part of a group."""
-    read = list(dict.fromkeys([*crossing, *graph.present]))
-    inputs = {r: f"{graph.scope}/residual_{i}" for i, r in enumerate(read)}
+    references = list(dict.fromkeys([*crossing, *graph.present]))
+    inputs = {r: f"{graph.scope}/residual_{i}" for i, r in enumerate(references)}
     nodes = [_placeholder(stand_in, graph, r) for r, stand_in in inputs.items()]
     dead_nodes, stand_ins, tokens = dead.again(inputs)
     nodes += dead_nodes
@@ -144,13 +144,13 @@ def _backward(
         [e for e in graph.effects if e in part.after],
         {},
     )
-    return read, function
+    return references, function
 
 
 def _crossing(graph: EmittedGraph, after: set[str], results: Sequence[str], constant: set[str]) -> list[str]:
     """Return the references that a backward part (or its results) reads from outside of it, constants apart."""
-    read = [r for n in graph.nodes if n.name in after for r in n.input if r[0] != "^"]
-    return [r for r in dict.fromkeys([*read, *results]) if source_of(r) not in after | constant]
+    references = [r for n in graph.nodes if n.name in after for r in n.input if r[0] != "^"]
+    return [r for r in dict.fromkeys([*references, *results]) if source_of(r) not in after | constant]
 
 
 def _placeholder(name: str, graph: EmittedGraph, reference: str) -> Any:

@@ -190,10 +190,10 @@ def _argument(device: str) -> Probe:
     with tf.device(device):
         variables = [tf.Variable(float(k)) for k in range(_VARIABLES)]
 
-    def sums(read: Sequence[tf.Variable]) -> TimedCall:
+    def sums(operands: Sequence[tf.Variable]) -> TimedCall:
         def run(value: tf.Tensor) -> tf.Tensor:
             with tf.device(device):
-                for variable in read:
+                for variable in operands:
                     value = value + variable
                 return value
 
@@ -211,13 +211,13 @@ def _products(devices: Sequence[str], count: int, side: int, length: int) -> Tim
 
 def _moved(step: TimedStep, devices: Sequence[str], count: int, operands: Sequence[tf.Tensor]) -> TimedCall:
     """Return a call of so many chains of a step whose operands no cache has."""
-    each = len(operands) // count
+    per_chain = len(operands) // count
 
     def after(value: tf.Tensor, number: int) -> tf.Tensor:
         with tf.control_dependencies([value]):
             return step(operands[number])
 
-    return chains(devices, count, operands[0], min(each, _LONG * 8), after)
+    return chains(devices, count, operands[0], min(per_chain, _LONG * 8), after)
 
 
 def _without_number(step: TimedStep, value: tf.Tensor, _: int) -> tf.Tensor:
@@ -281,7 +281,7 @@ def rates_of(
     """Return the curves of all families, and FLOPs a second of products of large matrices by dtype.
 
     Args:
-      found: the seconds that work took: see `rate_probes`.
+      seconds_by_work: what work took: see `rate_probes`.
       overhead_s: what an operation takes besides.
       argument_s: what it takes that an operation is given an operand: those that only read and write are.
     """

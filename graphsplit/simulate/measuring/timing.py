@@ -3,8 +3,8 @@
 A machine that others use, too, changes its speed from one tenth of a second to the next. So calls take turns, and each
 is timed beside the reference.
 
-Probes are small graphs that are timed so. A figure is computed from what its own calls took in one turn, next to each
-other; what counts is the median of all turns.
+Probes are small graphs that are timed so. A figure is computed from what its own calls took in one round, next to each
+other; what counts is the median of all rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def usual_seconds_of_calls(
     Args:
       calls: what is timed.
       beside: the reference.
-      least_s: how long that goes on; slow calls take longer, as each has a few turns at least.
+      least_s: how long that goes on; slow calls take longer, as each runs in a few rounds at least.
       most_turns: how often each is timed, at most.
     """
     relative, usual_s = relative_seconds_of_calls(calls, beside, least_s, most_turns)
@@ -47,7 +47,7 @@ def usual_seconds_of_calls(
 def relative_seconds_of_calls(
     calls: Sequence[TimedCall], beside: TimedCall, least_s: float = TURNS_S, most_turns: int = _MOST_TURNS
 ) -> tuple[list[list[float]], float]:
-    """Return how many times as long as a reference each of some calls takes, turn by turn: `usual_seconds_of_calls`."""
+    """Return how many times as long as a reference each call takes, round by round: `usual_seconds_of_calls`."""
     counts = [times_in_turn(call) for call in calls]
     _seconds(beside, 1)
     relative: list[list[float]] = [[] for _ in calls]
@@ -206,8 +206,8 @@ class as_written:  # noqa: N801  # used like a function
     """
 
     def __enter__(self) -> None:
-        self._before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
+        self._was_disabled = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
     def __exit__(self, *_: object) -> None:
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": self._before})
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": self._was_disabled})

@@ -118,7 +118,7 @@ def most_memory(memories: Sequence[Mapping[str, Memory]]) -> dict[str, Memory]:
     """Return of each device that in which most is alive."""
     names = dict.fromkeys([device for memory in memories for device in memory])
     return {
-        device: max([memory[device] for memory in memories if device in memory], key=lambda held: held.live_bytes)
+        device: max([memory[device] for memory in memories if device in memory], key=lambda usage: usage.live_bytes)
         for device in names
     }
 

@@ -115,8 +115,8 @@ def work_of_call(
     together = [replace(work, family="elementwise", flops=flops, bytes=float(moved)) for work in works[:1]]
     all_s = sum([member.own_s for member in kernels.values()]) + sum(map(seconds, together))
     results = dict.fromkeys([*wanted_outside, *[result for operands in reads.values() for result in operands]])
-    held = {r for r in results if r not in wanted_outside and (r in stored or r.task in kernels)}
-    return CallWork(all_s, _most_held(list(members), reads, fused, results, held, bytes_of))
+    held_results = {r for r in results if r not in wanted_outside and (r in stored or r.task in kernels)}
+    return CallWork(all_s, _most_held(list(members), reads, fused, results, held_results, bytes_of))
 
 
 def _source(result: Result, members: Mapping[int, Member]) -> Result:
@@ -131,7 +131,7 @@ def _most_held(
     reads: Mapping[int, Iterable[Result]],
     fused: Container[int],
     results: Iterable[Result],
-    held: Collection[Result],
+    held_results: Collection[Result],
     bytes_of: Callable[[Result], int],
 ) -> int:
     """Return the most bytes that are alive at a time of results that are held: from their makers to the last readers.
@@ -145,6 +145,6 @@ def _most_held(
     for k, n in reversed(list(enumerate(order))):
         later = max([ends.get(r, k) for r in made_by.get(n, ())], default=k) if n in fused else k
         ends.update({result: max(ends.get(result, 0), later) for result in reads.get(n, ())})
-    held_results = [(k, result) for k, n in enumerate(order) for result in made_by.get(n, ()) if result in held]
-    spans = [(k, ends.get(result, k) + 1, bytes_of(result)) for k, result in held_results]
+    pairs = [(k, result) for k, n in enumerate(order) for result in made_by.get(n, ()) if result in held_results]
+    spans = [(k, ends.get(result, k) + 1, bytes_of(result)) for k, result in pairs]
     return max([size for _, size in alive(spans)], default=0)

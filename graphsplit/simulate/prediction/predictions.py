@@ -221,8 +221,8 @@ class PredictedStep:
     def over(self, limit: float | None = None) -> dict[str, int]:
         """Return the devices that would hold more bytes than they have, or than `limit`, and how many."""
         most = self.machine.device.memory_bytes if limit is None else limit
-        held = {short_name(device): memory.peak_bytes for device, memory in self.of_devices.items()}
-        return {device: count for device, count in held.items() if count > most}
+        peak_by_device = {short_name(device): memory.peak_bytes for device, memory in self.of_devices.items()}
+        return {device: count for device, count in peak_by_device.items() if count > most}
 
 
 def _what(task: Task) -> list[str]:
@@ -290,8 +290,8 @@ class Prediction(PredictedStep):
                 f"{format_bytes(memory.state_bytes)} variables, {format_bytes(memory.argument_bytes)} arguments, "
                 f"{format_bytes(memory.live_bytes)} activations at the peak"
             )
-        left = len(self.memory) - len(shown)
-        lines += [f"  ... and {count_text(left, 'more device')}"] if left else []
+        left_out = len(self.memory) - len(shown)
+        lines += [f"  ... and {count_text(left_out, 'more device')}"] if left_out else []
         over = self.over()
         if over:
             names = ", ".join(f"{device} {format_bytes(count)}" for device, count in list(over.items())[:4])
@@ -436,14 +436,14 @@ def _threads(machine: Machine) -> str:
     if machine.device.kind != "CPU":
         return "kernels of a GPU run one at a time, copies overlap with them"
     slowest = machine.host.slowdown[-1]
-    more = f", {slowest:.2f} times as slow when all are busy" if slowest != 1 else ""
-    return f"devices share {machine.host.threads} threads{more}"
+    slowdown_text = f", {slowest:.2f} times as slow when all are busy" if slowest != 1 else ""
+    return f"devices share {machine.host.threads} threads{slowdown_text}"
 
 
 def _each(machine: Machine) -> str:
     host = machine.host
-    each = [(host.device_call_s, "more device"), (host.argument_s, "tensor that is passed in")]
-    return "".join([f", {_microseconds(seconds)} for each {what}" for seconds, what in each if seconds])
+    costs = [(host.device_call_s, "more device"), (host.argument_s, "tensor that is passed in")]
+    return "".join([f", {_microseconds(seconds)} for each {what}" for seconds, what in costs if seconds])
 
 
 def _microseconds(seconds: float) -> str:

@@ -134,23 +134,23 @@ class _Replay:
             self._ready(0.0, i, touched)
         self._dispatch(0.0, touched)
         while self._events:
-            now, touched = self._events[0][0], {}
-            while self._events and self._events[0][0] == now:
+            now_s, touched = self._events[0][0], {}
+            while self._events and self._events[0][0] == now_s:
                 _, what, i = heapq.heappop(self._events)
                 if what == _ENDS:
-                    self._leave(now, i, touched)
+                    self._leave(now_s, i, touched)
                 if what == _ARRIVES or not self._tasks[i].delay_s:
-                    self._arrive(now, i, touched)
-            self._dispatch(now, touched)
-        left = [task.name for task, missing in zip(self._tasks, self._missing, strict=True) if missing]
-        if left:
-            raise CheckError(f"{len(left)} tasks wait for each other, {left[0]!r} among them.")
+                    self._arrive(now_s, i, touched)
+            self._dispatch(now_s, touched)
+        stuck_names = [task.name for task, missing in zip(self._tasks, self._missing, strict=True) if missing]
+        if stuck_names:
+            raise CheckError(f"{len(stuck_names)} tasks wait for each other, {stuck_names[0]!r} among them.")
         return TaskTimes(tuple(self._starts), tuple(self._ends), self._seconds, tuple(self._last))
 
-    def _ready(self, now: float, i: int, touched: dict[str, None]) -> None:
-        self._ready_s[i] = now
+    def _ready(self, now_s: float, i: int, touched: dict[str, None]) -> None:
+        self._ready_s[i] = now_s
         if not self._tasks[i].uses:
-            self._begin(now, i)
+            self._begin(now_s, i)
             return
         name = self._tasks[i].uses[0]
         touched[name] = None
@@ -160,32 +160,32 @@ class _Replay:
         sign = self._sign[name]
         heapq.heappush(self._queues[name], (sign * self._ready_s[i], sign * self._tasks[i].rank, sign * i))
 
-    def _begin(self, now: float, i: int) -> None:
+    def _begin(self, now_s: float, i: int) -> None:
         task, working = self._tasks[i], 1
         for name in task.uses:
             self._free[name] -= 1
             working = max(working, self._capacity[name] - self._free[name])
-        self._starts[i] = now
-        self._ends[i] = now + task.seconds * task.slowdown[min(working, len(task.slowdown)) - 1]
+        self._starts[i] = now_s
+        self._ends[i] = now_s + task.seconds * task.slowdown[min(working, len(task.slowdown)) - 1]
         heapq.heappush(self._events, (self._ends[i], _ENDS, i))
 
-    def _leave(self, now: float, i: int, touched: dict[str, None]) -> None:
+    def _leave(self, now_s: float, i: int, touched: dict[str, None]) -> None:
         for name in self._tasks[i].uses:
             self._free[name] += 1
             self._users[name] = i
             touched[name] = None
         if self._tasks[i].delay_s:
-            heapq.heappush(self._events, (now + self._tasks[i].delay_s, _ARRIVES, i))
+            heapq.heappush(self._events, (now_s + self._tasks[i].delay_s, _ARRIVES, i))
 
-    def _arrive(self, now: float, i: int, touched: dict[str, None]) -> None:
-        self._seconds = max(self._seconds, now)
+    def _arrive(self, now_s: float, i: int, touched: dict[str, None]) -> None:
+        self._seconds = max(self._seconds, now_s)
         for reader in self._readers[i]:
             self._missing[reader] -= 1
             if not self._missing[reader]:
                 self._last[reader] = i
-                self._ready(now, reader, touched)
+                self._ready(now_s, reader, touched)
 
-    def _dispatch(self, now: float, touched: dict[str, None]) -> None:
+    def _dispatch(self, now_s: float, touched: dict[str, None]) -> None:
         """Start what can on resources that were left or are asked for. What finds another one busy waits there."""
         for name in touched:
             while self._queues[name] and self._free[name]:
@@ -194,6 +194,6 @@ class _Replay:
                 if busy is not None:
                     self._wait_for(busy, i)
                     continue
-                if self._ready_s[i] < now:
+                if self._ready_s[i] < now_s:
                     self._last[i] = self._users.get(name, self._last[i])
-                self._begin(now, i)
+                self._begin(now_s, i)

@@ -45,15 +45,15 @@ def longer_sides(tasks: Sequence[Task], sides: Sequence[Side], resources: Mappin
 def other_choices(sides: Sequence[Side], choice: TakenSides) -> list[dict[Tensor, int]]:
     """Return choices by which each side is taken once that is not by this one."""
     is_possible = {side: len(dict(side)) == len(side) for side in set(sides)}
-    left = sorted([side for side in is_possible if is_possible[side] and not _may_run(side, choice)], key=sorted)
+    sides_left = sorted([side for side in is_possible if is_possible[side] and not _may_run(side, choice)], key=sorted)
     choices = []
-    while left:
+    while sides_left:
         taken: dict[Tensor, int] = {}
-        for side in left:
+        for side in sides_left:
             if _may_run(side, taken):
                 taken.update(side)
         choices.append({**choice, **taken})
-        left = [side for side in left if not _may_run(side, choices[-1])]
+        sides_left = [side for side in sides_left if not _may_run(side, choices[-1])]
     return choices
 
 

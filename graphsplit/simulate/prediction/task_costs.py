@@ -72,28 +72,28 @@ class TaskCosts:
         self._note = note
         self._seconds_of_iteration = seconds_of_iteration
         self._kinds = kinds_of_shards(plan)
-        self._known: dict[object, TaskCost] = {}
+        self._cost_by_key: dict[object, TaskCost] = {}
         self._on_host: dict[int, bool] = {}
         self._open = {op.index for op in plan.program.ops if not all(map(is_known, _made(op)))}
         self._sizes: dict[int, tuple[int, ...]] = {}
         self._in_lists: dict[tuple[int, int | None], Mapping[int, int]] = {}
         pairs = zip(plan.program.ops, plan.steps, strict=True)
         self._kernels = Kernels(plan, tasks)
-        self._each = {op.index for op, step in pairs if self._kernels.differ(op, step.shards)}
+        self._differing_ops = {op.index for op, step in pairs if self._kernels.differ(op, step.shards)}
 
     def of(self, task: PlannedTask) -> TaskCost:
         """Return what a task takes that is not sent."""
         key: object = None
         if task.kind == OPERATION and task.op is not None:
             kind = None if task.shard is None else self._kinds[task.shard]
-            key = (task.op, kind, task.shard if task.op in self._each else None)
-            if (known_cost := self._known.get(key)) is not None:
+            key = (task.op, kind, task.shard if task.op in self._differing_ops else None)
+            if (known_cost := self._cost_by_key.get(key)) is not None:
                 return known_cost
         kernels = self._kernels.of(task)
         key = key or (self._costs_on(task.device), self._dtype(task), self._moved(task), *kernels)
-        if key not in self._known:
-            self._known[key] = self._cost(task, kernels) if kernels else TaskCost("NoOp")
-        return self._known[key]
+        if key not in self._cost_by_key:
+            self._cost_by_key[key] = self._cost(task, kernels) if kernels else TaskCost("NoOp")
+        return self._cost_by_key[key]
 
     def runs_on_host(self, task: PlannedTask) -> bool:
         """Return whether GPUs have no kernel for what a task becomes, with its types."""
@@ -130,14 +130,14 @@ class TaskCosts:
         return self._in_lists[op.index, task.shard]
 
     def _sizes_of(self, task: PlannedTask) -> tuple[int, ...]:
-        read = [self.bytes(result) for result in task.reads if result is not None]
+        bytes_read = [self.bytes(result) for result in task.reads if result is not None]
         if task.kind == OPERATION and task.op is not None:
             _, makes = self._described(self._plan.program.ops[task.op], task.shard)
             return tuple([bytes_of(tensor, self._unknown_size) for tensor in makes])[: len(task.bytes)]
         if isinstance(task.value, Concatenation):
-            return (sum(read),)
+            return (sum(bytes_read),)
         pieces = len(task.bytes) if isinstance(task.value, Slice) else 1
-        return (max(read, default=0) // pieces,) * len(task.bytes)
+        return (max(bytes_read, default=0) // pieces,) * len(task.bytes)
 
     def _cost(self, task: PlannedTask, kernels: Sequence[Kernel]) -> TaskCost:
         (first, *more_kernels), costs = kernels, self._costs_on(task.device)
@@ -250,10 +250,10 @@ def seconds_of_bodies(op: Op, plans: Mapping[str, Any], rows: tuple[int, ...], d
         return BodyTime((max if branches else sum)([time.seconds for time in times]), unknown)
     iterations = iterations_of(op)
     carried = _ITERATION_OPS * len(op.inputs) * costs.device.overhead_s
-    each = sum([time.seconds for time in times]) + carried
+    iteration_s = sum([time.seconds for time in times]) + carried
     if iterations is None:
-        return BodyTime(each, f"how often {op.type} {op.name!r} iterates is known only when it runs")
-    return BodyTime(int(iterations.number) * each, unknown)
+        return BodyTime(iteration_s, f"how often {op.type} {op.name!r} iterates is known only when it runs")
+    return BodyTime(int(iterations.number) * iteration_s, unknown)
 
 
 def _seconds_of_body(body: Program, plan: Any, rows: tuple[int, ...], d: int | None, costs: Costs) -> BodyTime:

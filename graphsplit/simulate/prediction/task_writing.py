@@ -94,7 +94,7 @@ class _MachineTaskWriter:
         self._tasks: list[Task] = []
         self._planned_sides = sides_of_tasks(plan, self._planned)
         self._sides: list[Side] = []  # of each that is written
-        self._held: list[tuple[int, int]] = []  # compiled calls, and what they hold for themselves
+        self._held_by_calls: list[tuple[int, int]] = []  # compiled calls, and what they hold for themselves
         self._signals: dict[tuple[tuple[int, ...], str], int] = {}
         self._names = {d: f"shard_{d}/" for d in range(plan.mesh.shards)}
 
@@ -145,14 +145,14 @@ class _MachineTaskWriter:
         members, inside = {}, set(numbers)
         for n in numbers:
             cost = self._prices.of(self._planned[n])
-            reads = tuple([read for read in self._planned[n].reads if read is not None])
+            reads = tuple([result for result in self._planned[n].reads if result is not None])
             members[n] = Member(cost.family, reads, cost.own_s, cost.work, bool(reads) and cost.type in SAME_BUFFER)
         returned = [result for result in self._read_by_others if result.task in inside]
         costs = self._costs_on(self._planned[numbers[0]].device)
         work = work_of_call(members, returned, self._prices.bytes, costs.own_s)
         cost = TaskCost("PartitionedCall", "compiled", costs.started(work.seconds))
         name = f"compiled/{self._name(self._planned[numbers[0]])}"
-        self._held.append((self._compute(numbers, name, self._before(numbers), cost), work.held_bytes))
+        self._held_by_calls.append((self._compute(numbers, name, self._before(numbers), cost), work.held_bytes))
 
     @functools.cached_property
     def _read_by_others(self) -> Sequence[Result]:
@@ -225,15 +225,15 @@ class _MachineTaskWriter:
         return replay(inner.tasks, inner.resources).seconds
 
     def _write_send(self, n: int, task: PlannedTask) -> None:
-        read = task.reads[0]
-        assert read is not None
-        source = self._planned[read.task].device
+        operand = task.reads[0]
+        assert operand is not None
+        source = self._planned[operand.task].device
         count, route = self._prices.bytes(Result(n)), self._routes.between(source, task.device)
         if self._prices.is_open(task) and self._costs.unknown_size is None:
             self._note(f"the size of {self._name(task)!r}, which is sent, is known only when it runs")
         busy = route.busy_s + count / route.bytes_per_s
         name, kind = self._name(task), "send" if task.sent_for in (OPERATION, COPY) else task.sent_for
-        after = (self._number[read.task],)
+        after = (self._number[operand.task],)
         rank = self._rank(source, task.device)
         run = route.uses, busy, after, route.latency_s, rank, (1.0,)
         self._add(Task(name, *run, source, "send", kind, count, task.device, latency_s=route.least_s), (n,))
@@ -256,7 +256,7 @@ class _MachineTaskWriter:
     def _buffers(self) -> tuple[Buffer, ...]:
         """Return what all tasks make, and who reads it."""
         results, of = result_buffers(self._plan, self._planned, self._is_copied)
-        kept = {of[result.task][result.index] for result in self._found.returned}
+        returned = {of[result.task][result.index] for result in self._found.returned}
         operands: list[list[int]] = []
         readers: list[list[int]] = [[] for _ in results]
         for task, number in zip(self._planned, self._number, strict=True):
@@ -267,13 +267,13 @@ class _MachineTaskWriter:
         buffers = []
         for k, (n, _) in enumerate(results):
             g = self._number[n]
-            if n in self._call_of and k not in kept and all(reader == g for reader in readers[k]):
+            if n in self._call_of and k not in returned and all(reader == g for reader in readers[k]):
                 sizes[k] = 0  # it is in a call
             is_over = self._tasks[g].family == _OVERWRITES or self._tasks[g].type in _OVERWRITE
             onto = tuple([other for other in operands[n] if sizes[other] == sizes[k]]) if is_over else ()
-            fields = self._tasks[g].name, self._planned[n].device, sizes[k], g, tuple(readers[k]), onto, k in kept
+            fields = self._tasks[g].name, self._planned[n].device, sizes[k], g, tuple(readers[k]), onto, k in returned
             buffers.append(Buffer(*fields))
-        for g, size in self._held:
+        for g, size in self._held_by_calls:
             buffers.append(Buffer(f"inside of {self._tasks[g].name}", self._tasks[g].device, allocated(size), g))
         for n, device, size in held_inside(self._plan, self._planned):
             g = self._number[n]
@@ -283,15 +283,15 @@ class _MachineTaskWriter:
     def _size(self, n: int, index: int) -> int:
         """Return the bytes of a result: of a list of tensors that a loop returns, of those in it."""
         task = self._planned[n]
-        if task.kind == HANDED_ON and (read := task.reads[0]):
-            return self._size(*read)
+        if task.kind == HANDED_ON and (operand := task.reads[0]):
+            return self._size(*operand)
         return self._prices.bytes_in_lists(task).get(index) or self._prices.bytes(Result(n, index))
 
     def _is_copied(self, task: PlannedTask) -> bool:
         """Return whether what is sent takes memory where it arrives."""
-        read = task.reads[0]
-        assert read is not None
-        return self._routes.between(self._planned[read.task].device, task.device).copies
+        operand = task.reads[0]
+        assert operand is not None
+        return self._routes.between(self._planned[operand.task].device, task.device).copies
 
 
 def _with_bytes(run: MachineTasks) -> MachineTasks:

@@ -98,10 +98,10 @@ class Candidate:
         named: dict[object, list[str]] = {}
         for name, layout in (*self.exceptions, *self._dimensions.items()):
             named.setdefault(layout, []).append(name)
-        more = {
+        more_by_layout = {
             layout: f" and {len(names) - most} more" if len(names) > most else "" for layout, names in named.items()
         }
-        lists = {layout: ", ".join(names[:most]) + more[layout] for layout, names in named.items()}
+        lists = {layout: ", ".join(names[:most]) + more_by_layout[layout] for layout, names in named.items()}
         counts = {layout: _counted(names) for layout, names in named.items()}
         apart = [f"{(lists if most else counts)[layout]} {layout}" for layout in named]
         but = f" but {'; '.join(apart)}" if apart else ""
@@ -179,8 +179,8 @@ class Table:
         more_by_way = {}
         for name, values in self.savings.items():
             current = getattr(candidate, name)
-            more, shares = values[values.index(current) + 1 :], SAVINGS[name]
-            more_by_way[name] = [(replace(candidate, **{name: v}), shares[v] / shares[current]) for v in more]
+            later_values, shares = values[values.index(current) + 1 :], SAVINGS[name]
+            more_by_way[name] = [(replace(candidate, **{name: v}), shares[v] / shares[current]) for v in later_values]
         return more_by_way
 
     def extremes(self) -> Iterator[Candidate]:

@@ -56,11 +56,11 @@ class ChosenPlans:
 
     request: PlanRequest
 
-    def choose(self, before: Choice | None) -> Choice:
+    def choose(self, last_choice: Choice | None) -> Choice:
         """Return the fastest plan that fits, for variables that lie anyhow or are yet to be laid out.
 
         Args:
-          before: what ran last, which may fit here, too.
+          last_choice: what ran last, which may fit here, too.
         """
         trace, options, devices = self.request.traced, self.request.options, self.request.devices
         rows = self.request.splitting.batch
@@ -74,7 +74,7 @@ class ChosenPlans:
         fewest = max([devices.index(device) + 1 for device in lying if device in devices], default=1)
         machine = machine_like(options.machine, devices)
         sizes: dict[str, int] = {}
-        for variable in () if laid and before is not None else trace.variables:  # (a layout is chosen once)
+        for variable in () if laid and last_choice is not None else trace.variables:  # (a layout is chosen once)
             if self.request.lies.of(variable).division is None:
                 name = name_of(variable)
                 sizes[name] = sizes.get(name, 0) + bytes_of_variable(variable)
@@ -88,7 +88,7 @@ class ChosenPlans:
             "The function", rows, list(sizes.values()), machine, limit, table, self._plan_of, trace.program, cuttable
         )
         with phase("choosing a plan"):
-            return choose(question, before)
+            return choose(question, last_choice)
 
     def _plan_of(self, devices: Sequence[str], candidate: Candidate) -> Plan:
         return self._planned_as(devices, candidate)[0]
@@ -111,10 +111,10 @@ class ChosenPlans:
         if request.traced.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.exceptions):
             variables, slots = list(request.traced.variables), slots_in(request.traced)
             wanted = wanted_layouts(variables, chosen.layouts, slots, mesh)
-            kept = [
+            new_layouts = [
                 layout if lies.of(v).division is None else None for v, layout in zip(variables, wanted, strict=True)
             ]
-            decide(lies, variables, kept, slots, devices if mesh is None else mesh.devices, mesh)
+            decide(lies, variables, new_layouts, slots, devices if mesh is None else mesh.devices, mesh)
             lies.reason = request.options.asks_for_plan
         request = replace(
             request, options=options, devices=devices, default_device=devices[0], mesh=mesh, lies=lies
@@ -154,14 +154,14 @@ def variables_to_cut(trace: Trace) -> list[Variable]:
 AS_THEY_ARE = "as they are"
 
 
-def choose(question: Question, before: Choice | None = None) -> Choice:
+def choose(question: Question, last_choice: Choice | None = None) -> Choice:
     """Return the fastest plan that fits; the one that ran before, for other sizes, if it fits here, too.
 
     Raises:
       ArgumentError: if nothing fits: with what comes closest, and what would help.
     """
     search = Search(question)
-    choice = (before and search.again(before.chosen)) or search.run()
+    choice = (last_choice and search.again(last_choice.chosen)) or search.run()
     if choice is None:
         refuse(search)
     return choice
@@ -212,8 +212,8 @@ def machine_like(named: Machine | None, devices: Sequence[str]) -> Machine:
     if named is not None:
         machine = named
     elif kind == "CPU":
-        known = known_machines()["cpu"]
-        machine = replace(known, host=replace(known.host, threads=os.cpu_count() or 1))
+        cpu_machine = known_machines()["cpu"]
+        machine = replace(cpu_machine, host=replace(cpu_machine.host, threads=os.cpu_count() or 1))
     else:
         machine = _gpu_machine()
     if machine.device.kind != kind:
@@ -295,8 +295,8 @@ def _of_largest_part(search: Search, looked: Looked) -> str:
     grows = memory.live_bytes + memory.argument_bytes
     if memory.state_bytes > min(grows, question.limit):
         is_tried = any(candidate.layout == "sharded" for candidate in search.looked)
-        more = "" if is_tried else ", or sharded variables: set_variable_layout(..., 'sharded')"
-        return f"smaller variables: of lower precision, or with an optimizer of fewer slots{more}"
+        or_sharded = "" if is_tried else ", or sharded variables: set_variable_layout(..., 'sharded')"
+        return f"smaller variables: of lower precision, or with an optimizer of fewer slots{or_sharded}"
     rows = int(question.rows * max(question.limit - memory.state_bytes, 0) / grows) if grows else 0
     return (
         f"a smaller batch: at most {count_text(rows, 'row')} instead of {question.rows}" if rows else "smaller layers"
@@ -305,13 +305,13 @@ def _of_largest_part(search: Search, looked: Looked) -> str:
 
 def _of_more_devices(search: Search, least: Candidate) -> str:
     """Return the smallest number of devices that would do, found by doubling and then by halving; "" for none."""
-    question, each = search.question, least.columns
-    few = many = question.table.devices[0] // each
+    question, columns = search.question, least.columns
+    few = many = question.table.devices[0] // columns
     least = replace(least, layout=question.table.layouts[-1], stages=1, exceptions=())
     while True:
         few, many = many, 2 * many
-        is_there = question.machine.network is not None or many * each <= question.machine.most_devices
-        if many * each > _MOST_TIMES * question.table.devices[0] or not is_there:
+        is_there = question.machine.network is not None or many * columns <= question.machine.most_devices
+        if many * columns > _MOST_TIMES * question.table.devices[0] or not is_there:
             return ""
         if _would(search, least, many):
             break
@@ -319,12 +319,12 @@ def _of_more_devices(search: Search, least: Candidate) -> str:
         middle = (few + many) // 2
         few, many = (few, middle) if _would(search, least, middle) else (middle, many)
     enough = least.with_rows(many)
-    return f"{many * each} devices: {enough}, {format_bytes(search.looked[enough].peak_bytes)} on each"
+    return f"{many * columns} devices: {enough}, {format_bytes(search.looked[enough].peak_bytes)} on each"
 
 
 def _would(search: Search, least: Candidate, rows: int) -> bool:
     """Return whether so many devices, or rows of a mesh, would do; of n times as many each holds 1/n of the state."""
-    more = least.with_rows(rows)
-    if search.look_at(least).fullest.state_bytes * least.devices / more.devices > search.question.limit:
+    larger = least.with_rows(rows)
+    if search.look_at(least).fullest.state_bytes * least.devices / larger.devices > search.question.limit:
         return False
-    return search.fits(more)
+    return search.fits(larger)

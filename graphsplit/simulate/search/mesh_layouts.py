@@ -118,7 +118,7 @@ class MeshLayouts:
     columns: int
     rows: Mesh
     left_out: str = field(default="", init=False)
-    _known: dict[frozenset[tuple[int, Shard]], tuple[dict[int, Shard], AxisTime]] = field(
+    _estimates: dict[frozenset[tuple[int, Shard]], tuple[dict[int, Shard], AxisTime]] = field(
         default_factory=dict, init=False
     )
 
@@ -127,40 +127,40 @@ class MeshLayouts:
 
         The one that cuts nothing is among them. The last one is once more the one that cuts most.
         """
-        best, before = dict[int, Shard](), math.inf
+        best, seconds_before = dict[int, Shard](), math.inf
         self._seconds(best)
         choices = sorted(self._choices(), key=self._seconds)
-        while self._seconds(best) < before:
-            before = self._seconds(best)
+        while self._seconds(best) < seconds_before:
+            seconds_before = self._seconds(best)
             for choice in choices:  # it is taken, whatever was cut otherwise, or taken back
-                left = {i: cut for i, cut in best.items() if choice.get(i) != cut}
-                best = min([best, *self._affordable({**best, **choice}, left)], key=self._seconds)
+                other_cuts = {i: cut for i, cut in best.items() if choice.get(i) != cut}
+                best = min([best, *self._affordable({**best, **choice}, other_cuts)], key=self._seconds)
         most = dict(best)
         for choice in sorted(choices, key=self._bytes, reverse=True):
             most.update(choice if not any(most.get(i, cut) != cut for i, cut in choice.items()) else {})
         self._seconds(most)
-        ordered = sorted(self._known.values(), key=lambda pair: pair[1].seconds)
-        last = self._known[frozenset(most.items())]
+        ordered = sorted(self._estimates.values(), key=lambda pair: pair[1].seconds)
+        last = self._estimates[frozenset(most.items())]
         return [self._laid(*pair) for pair in [*ordered, last]]
 
     def _seconds(self, cuts: Cuts) -> float:
         """Return about what a step takes; each layout is estimated once."""
         key = frozenset(cuts.items())
-        if key not in self._known:
-            self._known[key] = dict(cuts), self._times.of(self._partners.laid(cuts))
-        return self._known[key][1].seconds
+        if key not in self._estimates:
+            self._estimates[key] = dict(cuts), self._times.of(self._partners.laid(cuts))
+        return self._estimates[key][1].seconds
 
     def _affordable(self, *layouts: dict[int, Shard]) -> list[dict[int, Shard]]:
         """Return the layouts whose times are known, and others as long as few have been estimated."""
-        affordable = [cuts for cuts in layouts if self._left > 0 or frozenset(cuts.items()) in self._known]
+        affordable = [cuts for cuts in layouts if self._looks_left > 0 or frozenset(cuts.items()) in self._estimates]
         if len(affordable) < len(layouts):
             self.left_out = self.left_out or "some combinations of variables that are cut"
         return affordable
 
     @property
-    def _left(self) -> int:
+    def _looks_left(self) -> int:
         """How many layouts may be estimated still."""
-        return max(_OPERATIONS // len(self.program.ops), _FEWEST) - len(self._known)
+        return max(_OPERATIONS // len(self.program.ops), _FEWEST) - len(self._estimates)
 
     def _choices(self) -> list[dict[int, Shard]]:
         """Return what may be cut together: variables alone, and with their partners, in all equal blocks alike."""
@@ -168,7 +168,7 @@ class MeshLayouts:
         keys = [
             (variable, k) for variable in self._large() for k, size in enumerate(variable.shape) if size >= self.columns
         ]
-        half = self._left // 2  # (the others are for combinations)
+        half = self._looks_left // 2  # (the others are for combinations)
         missed = dict[str, None]()
         for variable, dimension in keys:
             key = variable.captures[0], dimension
@@ -199,17 +199,17 @@ class MeshLayouts:
 
     def _in_all_blocks(self, variable: Variable, cuts: Cuts) -> dict[int, Shard]:
         """Return cuts of one block, of a variable and its partners, in all blocks that are like it."""
-        all_cuts, named = dict(cuts), {(known.words, known.numbers, known.shape): known for known in self.variables}
-        kinds = Counter((known.words, known.shape) for known in self.variables)
-        owners = [(known, cuts[known.captures[0]]) for known in self.variables if known.captures[0] in cuts]
+        all_cuts, named = dict(cuts), {(v.words, v.numbers, v.shape): v for v in self.variables}
+        kinds = Counter((v.words, v.shape) for v in self.variables)
+        owners = [(v, cuts[v.captures[0]]) for v in self.variables if v.captures[0] in cuts]
         for like in self.variables:
             apart = [k for k, (a, b) in enumerate(zip(like.numbers, variable.numbers, strict=False)) if a != b]
             if (like.words, like.shape) != (variable.words, variable.shape) or len(apart) != 1:
                 continue
             [k] = apart
-            more, cuts_of_block = like.numbers[k] - variable.numbers[k], list[tuple[Variable | None, Shard]]()
+            shift, cuts_of_block = like.numbers[k] - variable.numbers[k], list[tuple[Variable | None, Shard]]()
             for owner, cut in owners:
-                moved = owner.words, _moved(owner.numbers, k, more), owner.shape
+                moved = owner.words, _moved(owner.numbers, k, shift), owner.shape
                 cuts_of_block.append((owner if kinds[owner.words, owner.shape] == 1 else named.get(moved), cut))
             fitting = {
                 i: cut for moved_owner, cut in cuts_of_block if moved_owner is not None for i in moved_owner.captures
@@ -260,9 +260,9 @@ def _beginning(words: Iterable[str]) -> str:
     return first[: next((k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
 
-def _moved(numbers: Sequence[int], k: int, more: int) -> tuple[int, ...]:
+def _moved(numbers: Sequence[int], k: int, shift: int) -> tuple[int, ...]:
     """Return the numbers in a name of another block."""
-    return tuple([number + more if i == k else number for i, number in enumerate(numbers)])
+    return tuple([number + shift if i == k else number for i, number in enumerate(numbers)])
 
 
 def patterns(cut: Iterable[tuple[Variable, int]], names: Sequence[str]) -> Along:
@@ -338,7 +338,7 @@ class AxisTimes:
         self._weights = {tuple(shape) for shape in weights if shape}
         self._gradients = gradients
         self._costs = Costs(machine.device)
-        self._known: dict[object, float] = {}
+        self._seconds_by_op: dict[object, float] = {}
 
     def of(self, laid: Mapping[str, Layout]) -> AxisTime:
         """Return about what a step takes.
@@ -362,13 +362,13 @@ class AxisTimes:
         if not step.once and step.shards is None:
             return 0.0
         layouts = (step.shards.wants, step.shards.gives) if step.shards is not None else ((), ())
-        if (op.name, layouts) not in self._known:
+        if (op.name, layouts) not in self._seconds_by_op:
             is_cut = any(isinstance(layout, Shard) for side in layouts for layout in side)
             inside = sum(map(flops_of_all, op.bodies.values())) / (self._planner.columns if is_cut else 1)
             work = work_of(op.type, op.attr, *described_on(plan.program, op, step.shards, plan.rows, 0))
             work = replace(work, flops=work.flops + inside).times(self._share_of_rows(op))
-            self._known[op.name, layouts] = self._costs.seconds(work)
-        return self._known[op.name, layouts]
+            self._seconds_by_op[op.name, layouts] = self._costs.seconds(work)
+        return self._seconds_by_op[op.name, layouts]
 
     def _share_of_rows(self, op: Op) -> float:
         """Return which part of an operation the row of the mesh does that has most: all of what is done to weights."""
@@ -392,8 +392,8 @@ class AxisTimes:
             seconds += (total * self._rows if link.shared else busiest) / link.bytes_per_s
             seconds += 2 * link.latency_s if total else 0.0
             added = [m for m in collective.moves if isinstance(m.source, Partial)]
-            read = sum(plan.program.bytes(m.tensor) * share for m in added)
-            seconds += 2 * read / self._machine.device.bytes_per_s
+            bytes_read = sum(plan.program.bytes(m.tensor) * share for m in added)
+            seconds += 2 * bytes_read / self._machine.device.bytes_per_s
         return seconds, most
 
     def _link(self, devices: int) -> Link:

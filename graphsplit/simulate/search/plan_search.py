@@ -89,9 +89,9 @@ class Looked:
         """The most that a device holds at a time."""
         return self.fullest.peak_bytes
 
-    def peak_if(self, left: float) -> float:
+    def peak_if(self, share: float) -> float:
         """Return what it would be if of the bytes that are alive only such a share were left."""
-        return self.peak_bytes - (1 - left) * self.fullest.live_bytes
+        return self.peak_bytes - (1 - share) * self.fullest.live_bytes
 
 
 @dataclass(frozen=True)
@@ -224,9 +224,9 @@ class Search:
             del candidates[1:]  # (they are for what is not cut)
         try:
             layout = min(candidates, key=lambda other: self.look_at(other).step_s).layout
-            left = max(self._most_looks - len(candidates), 0)
-            more = [along for along in ways[1 : 1 + left] if along]
-            candidates += [replace(candidates[0], layout=layout, along=along, axes=axes) for along in more]
+            looks_left = max(self._most_looks - len(candidates), 0)
+            other_ways = [along for along in ways[1 : 1 + looks_left] if along]
+            candidates += [replace(candidates[0], layout=layout, along=along, axes=axes) for along in other_ways]
             fit = [candidate for candidate in candidates if self.fits(candidate)]
             if not fit and laid:
                 most = laid[-1].along
@@ -242,16 +242,16 @@ class Search:
     def _ways_along(self, mesh: MeshAxes, axes: tuple[str, ...]) -> list[Along]:
         """Return the layouts along axes of a mesh that are worth a look, the fastest first; none where none is."""
         table, best = self.question.table, self._best()
-        known = None if best is None or table.is_on_mesh else self.looked[best]
-        if known is not None and known.used == table.devices[0] and known.idle <= _WORTH_IT:
+        best_looked = None if best is None or table.is_on_mesh else self.looked[best]
+        if best_looked is not None and best_looked.used == table.devices[0] and best_looked.idle <= _WORTH_IT:
             return []
         laid = self._laid_along(mesh, axes)
-        if not laid or (known is not None and laid[0].time.seconds > _ROUGH * known.step_s):
+        if not laid or (best_looked is not None and laid[0].time.seconds > _ROUGH * best_looked.step_s):
             return [()] if table.is_on_mesh else []
-        near = dict.fromkeys(
+        fast_ways = dict.fromkeys(
             [laid_out.along for laid_out in laid if laid_out.time.seconds <= _NEAR * laid[0].time.seconds]
         )
-        ways = [along for along in near if along or table.is_on_mesh]  # (with nothing cut a mesh has no use)
+        ways = [along for along in fast_ways if along or table.is_on_mesh]  # (with nothing cut a mesh has no use)
         return ways or ([laid[-1].along] if best is None and laid[-1].along else [])
 
     @property
@@ -288,14 +288,14 @@ class Search:
             f"{len(laid) - 1} layouts; with none cut {none.seconds * 1e3:.2f} ms"
         )
 
-    def again(self, before: Candidate) -> Choice | None:
+    def again(self, chosen: Candidate) -> Choice | None:
         """Return what was chosen before for other sizes, with variables as they lie now; None if it does not fit here.
 
         (A last, smaller batch is not searched for, and moves no variables.)
         """
         layouts = self.question.table.layouts
-        same = before.layout in layouts
-        candidate = before if same else replace(before, layout=layouts[0], exceptions=(), along=(), axes=())
+        same = chosen.layout in layouts
+        candidate = chosen if same else replace(chosen, layout=layouts[0], exceptions=(), along=(), axes=())
         if not self.fits(candidate):
             return None
         question, note = self.question, "it was chosen for an earlier call, and fits this one as well"
@@ -341,12 +341,12 @@ class Search:
             looked, best = self.look_at(candidate), self._best()
             if best is not None and looked.step_s >= self.looked[best].step_s:
                 continue  # (what saves more takes longer still)
-            for name, more in table.saving_more(candidate).items():
-                before = peaks if name == way else ()
-                if len(before) > 1 and looked.peak_bytes >= min(before[-2:]):
+            for name, candidates in table.saving_more(candidate).items():
+                peaks_before = peaks if name == way else ()
+                if len(peaks_before) > 1 and looked.peak_bytes >= min(peaks_before[-2:]):
                     continue  # it has saved nothing twice
-                enough = [other for other, left in more if looked.peak_if(left) <= self.question.limit]
-                waiting += [(other, name, (*before, looked.peak_bytes)) for other in enough[:1]]
+                enough = [other for other, share in candidates if looked.peak_if(share) <= self.question.limit]
+                waiting += [(other, name, (*peaks_before, looked.peak_bytes)) for other in enough[:1]]
 
     def _is_needless(self, candidate: Candidate) -> bool:
         """Return whether another one fits that saves no more."""
