@@ -145,7 +145,7 @@ PARTS = (
     Part(
         "serving",
         3,
-        "benchmarks.serving",
+        "benchmarks.serving --rows 1,8,64,256,1024 --growth 1,8,64",
         "benchmarks.serving --rows 1,3 --devices 1,2 --growth 1,3 --rounds 2 --model dense",
         page="serving.md",
     ),
@@ -311,7 +311,7 @@ def table_or_block(output: Printed) -> str:
 
     If it has tables in Markdown, they are shown with what is below, a paragraph for each line; else all is one block.
     """
-    measured_on, lines = report.where_and_when(output.environment), [line.strip() for line in output.lines]
+    measured_on, lines = report.where_and_when(output.environment, ()), [line.strip() for line in output.lines]
     first = next((k for k, line in enumerate(lines) if line.startswith("|")), None)
     shown = ["```", *output.lines, "```"] if first is None else paragraphs(lines[first:])
     return "\n".join([f"`python -m {output.command}`, {measured_on}:", "", *shown])

@@ -58,9 +58,9 @@ def caption(results: Results, measured_on: str) -> str:
             f"![`fit` of {', '.join(WORKLOADS.values())}: a batch, the first batch and memory, beside {rivals} and "
             "one device](docs/beside.png)",
             "",
-            f"*Keras' `fit` on {devices} logical devices, {measured_on}. All use all cores; what a strategy costs",
-            "is the comparison. [Measurements](docs/generated/measurements.md) has all rows, and why graphsplit loses "
-            "where it does.*",
+            f"*Keras' `fit` on {devices} logical devices, {measured_on}.",
+            "All use all cores; what a strategy costs is the comparison. [Measurements](docs/generated/measurements.md) has"
+            " all rows, and why graphsplit loses where it does.*",
         ]
     )
 

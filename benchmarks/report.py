@@ -83,9 +83,15 @@ def write(
     forms.write(str(rows), every_row(results.of(*MODES), source, many).encode())
 
 
-def where_and_when(environment: Mapping[str, Any]) -> str:
-    """Return the day, versions and processor of a measurement."""
-    versions = [f"{title} {environment.get(key, '?')}" for key, title in _VERSIONS.items()]
+def where_and_when(environment: Mapping[str, Any], besides: Sequence[str] = ("Keras", "JAX")) -> str:
+    """Return the day, versions and processor of a measurement.
+
+    Args:
+      environment: where it ran.
+      besides: whose versions count, besides those of graphsplit and TensorFlow.
+    """
+    names = {key: name for key, name in _VERSIONS.items() if key in ("graphsplit", "tensorflow") or name in besides}
+    versions = [f"{name} {environment.get(key, '?')}" for key, name in names.items()]
     cores, processor = environment.get("cores", "?"), environment.get("processor", "?")
     return f"{environment.get('date', '?')[:10]}, {', '.join(versions)}, {cores} cores of {processor}"
 

@@ -23,6 +23,7 @@ from benchmarks.display import console, progress, times
 from benchmarks.environment import load_average
 from benchmarks.timing import in_turns
 from graphsplit.core.storage import forms
+from graphsplit.planning.amounts import count_text
 
 Names = Annotated[str, typer.Option(help="Comma-separated numbers.")]
 
@@ -135,7 +136,7 @@ def show(requests: Sequence[Request], costs: Sequence[Growth], counts: Sequence[
 
     by_key = {(request.rows, request.devices): request for request in requests}
     table = Table(title="Requests: original, and transpiled over it (rows/s, more is better)", box=MARKDOWN)
-    for header in ("rows", "original ms", "rows/s", *(f"{count} devices" for count in counts)):
+    for header in ("rows", "original ms", "rows/s", *(count_text(count, "device") for count in counts)):
         table.add_column(header, justify="right")
     for rows in dict.fromkeys(request.rows for request in requests):
         single = by_key[rows, 0]
