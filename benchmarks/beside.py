@@ -59,8 +59,8 @@ def caption(results: Results, measured_on: str) -> str:
             "one device](docs/beside.png)",
             "",
             f"*Keras' `fit` on {devices} logical devices, {measured_on}.",
-            "All use all cores; what a strategy costs is the comparison. [Measurements](docs/generated/measurements.md) has"
-            " all rows, and why graphsplit loses where it does.*",
+            "All use all cores; what a strategy costs is the comparison. "
+            "[Measurements](docs/generated/measurements.md) has all rows, and why graphsplit loses where it does.*",
         ]
     )
 

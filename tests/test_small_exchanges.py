@@ -327,3 +327,28 @@ def test_parts_of_a_sum_that_is_not_small_are_added_up_where_they_lie():
     parts = [move for move in plan.moves if ops[move.tensor.op].divides and isinstance(move.source, Partial)]
     assert parts
     assert all(isinstance(move.target, SingleDevice) for move in parts), [str(move) for move in parts]
+
+
+def test_moments_of_gradients_that_are_whole_are_taken_whole():
+    """A normalized update: its squares are whole, and read in columns; their mean is of the one whole mean."""
+
+    def make() -> tuple[Callable[..., Any], Sequence[tf.Variable]]:
+        weights = [tf.Variable(0.3 * numbers) for numbers in (rows(7, 5), rows(7, 6)[:, :5])]
+
+        def step(*inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            with tf.GradientTape() as tape:
+                losses = [tf.reduce_mean(tf.tanh(x @ weight) ** 2) for x, weight in zip(inputs, weights, strict=True)]
+                loss = tf.add_n(losses)
+            total = tf.zeros((), tf.float64)
+            for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+                mean, variance = tf.nn.moments(gradient, [1], keepdims=True)
+                update = (gradient - mean) * tf.math.rsqrt(variance + 1e-3)
+                update = tf.transpose(tf.transpose(update / tf.norm(update)))
+                weight.assign_sub(0.05 * update)
+                total += tf.reduce_mean(update)
+            return loss, 1.0 + total  # (which is 0, but for rounding)
+
+        return step, weights
+
+    plan = assert_law(make, [(rows(2, 7), rows(2, 7) * 0.5)], tuning=AT_ONCE, tolerance=1e-10)
+    assert not any(move.source in MOMENTS for move in plan.moves)

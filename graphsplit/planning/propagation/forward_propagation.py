@@ -16,6 +16,7 @@ from graphsplit.core.gpus import can_be_cut
 from graphsplit.core.layouts import (
     OWN_MEAN,
     OWN_ROW,
+    OWN_VARIANCE,
     PARTIAL_MEAN,
     PARTIAL_SUM,
     REPLICATE,
@@ -208,6 +209,10 @@ class ForwardPropagation:
             mean = self._answers[op.inputs[1].op]
             if mean is not None and mean.gives[0] == OWN_MEAN:
                 sharding = replace(sharding, wants=(sharding.wants[0], OWN_MEAN))
+        if isinstance(sharding, Sharded) and OWN_VARIANCE in sharding.gives:
+            difference = self._answers[op.inputs[0].op]
+            if difference is None or difference.wants[1] != OWN_MEAN:  # (whole, and cut for whoever reads it)
+                sharding = Declined("")
         turned = self._on_columns(op, layouts) if isinstance(sharding, Declined) and self.exchanging else None
         if turned is not None:
             self._append_sharded(op, turned)
