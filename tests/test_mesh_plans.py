@@ -102,7 +102,7 @@ def test_the_mesh_is_found():
     assert chosen(plan).startswith("4 devices, mesh (model=4), variables ")
     [why] = [note for note in plan.notes if note.startswith("along 'model' about ")]
     assert " layouts; with none cut " in why
-    assert plan.explain().splitlines()[1] == why
+    assert why in plan.explain().splitlines()
     assert_law(model, step, x)
     held = held_by_device([*model.weights, *model.slots])
     assert len(held) == 4

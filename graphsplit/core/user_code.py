@@ -24,7 +24,7 @@ _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NOT_USERS = ("<", _OURS, *{os.path.join(folder, "") for folder in sysconfig.get_paths().values()})
 _DEFINITION = re.compile(r"(?P<indent>[ \t]*)(async )?(?P<kind>class|def) +(?P<name>\w+)")
 _PACKAGES = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("purelib", "platlib"))
-_FRAMEWORKS = ("absl", "decorator", "keras", "numpy", "six", "tensorflow", "tf_keras", "wrapt")
+_FRAMEWORKS = ("absl", "click", "decorator", "keras", "numpy", "six", "tensorflow", "tf_keras", "typer", "wrapt")
 _REWRITTEN = "__autograph_generated_file"  # AutoGraph's form of somebody's function
 
 
