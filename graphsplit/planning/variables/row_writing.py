@@ -34,22 +34,24 @@ class RowWriter(ProgramWriter):
 
         Return which of all numbers those are, if what is found for others does not count.
         """
-        first, are_own = len(self._ops), None
+        first = len(self._ops)
         for i, shift in how.shift.items():
             name = f"{op.name}/rows_{k}"
             local, are_own = self._own_ids(name, operands[i], shift.layout, k)
+            if shift.others == ZEROS:  # (whoever has ids, shards perhaps, asks which of what is found counts)
+                operands[i] = self._select(f"{name}/safe", are_own, local, self._number(f"{name}/other", 0, local))
+                return are_own
             if shift.others == LEFT_OUT:
                 own_entries = [are_own, local, operands[2]]
                 if not self._shape_of(are_own):  # (`Where` takes no single number)
                     own_entries = [self._widened(f"{name}/one", tensor, 0) for tensor in own_entries]
                 operands[1:3] = self._chosen(name, *own_entries)
-                break
-            instead = self._number(f"{name}/other", 0 if shift.others == ZEROS else -1, local)  # (-1 is passed over)
-            operands[i] = self._select(f"{name}/safe", are_own, local, instead)
+            else:  # (-1 is passed over)
+                operands[i] = self._select(f"{name}/safe", are_own, local, self._number(f"{name}/other", -1, local))
         for position in range(first, len(self._ops)):
             if self._ops[position].type != "Const":
                 self._lay(position, devices=(device,))
-        return are_own if any(shift.others == ZEROS for shift in how.shift.values()) else None
+        return None
 
     def _zeros_elsewhere(self, op: Op, k: int, are_own: Tensor, rows: Tensor) -> Tensor:
         """Write what is zero wherever numbers of rows are not a part's own."""
