@@ -114,10 +114,10 @@ def test_docstrings_describe_what_is_there():
 @pytest.mark.parametrize(
     ("source", "names"),
     {
-        "def f(x, *y):\n    'A.\n\n    Args:\n      x, *y: b.\n    '": [],
-        "def f(x):\n    'A.\n\n    Args:\n      z: b.\n        c: d.\n\n    Raises:\n      E: f.\n    '": ["z"],
-        "class A:\n    'A.\n\n    Attributes:\n      x: b.\n      y: c.\n    '\n    x: int = 0": ["y"],
-        "class A:\n    'A.\n\n    Args:\n      x: b.\n    '\n    def __init__(self, y): self.x = y": ["x"],
+        "def f(x, *y):\n    '''A.\n\n    Args:\n      x, *y: b.\n    '''": [],
+        "def f(x):\n    '''A.\n\n    Args:\n      z: b.\n        c: d.\n\n    Raises:\n      E: f.\n    '''": ["z"],
+        "class A:\n    '''A.\n\n    Attributes:\n      x: b.\n      y: c.\n    '''\n    x: int = 0": ["y"],
+        "class A:\n    '''A.\n\n    Args:\n      x: b.\n    '''\n    def __init__(self, y): self.x = y": ["x"],
     }.items(),
 )
 def test_entries_without_a_parameter_are_found(source: str, names: list[str]):

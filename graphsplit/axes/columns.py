@@ -272,11 +272,9 @@ def _gathered(plan: Plan, laid: Mapping[int, Layout]) -> frozenset[str]:
 
 
 def _reads_own(plan: Plan, op: Op, handle: Tensor) -> bool:
-    shards, shards_of_handle = plan.steps[op.index].shards, plan.steps[handle.op].shards
+    shards, of_handle = plan.steps[op.index].shards, plan.steps[handle.op].shards
     pairs = zip(op.inputs, shards.wants if shards else (), strict=False)
-    if shards_of_handle is None:
-        return False
-    return all(want == shards_of_handle.gives[0] for tensor, want in pairs if tensor == handle)
+    return of_handle is not None and all(want == of_handle.gives[0] for tensor, want in pairs if tensor == handle)
 
 
 def _read(plan: Plan, graph: EmittedGraph, resources: HeldShapes, stride: int) -> Program:
