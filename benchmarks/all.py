@@ -152,7 +152,7 @@ PARTS = (
     Part(
         "predictions",
         9,
-        "benchmarks.prediction --workloads mlp,transformer,resnet50 --modes training --devices 1,4 --micro-batches 1 "
+        "benchmarks.prediction --workloads mlp,transformer --modes training --devices 1,4 --micro-batches 1 "
         "--seconds 1 --output {folder}/predictions.json",
         "benchmarks.prediction --workloads polyfit --modes training --devices 2 --layouts home --micro-batches 1 "
         "--seconds 0.1 --small --output {folder}/predictions.json",
