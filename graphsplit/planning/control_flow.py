@@ -268,9 +268,7 @@ class _RowLoop:
     mesh: Mesh
     iterations: Iterations
     cut: Shard
-    rows: set[int] = field(
-        default_factory=set
-    )  # lists with an entry for each row: carried ones; made in an iteration: < 0
+    rows: set[int] = field(default_factory=set)  # lists with an entry for each row; below 0, made in an iteration
     picks: dict[int, int] = field(default_factory=dict)  # operations that take an entry by the row's number; the lists
 
     def answer(self) -> Answer:

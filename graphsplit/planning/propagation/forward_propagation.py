@@ -205,14 +205,8 @@ class ForwardPropagation:
             self._append_once(op, "")
             return
         sharding = self._answer(op, [REPLICATE if is_whole(layout) else layout for layout in layouts])
-        if op.merged == "difference" and isinstance(sharding, Sharded):
-            mean = self._answers[op.inputs[1].op]
-            if mean is not None and mean.gives[0] == OWN_MEAN:
-                sharding = replace(sharding, wants=(sharding.wants[0], OWN_MEAN))
-        if isinstance(sharding, Sharded) and OWN_VARIANCE in sharding.gives:
-            difference = self._answers[op.inputs[0].op]
-            if difference is None or difference.wants[1] != OWN_MEAN:  # (whole, and cut for whoever reads it)
-                sharding = Declined("")
+        if op.merged in ("difference", "variance") and isinstance(sharding, Sharded):
+            sharding = self._around_own_mean(op, sharding)
         turned = self._on_columns(op, layouts) if isinstance(sharding, Declined) and self.exchanging else None
         if turned is not None:
             self._append_sharded(op, turned)
@@ -221,6 +215,19 @@ class ForwardPropagation:
             self._append_once(op, sharding.reason if carries_rows else "")
         else:
             self._append_sharded(op, sharding)
+
+    def _around_own_mean(self, op: Op, sharding: Sharded) -> Answer:
+        """Return how shards square differences from means of their own rows, or take the mean of these squares.
+
+        Squares that are whole, and cut for whoever reads them, are around the one mean of all rows.
+        """
+        if op.merged == "difference":
+            mean = self._answers[op.inputs[1].op]
+            is_own = mean is not None and mean.gives[0] == OWN_MEAN
+            return replace(sharding, wants=(sharding.wants[0], OWN_MEAN)) if is_own else sharding
+        squares = self._answers[op.inputs[0].op]
+        is_own = squares is not None and squares.wants[1] == OWN_MEAN
+        return sharding if is_own or OWN_VARIANCE not in sharding.gives else Declined("")
 
     def _of_own_moments(self, op: Op) -> Sharded | None:
         """Return how shards compute with sums over the same rows of their own; see `planning/weighted_moments.py`."""

@@ -66,12 +66,12 @@ def with_sides_taken(
     """
     is_left_out = [not _may_run(side, choice) for side in sides]
     taken_tasks = []
-    for task, side in zip(tasks, sides, strict=True):
+    for task, is_off in zip(tasks, is_left_out, strict=True):
         after = tuple([n for n in task.after if not is_left_out[n]])
-        is_idle = not _may_run(side, choice) or (task.type == SIGNAL and not after)
+        is_idle = is_off or (task.type == SIGNAL and not after)
         taken_tasks.append(_idle(task) if is_idle else task._replace(after=after))
-    there = [buffer._replace(bytes=0) if is_left_out[buffer.maker] else buffer for buffer in buffers]
-    return tuple(taken_tasks), tuple(there)
+    filled = [buffer._replace(bytes=0) if is_left_out[buffer.maker] else buffer for buffer in buffers]
+    return tuple(taken_tasks), tuple(filled)
 
 
 def _idle(task: Task) -> Task:
