@@ -57,7 +57,7 @@ def find_owners(
 
 
 def _lying(program: Program, input_devices: Sequence[str]) -> dict[int, str]:
-    """Return where arguments lie, by position. (Not every device may have handles and lists)."""
+    """Return where arguments lie, by position. Left out are handles and lists, which not every device may have."""
     input_places = zip(program.inputs, input_devices, strict=False)  # (what gradients are given besides comes last)
     return {i: device for i, device in input_places if program.ops[i].out_dtypes[0] not in (tf.resource, tf.variant)}
 
